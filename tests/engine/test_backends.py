@@ -92,9 +92,9 @@ def test_jax_sees_small_parts():
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
-        ways = _batched_linalg.jax_library().ways
-        c = np.asarray(jax.jit(partial(_gram_schmidt.reduced, jnp, ways=ways))(products, rows))
-        q = np.asarray(jax.jit(partial(_gram_schmidt.orthonormalise, jnp, ways=ways))(rows))
+        linalg = _batched_linalg.jax_library().linalg
+        c = np.asarray(jax.jit(partial(_gram_schmidt.reduced, jnp, linalg=linalg))(products, rows))
+        q = np.asarray(jax.jit(partial(_gram_schmidt.orthonormalise, jnp, linalg=linalg))(rows))
     ours = _gram_schmidt.reduced(np, products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
@@ -110,12 +110,12 @@ def test_jax_factors_singular_matrices(precision, few):
     import jax
     import jax.numpy as jnp
 
-    ways = replace(_batched_linalg.jax_library(), few=few).ways
+    linalg = replace(_batched_linalg.jax_library(), few=few).linalg
     compiled = {}
 
     def compute(rule, *arrays):
         if rule not in compiled:
-            compiled[rule] = jax.jit(partial(rule, jnp, ways=ways))
+            compiled[rule] = jax.jit(partial(rule, jnp, linalg=linalg))
         return np.asarray(compiled[rule](*arrays))
 
     for case in factor_cases.CASES:

@@ -154,7 +154,7 @@ def _no_projection(monkeypatch):
 
 
 def _full_frame_forgotten(monkeypatch):
-    original = BartlettFrame.grow
+    original = BartlettFrame.add_sources
 
     def grow(self, *arguments):
         self.group.width += 2
@@ -162,7 +162,7 @@ def _full_frame_forgotten(monkeypatch):
         self.group.width -= 2
         return made
 
-    monkeypatch.setattr(BartlettFrame, "grow", grow)
+    monkeypatch.setattr(BartlettFrame, "add_sources", grow)
 
 
 def _gram_for_its_factor(monkeypatch):

@@ -42,7 +42,7 @@ COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coe
 
 
 @cache
-def _ways(xp: Any) -> LinalgBackend:
+def _default_linalg(xp: Any) -> LinalgBackend:
     return LinalgBackend(
         lambda a, floor: lower_factor(xp, a, floor),
         lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * diagonal(xp, a)),
@@ -55,49 +55,49 @@ def _ways(xp: Any) -> LinalgBackend:
     )
 
 
-def orthonormalise(xp: Any, rows: Array, *known: Array, ways: LinalgBackend | None = None) -> Array:
+def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
     """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones.
 
     0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors, the
     second time of rows that are orthonormal but for those; or vector by vector, see above.
     """
-    ways = ways or _ways(xp)
+    linalg = linalg or _default_linalg(xp)
     made = project_out(xp, rows, known)
     square = squares(xp, made)
     real = square > zero_threshold(xp, rows)
     if type(real) is not np.ndarray or not (real | (square == 0)).all():
         made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
-    lower = ways.tried(products)
+    lower = linalg.try_factor(products)
     again = has_small_pivot(xp, lower, diagonal(xp, products))
-    made = _once_more(xp, ways.lowered(lower, made), known, ways)
-    again = ways.unsure(again, lower, diagonal(xp, products), made, rows, *known)
-    return ways.mended(made, again, ways.singly, rows, *known)
+    made = _once_more(xp, linalg.solve_lower(lower, made), known, linalg)
+    again = linalg.undetermined(again, lower, diagonal(xp, products), made, rows, *known)
+    return linalg.recompute_where(made, again, linalg.gram_schmidt, rows, *known)
 
 
 def orthonormalise_from_factor(
-    xp: Any, lower: Array, rows: Array, by: float = 1.0, ways: LinalgBackend | None = None
+    xp: Any, lower: Array, rows: Array, by: float = 1.0, linalg: LinalgBackend | None = None
 ) -> Array:
     """The same if nothing is known, times a number, given the factor of the rows' products.
 
     Once is enough if rows lean little.
     """
-    ways = ways or _ways(xp)
+    linalg = linalg or _default_linalg(xp)
     lengths = squares(xp, lower)
-    made = ways.lowered(lower, rows)
+    made = linalg.solve_lower(lower, rows)
     leans = _leans(xp, lower, lengths)
     if type(leans) is not np.ndarray or leans.any():  # a weak pivot is one that leans
-        made = ways.mended(made, leans, lambda some: _once_more(xp, some, (), ways), made)
-        again = ways.unsure(has_small_pivot(xp, lower, lengths), lower, lengths, made, rows)
-        made = ways.mended(made, again, ways.singly, rows)
+        made = linalg.recompute_where(made, leans, lambda some: _once_more(xp, some, (), linalg), made)
+        again = linalg.undetermined(has_small_pivot(xp, lower, lengths), lower, lengths, made, rows)
+        made = linalg.recompute_where(made, again, linalg.gram_schmidt, rows)
     made *= by  # an array of our own
     return made
 
 
-def _once_more(xp: Any, made: Array, known: tuple[Array, ...], ways: LinalgBackend) -> Array:
+def _once_more(xp: Any, made: Array, known: tuple[Array, ...], linalg: LinalgBackend) -> Array:
     """Rows that are orthonormal but for rounding errors, without these."""
     made = project_out(xp, made, known)
-    return ways.lowered(ways.factored(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
+    return linalg.solve_lower(linalg.factor(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
 
 
 def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
@@ -158,21 +158,21 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
     return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
 
 
-def reduced(xp: Any, products: Array, rows: Array, ways: LinalgBackend | None = None) -> Array:
+def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
 
     By the products, and where these do not tell how the rows differ, by the rows.
     """
     if _single(rows):
         return _reduced_single(products, rows)
-    ways = ways or _ways(xp)
+    linalg = linalg or _default_linalg(xp)
     lengths = diagonal(xp, products)
-    lower = ways.tried(products)
+    lower = linalg.try_factor(products)
 
     def again(rows: Array) -> Array:
-        return along(xp, rows, ways.singly(rows), own=True)
+        return along(xp, rows, linalg.gram_schmidt(rows), own=True)
 
-    return ways.mended(lower, has_small_pivot(xp, lower, lengths), again, rows)
+    return linalg.recompute_where(lower, has_small_pivot(xp, lower, lengths), again, rows)
 
 
 def _single(rows: Array) -> bool:
@@ -209,19 +209,19 @@ def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array])
     return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
 
 
-def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: LinalgBackend | None = None) -> Array:
+def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBackend | None = None) -> Array:
     """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
-    ways = ways or _ways(xp)
-    found = ways.solved(lower, gram(xp, others, rows))
+    linalg = linalg or _default_linalg(xp)
+    found = linalg.solve(lower, gram(xp, others, rows))
 
     def again(rows: Array, others: Array) -> Array:
         if _single(rows):
             wide = rows.astype(np.float64)
             known = wide_factor(np, wide, partial(lower_factor, np))
             return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
-        return gram(xp, others, ways.singly(rows))
+        return gram(xp, others, linalg.gram_schmidt(rows))
 
-    return ways.mended(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)
+    return linalg.recompute_where(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)
 
 
 def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:

@@ -42,7 +42,7 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 
 # Those that take the `LinalgBackend` of an array library.
-WITH_WAYS = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
+WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
 
 Array = Any

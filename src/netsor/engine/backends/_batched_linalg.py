@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from .. import _gram_schmidt
-from .._interpreter import RULES, WITH_WAYS
+from .._interpreter import RULES, WITH_LINALG
 from .._ir import Step
 from .._ops import gram, squares
 from .._psd_cholesky import LinalgBackend, basis, by_columns, diagonal, safe_pivot_ratio, solve, tolerance
@@ -33,12 +33,12 @@ class Library:
     cholesky: Callable[[Array], Array]  # NaN where it fails
     triangular: Callable[[Array, Array], Array]  # X with X C^T = b; no pivot of C is 0
     columns: Callable[[Array, Array], Array]  # the factor of any Gram matrix, given pivots that count as 0, slowly
-    singly: Callable[..., Array]  # as `_gram_schmidt.modified_gram_schmidt`, slowly
-    mended: Callable[..., Array]  # as `_gram_schmidt.recompute_where`
+    gram_schmidt: Callable[..., Array]  # as `_gram_schmidt.modified_gram_schmidt`, slowly
+    recompute_where: Callable[..., Array]  # as `_gram_schmidt.recompute_where`
     few: int  # rows up to which the slow ways are used, where the library's fail, without a try
 
     @property
-    def ways(self) -> LinalgBackend:
+    def linalg(self) -> LinalgBackend:
         """What the instructions of a plan use."""
         return LinalgBackend(
             self._factored,
@@ -48,12 +48,12 @@ class Library:
             self._based,
             lambda again, *_: again,
             self._span,
-            self.mended,
+            self.recompute_where,
         )
 
     def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
         """A step of a plan on arrays of the library."""
-        more = {"ways": self.ways} if step.kind in WITH_WAYS else {}
+        more = {"linalg": self.linalg} if step.kind in WITH_LINALG else {}
         return RULES[step.kind](self.xp, *inputs, **step.params, **more)
 
     def _factored(self, gram: Array, floor: Array) -> Array:
@@ -63,7 +63,7 @@ class Library:
         lower = self.cholesky(gram)
         regular = self.xp.all(diagonal(self.xp, lower) ** 2 > floor, axis=-1)
         finite = self.xp.all(self.xp.isfinite(diagonal(self.xp, gram)), axis=-1)  # else NaN is what it should be
-        return self.mended(lower, ~regular & finite, self._singular, gram, floor[..., None, :])
+        return self.recompute_where(lower, ~regular & finite, self._singular, gram, floor[..., None, :])
 
     def _singular(self, gram: Array, floor: Array) -> Array:
         """The same of matrices with rows that depend on earlier ones; the floor is a row of a matrix."""
@@ -71,7 +71,9 @@ class Library:
             return self.columns(gram, floor[..., 0, :])
         made = self._dependent(gram, floor[..., 0, :])
         unknown = ~self.xp.all(diagonal(self.xp, made) >= 0, axis=-1)
-        return self.mended(made, unknown, lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor)
+        return self.recompute_where(
+            made, unknown, lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor
+        )
 
     def _tried(self, gram: Array) -> Array:
         """The same where all rows but those of zeros add a direction; NaN elsewhere."""
@@ -97,19 +99,19 @@ class Library:
 
         def again(gram: Array, floor: Array) -> Array:
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE)
-            return self.mended(made, failed(made), undecided, gram, many * floor)
+            return self.recompute_where(made, failed(made), undecided, gram, many * floor)
 
         def undecided(gram: Array, floor: Array) -> Array:
             regular = self._more_regular(gram, floor[..., 0, :])
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
             made = xp.where(failed(made)[..., None, None], regular, made)
-            return self.mended(
+            return self.recompute_where(
                 made, failed(made), lambda gram, floor: self._factored(gram, floor[..., 0, :]), gram, floor
             )
 
         lower = self._tried(gram)
         weak = xp.any(~(diagonal(xp, lower) ** 2 > floor) & (diagonal(xp, gram) > 0), axis=-1)
-        return self.mended(lower, weak, again, gram, floor[..., None, :])
+        return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
 
     def _more_regular(self, gram: Array, more: Array) -> Array:
         """The factor of Gram matrices with more on the diagonal, unless a row is 0."""
@@ -166,7 +168,7 @@ class Library:
         lower = self.cholesky(products)
         good = diagonal(xp, lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * diagonal(xp, products)
         made = self._orthonormal(self._lowered(lower, rows))
-        return self.mended(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
+        return self.recompute_where(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
 
     def _span(self, rows: Array, *known: Array) -> Array:
         """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020).
@@ -177,7 +179,7 @@ class Library:
         """
         xp = self.xp
         if rows.shape[-2] <= self.few:
-            return self.singly(rows, *known)
+            return self.gram_schmidt(rows, *known)
         floor = _gram_schmidt.zero_threshold(xp, rows)
         left = _gram_schmidt.project_out(xp, _gram_schmidt.project_out(xp, rows, known), known)
         real = squares(xp, left) > floor
@@ -191,7 +193,7 @@ class Library:
         lower = self._dependent(products, xp.maximum(floor / diagonal(xp, lower) ** 2, rounding))
         made = self._orthonormal(_gram_schmidt.project_out(xp, self._lowered(lower, once), known))
         failed = ~xp.all(squares(xp, made) >= 0, axis=-1)
-        return self.mended(made, failed, self.singly, rows, *known)
+        return self.recompute_where(made, failed, self.gram_schmidt, rows, *known)
 
 
 MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it

@@ -235,26 +235,26 @@ class _Block:
         From their products single precision cannot tell how they differ, and to find it from the vectors takes many
         times as long as to take products again (see `wide_factor`).
         """
-        xp, ways = self.library.xp, self.library.ways
+        xp, linalg = self.library.xp, self.library.linalg
         if self.dtype == self.torch.float64:
-            return _gram_schmidt.reduced(xp, products, rows, ways)
-        lower = ways.tried(products)
+            return _gram_schmidt.reduced(xp, products, rows, linalg)
+        lower = linalg.try_factor(products)
         weak = _gram_schmidt.has_small_pivot(xp, lower, diagonal(xp, products))
-        return ways.mended(lower, weak, lambda rows: self._wide(rows.double()).to(self.dtype), rows)
+        return linalg.recompute_where(lower, weak, lambda rows: self._wide(rows.double()).to(self.dtype), rows)
 
     def oriented(self, lower: Array, rows: Array, others: Array) -> Array:
         """Coefficients of other vectors along the directions for which `reduced` found those of the rows."""
-        xp, ways = self.library.xp, self.library.ways
+        xp, linalg = self.library.xp, self.library.linalg
         if self.dtype == self.torch.float64:
-            return _gram_schmidt.oriented(xp, lower, rows, others, ways)
+            return _gram_schmidt.oriented(xp, lower, rows, others, linalg)
 
         def again(rows: Array, others: Array) -> Array:
             wide = rows.double()
-            return ways.solved(self._wide(wide), _ops.gram(xp, others.double(), wide)).to(self.dtype)
+            return linalg.solve(self._wide(wide), _ops.gram(xp, others.double(), wide)).to(self.dtype)
 
-        found = ways.solved(lower, _ops.gram(xp, others, rows))
+        found = linalg.solve(lower, _ops.gram(xp, others, rows))
         weak = _gram_schmidt.has_small_pivot(xp, lower, _ops.squares(xp, lower))
-        return ways.mended(found, weak, again, rows, others)
+        return linalg.recompute_where(found, weak, again, rows, others)
 
     def _wide(self, rows: Array) -> Array:
         """The factor for rows of single precision, given in double."""

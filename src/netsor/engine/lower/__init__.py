@@ -189,7 +189,7 @@ def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
     given = {p: s.scalars[p] for p in op.scalars}
     if needs_spectrum(op.f):
         given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
-    arrays = [s.lined(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
+    arrays = [s.align_axes(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
     words = f"{named(op.f)} of scalars"
     return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)
 

@@ -91,7 +91,7 @@ class ProgramAnalysis:
     bound: Mapping[str, float]  # the widths
     prices: Prices  # where the plan is meant to run
     outputs: tuple[Value, ...]
-    written: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
+    original_outputs: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
     chosen: bool  # whether the user chose the coordinates below
     picked: tuple[int, ...]  # the coordinates α asked for
     without: frozenset[str]  # shortcuts left out
@@ -100,10 +100,10 @@ class ProgramAnalysis:
     place: Mapping[Value, int]  # of each value in it
     last: Mapping[Value, int]  # the place of the last value that needs the coordinates of each
     number: Mapping[Value, tuple[int, int]]  # what seeds are made from: the place as written, and a count
-    virtual: frozenset[Value]  # sources that a Fuse replaces
+    merged_sources: frozenset[Value]  # sources that a Fuse replaces
     coordinates: frozenset[Value]  # vectors of which an output needs a coordinate
     drawn: frozenset[Value]  # sources of which products or coordinates are asked for
-    into: frozenset[Value]  # sources of which a nonlinearity needs the coordinate asked for
+    feeds_nonlinearity: frozenset[Value]  # sources of which a nonlinearity needs the coordinate asked for
     leaves: frozenset[Value]  # sources that need no direction of their own
     blocks: Mapping[Value, int]  # how many blocks the vectors of each value have
     widths: Mapping[Value, float]  # how wide one is
@@ -129,7 +129,7 @@ class ProgramAnalysis:
 
 def facts_of(
     outputs: Sequence[Value],
-    written: Sequence[Value],
+    original_outputs: Sequence[Value],
     context: Context,
     names: Mapping[Value | Source, str],
     without: frozenset[str],
@@ -138,7 +138,7 @@ def facts_of(
     """The facts of a program after its passes."""
     values = context.ordered(_sort_by_depth(outputs, context))
     made = linear_sources(values)
-    virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
+    merged_sources = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
     edges = asked_together(values, made)
     coordinates = _coordinates(outputs)
     found: set[Value] = set()
@@ -147,9 +147,11 @@ def facts_of(
     shared = _values_sharing_tanh(values)
     values = _schedule_means_early(values, shared)
     begun = [v for v in values if v in made and v in made[v]]
-    into = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
+    feeds_nonlinearity = {
+        s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]
+    }
     if "undrawn" in without:
-        into |= coordinates
+        feeds_nonlinearity |= coordinates
     number = _numbers(values, made, context)
     # data is given in the standard basis, so it comes before any frame is turned
     values = sorted(values, key=lambda value: not isinstance(value.op, Data))
@@ -168,7 +170,7 @@ def facts_of(
         bound=context.bound,
         prices=context.prices,
         outputs=tuple(outputs),
-        written=tuple(written),
+        original_outputs=tuple(original_outputs),
         chosen=picked is not None,
         picked=(0,) if picked is None else tuple(picked),
         without=without,
@@ -177,10 +179,10 @@ def facts_of(
         place={value: k for k, value in enumerate(values)},
         last=_last_uses(values, outputs),
         number=number,
-        virtual=frozenset(virtual),
+        merged_sources=frozenset(merged_sources),
         coordinates=frozenset(coordinates),
-        drawn=frozenset(v for v in begun if v in edges or "undrawn" in without) - virtual,
-        into=frozenset(into),
+        drawn=frozenset(v for v in begun if v in edges or "undrawn" in without) - merged_sources,
+        feeds_nonlinearity=frozenset(feeds_nonlinearity),
         leaves=frozenset(found),
         blocks=blocks,
         widths=widths,

@@ -134,7 +134,7 @@ class Dual:
         if not terms:
             return None
         width = max((t.shape[-1] for t in terms if t.shape), default=0)
-        return self.s.build.fold("add", [self.s.build.fitted(t, width) if t.shape else t for t in terms])
+        return self.s.build.fold("add", [self.s.build.pad_or_cut(t, width) if t.shape else t for t in terms])
 
 
 def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
@@ -188,12 +188,12 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
         unknown |= _reached(cross & both.unknown, along)
         if both.part is not None and (cross & both.support).any():
             by = build.step("multiply", both.part, build.constant(-1.0 / mean_square * cross))
-            terms.append(s.mixed(by, s.vectors[v].lead))
+            terms.append(s.mix_rows(by, s.vectors[v].lead))
             reach = reach | _reached(cross & both.support, along)
         old = dual[v]
         if old.part is not None:
             by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
-            terms.append(s.mixed(by, old.part))
+            terms.append(s.mix_rows(by, old.part))
             reach = reach | _reached(supports_intersect(s, x, v, value.ndim + 1), wide(old.support, v))
     total, made, left = dual.sum(terms), None, None
     guards = [guard for v in known for guard in guards_of(dual, v, x)]
@@ -211,7 +211,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
             inner = build.step("add", build.step("add", inner, sides), build.step("transposed", sides))
         unclear = cross & unknown_pairs(s, value, value, value.ndim + 1, dual.__getitem__)
         unknown |= _reached(unclear, every[..., -count:, :, :])
-        moved = s.mixed(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
+        moved = s.mix_rows(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)
         reach = reach | _reached(cross, every[..., -count:, :, :])
     return Fluctuation(made, reach, unknown, None, left, tuple(guards))
@@ -247,7 +247,7 @@ def _behind(x: Vector, stop: type[Operation]) -> list[Vector]:
 def _same_width(s: State, *arrays: Register) -> list[Register]:
     """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and directions as the largest has."""
     width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
-    return [s.lined(s.rows(a, width), len(a.shape), ndim) for a in arrays]
+    return [s.align_axes(s.rows(a, width), len(a.shape), ndim) for a in arrays]
 
 
 def _solved(

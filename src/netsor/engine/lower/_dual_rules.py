@@ -140,7 +140,7 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
         if p.part is not None:
             arrays = [build.constant(np.zeros(r.shape)) if linear else s.scalars[r] for r in scalars]
             arrays[k] = p.part
-            arrays = [s.lined(a, r.ndim, leading) for a, r in zip(arrays, scalars, strict=True)]
+            arrays = [s.align_axes(a, r.ndim, leading) for a, r in zip(arrays, scalars, strict=True)]
             terms.append(build.step("apply", *arrays, made=value.shape, f=f, shape=value.shape))
     return Fluctuation(dual.sum(terms), support, unknown, units.pop() if units else None)
 
@@ -291,12 +291,12 @@ def order_epsilon(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     found = Dual(s, VECTORS, SCALARS).product(x, y, value.ndim)
     _refuse(s, value, x, y, found.unknown)
     made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
-    return s.build.fold("add", [made, *(s.lined(guard, 0, value.ndim) for guard in found.guards)])
+    return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
 
 
 def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
     """A product of order 1 is no score: it must be 0 for each term by itself, or for known numbers as a sum."""
-    if not all(s.frames[group].scores for v in (x, y) for group in s.groups_of(v)):
+    if not all(s.frames[group].has_fluctuations for v in (x, y) for group in s.groups_of(v)):
         raise ExactError(
             value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
         )

@@ -107,7 +107,7 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
     more = epsilon(vector).part
     total = build.constant(np.zeros((frames, count, directions)))
     if more is not None:
-        total = s.gathered(more, places, directions)
+        total = s.gather(more, places, directions)
     for k in _blocks(frame, _along(frame, new)):
         here = frame.blocks[k]
         for m in _blocks(frame, own):
@@ -133,7 +133,7 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
 def _argument_rows(build: Builder, feature: ResidualFeatures, number: int) -> Register:
     """One of the arguments of features, (frames, k, directions)."""
     frames, count, _, directions = feature.arguments.shape
-    return build.reshape(build.taken(feature.arguments, np.array([number]), axis=2), frames, count, directions)
+    return build.reshape(build.take(feature.arguments, np.array([number]), axis=2), frames, count, directions)
 
 
 def _along(frame: InfiniteWidthFrame, feature: ResidualFeatures) -> int:
@@ -161,7 +161,7 @@ def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilo
         if y not in group.positions or frame.directions == 0:
             continue
         limit = (
-            frame if isinstance(frame, InfiniteWidthFrame) and frame.scores else None
+            frame if isinstance(frame, InfiniteWidthFrame) and frame.has_fluctuations else None
         )  # else no direction is known apart
         blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
         inside = np.stack([from_bits(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)

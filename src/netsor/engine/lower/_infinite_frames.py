@@ -75,15 +75,15 @@ class InfiniteWidthFrame(Frame):
 
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
-        self.scores = True
-        self.loosens = not group.nonlinear and not scored
+        self.has_fluctuations = True
+        self.can_rebase = not group.nonlinear and not scored
         self.blocks = [Directions(0, 1, NO_VALUE)] if ones else []
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
         self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
-    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+    def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """A direction for each source."""
         return self.unit(number, sources)
 
@@ -91,7 +91,7 @@ class InfiniteWidthFrame(Frame):
         """New directions, one for each of so many rows."""
         d = self.directions
         self.directions += sources
-        self.build.room((self.group.frames, sources, self.directions))
+        self.build.allocate((self.group.frames, sources, self.directions))
         self.blocks.append(Directions(d, self.directions, number, feature))
         rows = np.eye(sources, d + sources, d)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
@@ -193,17 +193,17 @@ class InfiniteWidthFrame(Frame):
             known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
         # the factor for the first of the differences is that of fewer: what was drawn for them stays
         root = build.step("factor", build.constant(law.kappa(known.gaps[:, None] - known.gaps)))
-        rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
+        rows = build.take(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
         normals = build.step("join", *known.normals, axis=3)
         made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
         made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
         return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
 
-    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
         means = int(self.group.constant)
         _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
-        self.directions, self.scores = made.shape[-1], False
+        self.directions, self.has_fluctuations = made.shape[-1], False
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
         return self, of_each(self.build, made, rows)
 
@@ -233,7 +233,7 @@ class QmcFrame(Frame):
         super().__init__(group, build, NODES, 1 / math.sqrt(NODES) if group.constant else None)
         self.sources = 0  # the rows in use
 
-    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+    def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The values of Gaussian sources at the nodes."""
         self.sources += sources
         first = self.sources - sources + bool(self.group.constant)

@@ -28,7 +28,7 @@ def results(s: State) -> tuple[Register, Register]:
     """
     build, means, columns = s.build, [], []
     count, own = len(s.facts.picked), s.columns - len(s.facts.picked)
-    for written, output in zip(s.facts.written, s.facts.outputs, strict=True):
+    for written, output in zip(s.facts.original_outputs, s.facts.outputs, strict=True):
         if output in s.scalars:
             means.append(build.reshape(s.scalars[output], output.size))
             columns.append(build.constant(np.zeros((output.size, count * own))))
@@ -39,7 +39,7 @@ def results(s: State) -> tuple[Register, Register]:
         if isinstance(written, Scalar):  # it has the law of a coordinate, whatever coordinates are asked for
             mean, gaussian = _coordinate(s, output, 0)
             means.append(mean)
-            columns.append(build.fitted(gaussian, count * own))
+            columns.append(build.pad_or_cut(gaussian, count * own))
             continue
         if not s.facts.chosen and _differ(s, output) and NOTE not in s.notes:
             s.notes.append(NOTE)
@@ -84,14 +84,14 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
     rows = np.arange(output.size) * blocks + (0 if infinite else place // int(width))
 
     def picked(a: Register) -> Register:  # of (*shape, blocks, ·) the block that has this coordinate
-        return build.taken(build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0)
+        return build.take(build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0)
 
     mean = build.constant(np.zeros(output.size))
     gaussian = build.constant(np.zeros((output.size, own)))
     if found.sample is not None:
-        flat = build.fitted(picked(found.sample), max(found.sample.shape[-1], len(s.facts.picked)))
+        flat = build.pad_or_cut(picked(found.sample), max(found.sample.shape[-1], len(s.facts.picked)))
         mean = build.reshape(build.step("part", flat, start=k, stop=k + 1), output.size)
-        gaussian = build.fitted(build.step("part", flat, start=len(s.facts.picked), stop=flat.shape[-1]), own)
+        gaussian = build.pad_or_cut(build.step("part", flat, start=len(s.facts.picked), stop=flat.shape[-1]), own)
     if not infinite and found.lead.shape[-1]:
         mean = build.step("add", mean, _in_frame(s, output, picked(found.lead), rows, place % int(width)))
     return mean, gaussian
@@ -100,16 +100,16 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
 def _in_frame(s: State, output: Vector, lead: Register, rows: Ints, at: int) -> Register:
     """A coordinate of vectors whose coordinates in a frame are known, by the orientation of the frame."""
     build = s.build
-    if all(s.frames[group].standard for group in s.groups_of(output)):
+    if all(s.frames[group].is_standard_basis for group in s.groups_of(output)):
         return build.reshape(build.step("part", lead, start=at, stop=at + 1), output.size)
     parts = []
     for group in s.groups_of(output):
-        places, oriented = group.positions[output], s.frames[group].coordinates()
+        places, oriented = group.positions[output], s.frames[group].orientation()
         which = local_coordinates(group, s.facts.picked).index(at)
-        one = build.taken(oriented, np.array([which]), axis=1)
+        one = build.take(oriented, np.array([which]), axis=1)
         parts.append((places, build.step("spread", one, shape=(*places.shape, oriented.shape[-1]))))
-    o = build.taken(s.scattered(parts), rows, axis=0)
+    o = build.take(s.scatter(parts), rows, axis=0)
     width = max(o.shape[-1], lead.shape[-1])
-    row = build.reshape(build.fitted(lead, width), output.size, 1, width)
-    column = build.reshape(build.fitted(o, width), output.size, 1, width)
+    row = build.reshape(build.pad_or_cut(lead, width), output.size, 1, width)
+    column = build.reshape(build.pad_or_cut(o, width), output.size, 1, width)
     return build.reshape(build.step("gram", row, column), output.size)

@@ -43,7 +43,7 @@ FULL_WIDTH_PER_VECTOR = 8
 def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     """Turn the frames of a group, given the place in the program."""
     frame = s.frames[group]
-    if "turn" in s.facts.without or not frame.standard:
+    if "turn" in s.facts.without or not frame.is_standard_basis:
         return
     vectors, count = _in_use(s, group, index)
     outputs = any(output in group.positions for output in s.facts.outputs)
@@ -102,7 +102,7 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
     The first directions stay if most vectors lie in them: those of the way forward, in a gradient's way back.
     """
     frame = s.frames[group]
-    if "turn" in s.facts.without or not frame.loosens or frame.directions <= MIN_REBASE_DIRECTIONS:
+    if "turn" in s.facts.without or not frame.can_rebase or frame.directions <= MIN_REBASE_DIRECTIONS:
         return
     vectors, count = _in_use(s, group, index - 1)
     if not vectors:
@@ -133,8 +133,8 @@ def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0)
     """Exchange the directions from `first` on for as many as there are vectors that reach beyond it."""
     frame, outputs = s.frames[group], any(output in group.positions for output in s.facts.outputs)
     chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
-    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
-    s.frames[group], made = frame.turn(rows, outputs, first)
+    rows = [s.gather(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
+    s.frames[group], made = frame.rebase(rows, outputs, first)
     for v, part in zip(chosen, made, strict=True):
         s.vectors[v] = _replace_coordinates(s, v, group, part)
 
@@ -148,9 +148,9 @@ def _replace_coordinates(s: State, value: Value, group: FrameBatch, part: Regist
     rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
     if rest.size:
         others = s.build.reshape(old.lead, math.prod(shape), old.lead.shape[-1])
-        others = s.build.taken(others, rest, axis=0)
+        others = s.build.take(others, rest, axis=0)
         parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))
-    rows = s.scattered(parts)
+    rows = s.scatter(parts)
     lead = s.build.reshape(rows, *shape, rows.shape[-1])
     if old.support is None:
         return replace(old, lead=lead)

@@ -155,7 +155,7 @@ class ResidualFeatures:
             f = Function("product", _Product(tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
         if not chosen:  # scalars alone: a function of an argument that it does not look at
             chosen, f = [0], Function(f.name, _Constant(f))
-        return build.taken(self.arguments, np.array(chosen), axis=2), f, params
+        return build.take(self.arguments, np.array(chosen), axis=2), f, params
 
     def linear(self, build: Builder, factors: Factors, constant: bool) -> tuple[Register, Register]:
         """Of some factors: their means (frames, k, 1), and coordinates β · u along linear directions."""
@@ -214,7 +214,7 @@ class ResidualBasis:
                     cross.append(build.constant(np.zeros((frames, count, earlier.count))))
                     continue
                 both = _kernel(build, new, earlier, constant, words)
-                cross.append(_less(build, both, along, build.fitted(part, old)) if linear else both)
+                cross.append(_less(build, both, along, build.pad_or_cut(part, old)) if linear else both)
             below = build.step("solve", self.factor, build.step("join", *cross, axis=2))
             fresh = build.step("residual", _less(build, block, below, below), whole, words=f"coordinates of {words}")
             size = self.factor.shape[-1]
@@ -248,7 +248,7 @@ def kernel(build: Builder, left: Part, right: Part, constant: bool, words: str =
     (u, f, p), (v, g, q) = left, right
     width = max(u.shape[-1], v.shape[-1])
     return build.step(
-        "kernel", build.fitted(u, width), build.fitted(v, width), *p, *q, words=words, f=f, g=g, given=len(p),
+        "kernel", build.pad_or_cut(u, width), build.pad_or_cut(v, width), *p, *q, words=words, f=f, g=g, given=len(p),
         constant=constant, made=(u.shape[0], u.shape[1], v.shape[1]),
     )  # fmt: skip
 
@@ -264,7 +264,7 @@ def _regression(build: Builder, new: ResidualFeatures, constant: bool, direction
     found = [new.linear(build, factors, constant) for factors, _ in independent(new, None)]
     means = [mean for mean, _ in found]
     rows = (build.fold("multiply", [row, *means[:k], *means[k + 1 :]]) for k, (_, row) in enumerate(found))
-    total = build.fitted(build.fold("add", rows), directions)
+    total = build.pad_or_cut(build.fold("add", rows), directions)
     if constant:  # the first direction: the mean itself, in place of β times the means of the arguments
         rest = build.step("part", total, start=1, stop=directions)
         total = build.step("join", build.fold("multiply", means), rest, axis=2)
@@ -387,11 +387,11 @@ class SourceTimesFeature(ResidualFeatures):
         e, (u, f, params) = _side(build, self, factors)
         if e is None:
             mean, row = super().linear(build, factors, constant)
-            return self._spread(build, mean, 1), self._spread(build, build.fitted(row, self.directions), 1)
+            return self._spread(build, mean, 1), self._spread(build, build.pad_or_cut(row, self.directions), 1)
         means = [
             build.step("part", moments(build, u, times(f, power), params, False), start=0, stop=1) for power in (0, 2)
         ]
-        rows = build.reshape(build.fitted(u, self.directions), *u.shape[:2], self.directions)
+        rows = build.reshape(build.pad_or_cut(u, self.directions), *u.shape[:2], self.directions)
         along = build.step("tilted_means", e, rows, *means, words=f"E[e {named(f)}(g) e']")
         return _tilted(build, (e, (u, f, params)), (None, _one_of(build, u.shape[0], 1, u.shape[-1])), "a mean"), along
 
@@ -421,7 +421,7 @@ class SourceTimesFeature(ResidualFeatures):
         count = self.arguments.shape[1]
         if found.shape[axis] != count:  # already so, or one number for all
             return found
-        return build.taken(found, np.tile(np.arange(count), self.stop - self.start), axis=axis)
+        return build.take(found, np.tile(np.arange(count), self.stop - self.start), axis=axis)
 
 
 def tilted(feature: ResidualFeatures, start: int, stop: int, directions: int) -> SourceTimesFeature:
@@ -467,5 +467,5 @@ def _tilted(build: Builder, left: Side, right: Side, words: str) -> Register:
     kernels = [kernel(build, (x, times(f, i), p), (y, times(g, j), q), False) for i, j in pairs]
     rows = [build.reshape(a, *a.shape[:2], a.shape[-1]) for a in (e, x, y, other) if a is not None]
     width = max(a.shape[-1] for a in rows)
-    rows = [build.fitted(a, width) for a in rows]
+    rows = [build.pad_or_cut(a, width) for a in rows]
     return build.step("tilted", *rows, *kernels, rows=len(rows), words=f"E[e {named(f)}(g) …] for {words}")

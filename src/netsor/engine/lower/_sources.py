@@ -120,18 +120,18 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
     build, number = s.build, s.facts.number[value]
     infinite = value in s.facts.limits
     lead = build.constant(np.zeros((slots, sources, 0)))
-    if slots and (value in s.facts.drawn or value in s.facts.virtual):
+    if slots and (value in s.facts.drawn or value in s.facts.merged_sources):
         parts = []
         for which, group in enumerate(s.groups_from(value)):
             places = group.slots[value]
-            made = s.frames[group].grow(
+            made = s.frames[group].add_sources(
                 (*number, which), places.shape[1] * sources, value in s.facts.leaves, s.words(value)
             )
             parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
-        lead = s.scattered(parts)
+        lead = s.scatter(parts)
     sample = None
     if slots and value in s.facts.coordinates and (infinite or value not in s.facts.drawn):
-        if value in s.facts.into and (infinite or "undrawn" in s.facts.without):
+        if value in s.facts.feeds_nonlinearity and (infinite or "undrawn" in s.facts.without):
             drawn = build.draw(
                 "normals",
                 (*number, 0, SAMPLE, 0),
@@ -182,18 +182,20 @@ def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> Lower
     build = s.build
     one = s.ones(value)
     width = max(one.shape[-1], x.lead.shape[-1])
-    shift = build.step("multiply", build.fitted(one, width), mean)
-    lead = build.step("add", build.fitted(x.lead, width), shift)
+    shift = build.step("multiply", build.pad_or_cut(one, width), mean)
+    lead = build.step("add", build.pad_or_cut(x.lead, width), shift)
     sample, support = x.sample, x.support
     if value in s.facts.limits:
         if value in s.facts.coordinates:
-            wide = build.fitted(build.step("spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked))), s.columns)
+            wide = build.pad_or_cut(
+                build.step("spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked))), s.columns
+            )
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
-            sample = build.step("add", build.fitted(old, s.columns), wide)
+            sample = build.step("add", build.pad_or_cut(old, s.columns), wide)
         marks = np.zeros(lead.shape, dtype=bool)
         if support is not None:
             marks[..., : support.shape[-1]] |= support
-        marks |= np.asarray(build.fitted(one, width).value)[0] != 0
+        marks |= np.asarray(build.pad_or_cut(one, width).value)[0] != 0
         support = marks
     return LoweredVector(lead, sample, support)
 
@@ -223,7 +225,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     """W x = C E."""
     build, weight, x = s.build, op.weight, op.x
     members, blocks = weight.members.size, s.facts.blocks[value]
-    drawn = value in s.facts.drawn or value in s.facts.virtual
+    drawn = value in s.facts.drawn or value in s.facts.merged_sources
     if isinstance(x.op, Span):  # orthonormal, so that C is the identity
         lead, sample = _sources(s, value, members * blocks, x.shape[-1])
         one = build.constant(np.eye(x.shape[-1])[None])
@@ -239,7 +241,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     )
     c = build.step("scale", c, by=weight.std / s.norm(x))
     lead, sample = _sources(s, value, members * blocks, c.shape[-1])
-    whole = all(group in s.whole and s.frames[group].standard for group in s.groups_from(value))
+    whole = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
     if copies == 1 < members and whole and value in s.facts.drawn:
         return _at_once(s, value, c, lead, members, words)
     return _combined(s, value, c, lead, sample, members, words)
@@ -259,9 +261,9 @@ def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int,
 def materialised_matmul(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
     """W x, or W^T x, by the entries of W and all coordinates of x."""
     build, x, blocks = s.build, op.x, s.facts.blocks[value]
-    lead = build.fitted(s.vectors[x].lead, int(s.facts.widths[x]))
+    lead = build.pad_or_cut(s.vectors[x].lead, int(s.facts.widths[x]))
     rows = build.reshape(lead, x.size // x.shape[-1], x.shape[-1], lead.shape[-2] * lead.shape[-1])
-    entries = build.taken(s.scalars[op.entries], np.array(op.members), axis=0)
+    entries = build.take(s.scalars[op.entries], np.array(op.members), axis=0)
     kind, name = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
     words = f"{s.words(value)} = {name}, the matrix drawn: it acts on {op.vectors} vectors in all"
     made = build.step(kind, build.step("scale", rows, by=op.gain), entries, words=words)
@@ -297,7 +299,7 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     """Fresh sources for vectors that are linear in sources of their own: x = C E with C C^T their covariance."""
     build, places = s.build, s.facts.parts[value]  # (members, vectors of each)
     given = s.vectors[x]
-    rows = s.gathered(given.lead, places, given.lead.shape[-1])
+    rows = s.gather(given.lead, places, given.lead.shape[-1])
     # (1, …, 1) is the first direction of these frames
     means = any(group.constant for group in s.groups_of(x))
     mean = build.step("part", given.lead, start=0, stop=1) if means else None
@@ -308,7 +310,7 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
 
     def multiplied(e: Register) -> Register:  # from (members, sources, ·)
         made = build.step("product", c, e)
-        flat = build.taken(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
+        flat = build.take(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
         return build.reshape(flat, *value.shape, s.facts.blocks[value], made.shape[-1])
 
     found = multiplied(lead)
