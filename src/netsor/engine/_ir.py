@@ -136,13 +136,7 @@ class Loop(NamedTuple):
 
 
 def loops(steps: Sequence[Hashable]) -> list[Loop]:
-    """The loops among steps that are equal or not, in order; none overlap, and none lies within another.
-
-    Examples
-    --------
-    >>> loops([*"begin", *"abcdefgh" * 5, *"end"])
-    [Loop(start=5, period=8, times=5)]
-    """
+    """The loops among steps that are equal or not, in order; none overlap, and none lies within another."""
     number: dict[Hashable, int] = {}
     kinds = np.array([number.setdefault(step, len(number)) for step in steps], dtype=np.intp)
     found: list[Loop] = []

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -152,9 +152,9 @@ class ResidualFeatures:
             f = factors[0][0]
         else:
             place = {number: k for k, number in enumerate(numbers)}
-            f = Function("product", _Product(tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
+            f = Function("product", partial(_product, tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
         if not chosen:  # scalars alone: a function of an argument that it does not look at
-            chosen, f = [0], Function(f.name, _Constant(f))
+            chosen, f = [0], Function(f.name, partial(_of_parameters, f))
         return build.take(self.arguments, np.array(chosen), axis=2), f, params
 
     def linear(self, build: Builder, factors: Factors, constant: bool) -> tuple[Register, Register]:
@@ -290,63 +290,40 @@ def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[tuple[F
     return [(ours, theirs) for _, ours, theirs in sets]
 
 
-# Functions made of others, as classes: steps of a plan are equal if these are
+# Functions made of others, as partial functions of this module: steps of a plan are equal if their arguments are
 
 
-@dataclass(frozen=True)
-class _Unnamed:
-    """What a function computes, and nothing else that is known of it."""
-
-    f: Callable[..., Any]
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.f(*arguments)
+def _call(f: Callable[..., Any], *arguments: Any) -> Any:
+    return f(*arguments)
 
 
 def unnamed(f: Function) -> Function:
-    """The same function, as one that nothing is known of."""
+    """The same function, as one of which only its values are known."""
     if isinstance(f, Composed):
-        return Composed(f.name, _Unnamed(f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
-    return Function(f.name, _Unnamed(f.f))
+        return Composed(f.name, partial(_call, f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
+    return Function(f.name, partial(_call, f.f))
 
 
-@dataclass(frozen=True)
-class _Product:
+def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:
     """The product of functions, each of some of the arguments."""
-
-    factors: tuple[tuple[Function, tuple[int, ...]], ...]
-
-    def __call__(self, *arguments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        made = 1.0
-        for f, numbers in self.factors:
-            made = made * f(*(arguments[k] for k in numbers))
-        return made  # type: ignore[return-value]
+    made = 1.0
+    for f, numbers in factors:
+        made = made * f(*(arguments[k] for k in numbers))
+    return made
 
 
-@dataclass(frozen=True)
-class _Constant:
+def _of_parameters(f: Function, u: Any, *params: Any) -> Any:
     """A function of parameters alone, with an argument in front."""
-
-    f: Function
-
-    def __call__(self, u: npt.NDArray[np.float64], *params: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return self.f(*params) + 0.0 * u  # type: ignore[no-any-return]
+    return f(*params) + 0.0 * u
 
 
-@dataclass(frozen=True)
-class _Times:
-    """x^p ψ(x), and further arguments of ψ."""
-
-    power: int
-    f: Function
-
-    def __call__(self, x: Any, *params: Any) -> Any:
-        return x**self.power * self.f(x, *params)
+def _times(power: int, f: Function, x: Any, *params: Any) -> Any:
+    return x**power * f(x, *params)
 
 
 def times(f: Function, power: int) -> Function:
-    """The function x^p ψ(x)."""
-    return f if power == 0 else Function(f"x^{power} {f.name}", _Times(power, f), breaks=f.breaks)
+    """The function x^p ψ(x), and further arguments of ψ."""
+    return f if power == 0 else Function(f"x^{power} {f.name}", partial(_times, power, f), breaks=f.breaks)
 
 
 def _one(x: Any) -> Any:
