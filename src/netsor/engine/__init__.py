@@ -1,4 +1,4 @@
-"""The interpreters of a program: literal, and the compiler (passes, lowering, plan, run); Monte Carlo."""
+"""The two interpreters of a program: the reference, and the compiler (passes, lowering, plan, run) with its sampler."""
 
 from ._error import ExactError, NoLimitError, QuadratureWarning
 from ._plan import Plan

@@ -1,4 +1,4 @@
-"""What a plan is a list of: steps, each an instruction on arrays of known shapes, and roughly what each costs."""
+"""The intermediate representation: steps, each an instruction on arrays of known shapes, their costs and loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan while it is made: steps are added, and shortened where their result is known or was made before."""
+"""Building a plan step by step, with constants folded and equal steps shared."""
 
 from __future__ import annotations
 

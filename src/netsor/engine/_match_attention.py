@@ -1,4 +1,4 @@
-"""Does an output come from one attention layer over tokens with a fixed kernel? Then its limit has a formula.
+"""Recognises an output of one attention layer over tokens with a fixed kernel: its limit has a formula.
 
 Recognises W^O concat_a(softmax(n^(−1/2) ⟨W^{Q,a} x, W^{K,a} x_j⟩) W^{V,a} x_j), each matrix used once, for any tokens.
 """

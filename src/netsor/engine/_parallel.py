@@ -1,7 +1,6 @@
-"""Monte Carlo by chunks: what is drawn depends on the seed, never on who draws it.
+"""Running work in chunks: threads or any executor, progress, cancellation, and checks of memory and arguments.
 
-A chunk's generators are keyed by (seed, source, chunk), and the size of a chunk depends on the program and its
-widths alone. So the draws are the same bits for any number of workers, and 100 draws are the first 100 of 1,000.
+Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
 """
 
 from __future__ import annotations

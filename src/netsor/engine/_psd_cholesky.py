@@ -1,4 +1,4 @@
-"""Triangular factors of Gram matrices that may be singular, and what is solved with them.
+"""Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
 A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix, so that the
 result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` to get the

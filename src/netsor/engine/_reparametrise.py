@@ -1,4 +1,4 @@
-"""A plan as a function of standard normals: what a replica draws is given, not drawn.
+"""A plan as a function of standard normals, which are given and not drawn: for Markov chains over them.
 
 χ are functions of normals (see `backends._chi`), so all that a replica draws is a function of one row z of independent
 standard normals, and given z the outputs are N(mean(z), cov(z)). Markov chains over z need this and nothing else.

@@ -1,4 +1,4 @@
-"""Gaussian expectations: what a nonlinearity makes of Gaussian vectors of infinite width, each with its error.
+"""Gaussian expectations: moments and kernels of nonlinearities of Gaussian vectors, each with its error.
 
 One argument: closed forms (`_closed_forms`), Hermite series with cached coefficients (`_hermite_series`), and
 conditioning where the series is too long (`_kernel`). `_breakpoints` finds the kinks, jumps and spikes that the rules

@@ -1,4 +1,4 @@
-"""The probe of a function of one argument: where it has kinks, jumps and structure too narrow for an integral's panels.
+"""The breakpoints of a function of one argument: kinks, jumps, and structure too narrow for an integral's panels.
 
 It samples the function twice. Panels: on a grid that is uniform near 0 and geometric far out, every interval on which
 the function is not a polynomial is halved; intervals that never become smooth close in on a kink or a jump. Octaves: a

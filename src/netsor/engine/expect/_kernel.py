@@ -1,4 +1,4 @@
-"""Functions of one Gaussian argument: products of their values, and their means; see also `_multivariate`."""
+"""Kernels E[φ(u) ψ(v)] and moments of functions of one Gaussian argument; see also `_multivariate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided of a program before a step is made: once, here, and never written to again.
+"""Analysis of a program before any step is made. Its results are frozen.
 
 The order of its values, which vectors can meet (clusters), what must be drawn and of what a coordinate is needed, who
 uses a value last, and what seeds are made from.

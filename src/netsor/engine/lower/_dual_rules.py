@@ -1,4 +1,4 @@
-"""Scores at infinite width: the ε parts of products whose parts of order 1 are 0, or a refusal."""
+"""Scores at infinite width, and the rules of dual-number arithmetic, one for each operation."""
 
 from __future__ import annotations
 

@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 
 from ...language._vector import Vector
-from .._ir import Register
-from .._ir_builder import Builder
 from ._components import FrameBatch
 from ._infinite_frames import NO_VALUE, Directions, InfiniteWidthFrame
 from ._residual_features import ResidualFeatures, SourceTimesFeature, from_bits, lowest_bit, simple, tilted, to_bits
@@ -67,13 +65,6 @@ def _functions(frame: InfiniteWidthFrame, feature: ResidualFeatures, source: Dir
     return tilted(feature, start, stop, frame.directions)
 
 
-def contributes_to(
-    frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, other: ResidualFeatures
-) -> bool:
-    """Whether other features have coordinates that count in ⟨e F, u⟩."""
-    return _functions(frame, feature, source).related(other)
-
-
 def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsilon: Any) -> None:
     """Enter the normals of a source block with a block of features F ⊙ u into the frame, if they are asked for.
 
@@ -101,7 +92,8 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
     )  # so that no two have the same seeds
     functions = frame.add(new, feature.rests, True, (value, place + 2**16 * (1 + made), which), new.words)
     # P(q_b, u_l), for all directions q_b of the functions
-    rows = _argument_rows(build, feature, u)
+    rows = build.take(feature.arguments, np.array([u]), axis=2)
+    rows = build.reshape(rows, frames, count, rows.shape[-1])
     vector, places = feature.vectors[u]
     directions = functions.shape[-1]
     more = epsilon(vector).part
@@ -128,12 +120,6 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
             found = build.step("add", found, build.step("scale", less, by=-1.0))
     solved = build.step("solve", build.step("part", feature.rows, start=block.start, stop=block.stop), found)
     frame.pairs[pair] = solved if e > f else build.step("transposed", solved)
-
-
-def _argument_rows(build: Builder, feature: ResidualFeatures, number: int) -> Register:
-    """One of the arguments of features, (frames, k, directions)."""
-    frames, count, _, directions = feature.arguments.shape
-    return build.reshape(build.take(feature.arguments, np.array([number]), axis=2), frames, count, directions)
 
 
 def _along(frame: InfiniteWidthFrame, feature: ResidualFeatures) -> int:
@@ -249,8 +235,9 @@ def _argument_unknown(
     """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
     assert feature.gradient is not None
     unknown = to_bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
+    function = _functions(frame, feature, source)
     for block in frame.blocks:
-        if block.feature is not None and not contributes_to(frame, source, feature, block.feature):
+        if block.feature is not None and not function.related(block.feature):
             unknown &= ~block.bits
     return bool(unknown)
 

@@ -1,8 +1,8 @@
-"""Linear operations: one rule each, for whatever stands for the vectors.
+"""Lowering of linear operations: one rule each, for coordinates and for everything that stands for them.
 
 A rule acts on arrays (*shape, blocks, ·) in place of its vectors, and on an array in place of its coefficients: on
 coordinates, on what is known of an output's coordinates, on marks that say where something can be other than 0, and on
-the parts of order n^(−1/2) (see `dual`).
+the parts of order n^(−1/2) (see `_dual_numbers`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nonlinearities: all coordinates at finite width, Gaussian expectations at infinite width."""
+"""Lowering of nonlinearities: all coordinates at finite width, Gaussian expectations at infinite width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan ends in: some coordinates of the outputs, given all that was drawn."""
+"""The results of a plan: mean and coefficients of the coordinates asked for, given all that was drawn."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def results(s: State) -> tuple[Register, Register]:
 
 
 def _sets(s: State, output: Vector) -> list[int]:
-    """Which set of columns each coordinate has: one place in two blocks of a concatenation is one row of a matrix."""
+    """The column block of each coordinate: the same index in two concatenated blocks shares one row of the matrix."""
     if output in s.facts.limits:
         return list(range(len(s.facts.picked)))
     places = [place % int(s.facts.widths[output]) for place in s.facts.picked]

@@ -1,4 +1,4 @@
-"""The shortcut `positive`: products of ReLU vectors from how many coordinates have which signs.
+"""The shortcut `positive`: Gram matrices of ReLU vectors from the number of coordinates with each sign pattern.
 
 Identity: of k independent vectors with m standard normal coordinates, those of a coordinate α have one of 2^k patterns
 of signs, all as probable, and sizes that do not depend on it. A product ⟨relu(x), relu(y)⟩ is a sum over α, so that it

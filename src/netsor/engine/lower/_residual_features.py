@@ -424,7 +424,7 @@ def _of_one(x: ResidualFeatures, factors: Factors) -> bool:
 
 
 def _side(build: Builder, x: ResidualFeatures, factors: Factors) -> Side:
-    """The factors of features that lie in a set; without any function, the function 1 of an argument that is 0."""
+    """The factors of features that lie in a set; if none is left, the constant function 1 of a dummy argument."""
     e = None
     if isinstance(x, SourceTimesFeature):
         rest = [(f, of) for f, of in factors if x.u not in of]

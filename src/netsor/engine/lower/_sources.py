@@ -148,13 +148,6 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
     return lead, sample
 
 
-def _support(s: State, value: Vector, lead: Register) -> Bools | None:
-    """What fresh constants say: where a source has coordinates."""
-    if value not in s.facts.limits:
-        return None
-    return marks_of(lead)
-
-
 def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
     build, blocks, rank = s.build, s.facts.blocks[value], op.factor.shape[-1]
@@ -172,7 +165,7 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
         return build.reshape(made, *value.shape, blocks, e.shape[-1])
 
     x = combined(lead)
-    support = _support(s, value, x)
+    support = marks_of(x) if value in s.facts.limits else None
     found = LoweredVector(x, None if sample is None else combined(sample), support)
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 

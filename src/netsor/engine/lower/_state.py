@@ -1,4 +1,4 @@
-"""The state of a lowering: the facts of a program, and what was made of it so far."""
+"""The state of a lowering: the analysis of a program, and the registers made so far."""
 
 from __future__ import annotations
 

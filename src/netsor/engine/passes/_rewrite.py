@@ -1,4 +1,4 @@
-"""What all passes share: a program rewritten value by value, and facts about a graph that they ask for."""
+"""Tools of all passes: rewriting a program value by value, and facts about its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrices that act on the same vectors, and whose transposes are summed, are one matrix: the heads of a layer.
+"""Stacks matrices that act on the same vectors and whose transposes are summed, such as the heads of a layer.
 
 So are W^Q, W^K and W^V, and both first matrices of a gated perceptron.
 

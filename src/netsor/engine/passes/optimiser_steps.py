@@ -1,4 +1,4 @@
-"""A matrix after steps of an optimiser acts as the matrix before, and a mix of vectors that are there.
+"""Expands optimiser steps: the matrix after a step is the matrix before, plus a mix of vectors that are there.
 
 Identity (docs/step.md): with G = Σ_i l_i r_i^T over the uses of W, W' = (1 − ηλ) W − η G acts as
 W' x = (1 − ηλ) W x − η Σ_i ⟨r_i, x⟩ l_i, and W'^T v = (1 − ηλ) W^T v − η Σ_i ⟨l_i, v⟩ r_i.
@@ -34,8 +34,8 @@ from ...language._width import Width
 from .._error import ExactError
 from ._operations import Outer
 from ._rewrite import Context, rewritten
-from .outer_products import eps_error, unit
-from .vanishing import expand_first_order
+from .adam_steps import eps_error, unit
+from .first_order_steps import expand_first_order
 
 # Learning rates may depend on the widths. The order in n of such a number is the slope of its logarithm at huge widths.
 LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is found

@@ -1,4 +1,4 @@
-"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
+"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once, or is drawn.
 
 Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
 with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last

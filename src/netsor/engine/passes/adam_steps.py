@@ -1,4 +1,4 @@
-"""A function of the entries of an outer product, which Adam's first step is: coordinates, or a closed form.
+"""Adam's first step, a function of the entries of an outer product: by coordinates, or in closed form.
 
 y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂).
 

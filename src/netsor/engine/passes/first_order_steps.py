@@ -1,4 +1,4 @@
-"""What a step changes by amounts of order n^(−1/2) at infinite width, and how a score sees it.
+"""Optimiser steps of order n^(−1/2) at infinite width, and how a score sees them.
 
 Identity (docs/theory.md, "What is not proved", on dual numbers): let a step of a small learning rate move vectors
 y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and coordinates, do not see it. A score p, which is of
