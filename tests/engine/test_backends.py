@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _interpreter, _ops
+from netsor.engine import _gram_schmidt, _interpreter, _ops, _psd_cholesky
 from netsor.engine.backends import NoDeviceError, _base, _batched_linalg, _chi, _jax_program, choose
 from netsor.engine.backends._jax_program import threefry
 from netsor.engine.lower import make_plan
@@ -160,7 +160,7 @@ def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
         return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True))
 
     assert error() < 2e-6
-    monkeypatch.setattr(_gram_schmidt, "SINGLE_SURE", 0.0)  # by products of single precision alone
+    monkeypatch.setattr(_psd_cholesky, "SINGLE_SURE", 0.0)  # by products of single precision alone
     if delta > 1e-4:  # of less, no pivot is left
         assert error() > 1e-3
 

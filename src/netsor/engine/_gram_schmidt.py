@@ -20,11 +20,9 @@ import numpy as np
 
 from ._ops import gram, product, squares
 from ._psd_cholesky import (
-    SINGLE_SURE,
     LinalgBackend,
     basis,
     diagonal,
-    factor,
     inverse,
     lower_factor,
     safe_pivot_ratio,
@@ -52,6 +50,7 @@ def _default_linalg(xp: Any) -> LinalgBackend:
         lambda again, *given: undetermined_rank(xp, again, *given) if bool(xp.any(again)) else again,
         lambda rows, *known: modified_gram_schmidt(xp, rows, *known),
         lambda made, again, remake, *arrays: recompute_where(xp, made, again, remake, *arrays),
+        (lambda rows: wide_factor(np, rows, partial(lower_factor, np))) if xp is np else None,
     )
 
 
@@ -161,36 +160,21 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
 def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
 
-    By the products, and where these do not tell how the rows differ, by the rows.
+    By the products, and where these do not tell how the rows differ, by the rows; or, in single precision, by
+    `wide_factor` where the library has it. numpy factors in double precision: that takes no time beside the products.
     """
-    if _single(rows):
-        return _reduced_single(products, rows)
     linalg = linalg or _default_linalg(xp)
-    lengths = diagonal(xp, products)
-    lower = linalg.try_factor(products)
+    single = linalg.wide is not None and rows.dtype != xp.float64
+    lower = linalg.try_factor(products.astype(np.float64) if single and xp is np else products)
 
     def again(rows: Array) -> Array:
+        if single:
+            return xp.astype(linalg.wide(xp.astype(rows, xp.float64)), lower.dtype)
         return along(xp, rows, linalg.gram_schmidt(rows), own=True)
 
-    return linalg.recompute_where(lower, has_small_pivot(xp, lower, lengths), again, rows)
-
-
-def _single(rows: Array) -> bool:
-    """Whether rows are numpy's in single precision."""
-    return type(rows) is np.ndarray and bool(rows.dtype == np.float32)
-
-
-def _reduced_single(products: Any, rows: Any) -> Any:
-    """`reduced` in numpy, of single precision: where products do not tell how rows differ, `wide_factor` does.
-
-    The factors are made in double precision too, which takes no time beside the products.
-    """
-    lower = factor(np, products.astype(np.float64))
-    again = has_small_pivot(np, lower, diagonal(np, products), SINGLE_SURE)
-    made = recompute_where(
-        np, lower, again, lambda some: wide_factor(np, some.astype(np.float64), partial(lower_factor, np)), rows
-    )
-    return made.astype(np.float32)
+    weak = has_small_pivot(xp, lower, diagonal(xp, products), safe_pivot_ratio(xp, rows.dtype))
+    made = linalg.recompute_where(lower, weak, again, rows)
+    return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
 
 
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
@@ -215,10 +199,10 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBa
     found = linalg.solve(lower, gram(xp, others, rows))
 
     def again(rows: Array, others: Array) -> Array:
-        if _single(rows):
-            wide = rows.astype(np.float64)
-            known = wide_factor(np, wide, partial(lower_factor, np))
-            return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
+        if linalg.wide is not None and rows.dtype != xp.float64:
+            wide = xp.astype(rows, xp.float64)
+            found = linalg.solve(linalg.wide(wide), gram(xp, xp.astype(others, xp.float64), wide))
+            return xp.astype(found, rows.dtype)
         return gram(xp, others, linalg.gram_schmidt(rows))
 
     return linalg.recompute_where(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)

@@ -38,6 +38,7 @@ class LinalgBackend:
     undetermined: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
     gram_schmidt: Callable[..., Array]  # of rows, and of known orthonormal ones
     recompute_where: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
+    wide: Callable[[Array], Array] | None = None  # of rows of single precision, given in double: see `wide_factor`
 
 
 def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:

@@ -36,6 +36,7 @@ class Library:
     gram_schmidt: Callable[..., Array]  # as `_gram_schmidt.modified_gram_schmidt`, slowly
     recompute_where: Callable[..., Array]  # as `_gram_schmidt.recompute_where`
     few: int  # rows up to which the slow ways are used, where the library's fail, without a try
+    wide: bool = False  # whether rows of single precision that are nearly equal are factored in double precision
 
     @property
     def linalg(self) -> LinalgBackend:
@@ -49,6 +50,7 @@ class Library:
             lambda again, *_: again,
             self._span,
             self.recompute_where,
+            (lambda rows: _gram_schmidt.wide_factor(self.xp, rows, self.factored_roughly)) if self.wide else None,
         )
 
     def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
