@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array_api import one_blas_thread
-from .engine._parallel import Progress, check_memory, generator, in_bytes, whole_number
+from .engine._parallel import Progress, check_memory, in_bytes, whole_number
 from .engine._plan import in_time
 from .engine._reparametrise import Latent, matched
+from .engine._rng_keys import generator
 from .engine.backends import Device
 from .language._given import shown
 from .laws import Estimate, Joint, Provenance

@@ -10,8 +10,8 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _interpreter, _ops
-from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_linalg, _jax_program, choose
+from netsor.engine import _gram_schmidt, _interpreter, _ops, _psd_cholesky
+from netsor.engine.backends import NoDeviceError, _base, _batched_linalg, _chi, _jax_program, choose
 from netsor.engine.backends._jax_program import threefry
 from netsor.engine.lower import make_plan
 
@@ -64,7 +64,7 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = _jax_linalg.library().compute(step, args)
+                            here[step.out] = _batched_linalg.jax_library().compute(step, args)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
@@ -92,9 +92,9 @@ def test_jax_sees_small_parts():
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
-        ways = _jax_linalg.library().ways
-        c = np.asarray(jax.jit(partial(_gram_schmidt.reduced, jnp, ways=ways))(products, rows))
-        q = np.asarray(jax.jit(partial(_gram_schmidt.orthonormalise, jnp, ways=ways))(rows))
+        linalg = _batched_linalg.jax_library().linalg
+        c = np.asarray(jax.jit(partial(_gram_schmidt.reduced, jnp, linalg=linalg))(products, rows))
+        q = np.asarray(jax.jit(partial(_gram_schmidt.orthonormalise, jnp, linalg=linalg))(rows))
     ours = _gram_schmidt.reduced(np, products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
@@ -110,12 +110,12 @@ def test_jax_factors_singular_matrices(precision, few):
     import jax
     import jax.numpy as jnp
 
-    ways = replace(_jax_linalg.library(), few=few).ways
+    linalg = replace(_batched_linalg.jax_library(), few=few).linalg
     compiled = {}
 
     def compute(rule, *arrays):
         if rule not in compiled:
-            compiled[rule] = jax.jit(partial(rule, jnp, ways=ways))
+            compiled[rule] = jax.jit(partial(rule, jnp, linalg=linalg))
         return np.asarray(compiled[rule](*arrays))
 
     for case in factor_cases.CASES:
@@ -160,7 +160,7 @@ def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
         return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True))
 
     assert error() < 2e-6
-    monkeypatch.setattr(_gram_schmidt, "SINGLE_SURE", 0.0)  # by products of single precision alone
+    monkeypatch.setattr(_psd_cholesky, "SINGLE_SURE", 0.0)  # by products of single precision alone
     if delta > 1e-4:  # of less, no pivot is left
         assert error() > 1e-3
 

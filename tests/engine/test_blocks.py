@@ -3,8 +3,9 @@
 import numpy as np
 
 import netsor as ns
+from netsor.engine._rng_keys import CHUNK
 from netsor.engine.backends import Numpy
-from netsor.engine.backends._numpy import CHUNK, Streams, block_of
+from netsor.engine.backends._numpy import Streams, block_of
 
 from .compare import conditional
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _plan, _sampler
+from netsor.engine import _plan, _rng_keys
 from netsor.engine.backends import _numpy
 
 from ..programs import programs
@@ -115,22 +115,22 @@ def test_one_seed_couples_two_widths():
 
 
 def test_chunks_cover_the_draws_and_grow_to_the_largest():
-    parts = _sampler.growing_chunks(100_000)
+    parts = _rng_keys.growing_chunks(100_000)
     assert [i for part in parts for i in part] == list(range(100_000))
-    assert len(parts[0]) == _sampler.FIRST == 8
-    assert max(map(len, parts)) == _sampler.CHUNK
-    assert parts[:20] == _sampler.growing_chunks(parts[19].stop)
+    assert len(parts[0]) == _rng_keys.FIRST == 8
+    assert max(map(len, parts)) == _rng_keys.CHUNK
+    assert parts[:20] == _rng_keys.growing_chunks(parts[19].stop)
 
 
 def test_chunks_side_by_side_are_whole_and_as_many_as_workers_need():
-    parts = _sampler.growing_chunks(100)
+    parts = _rng_keys.growing_chunks(100)
     for most, workers in ((1, 1), (24, 1), (1000, 1), (1000, 3)):
-        found = _sampler.merge_chunks(parts, most, workers)
+        found = _rng_keys.merge_chunks(parts, most, workers)
         assert [i for part in found for i in part] == list(range(100))
         assert {part.start for part in found} <= {part.start for part in parts}
         assert max(map(len, found)) <= max(most, max(map(len, parts)))
         assert len(found) >= workers
-    assert [len(part) for part in _sampler.merge_chunks(parts, 24, 1)] == [24, 24, 16, 16, 20]
+    assert [len(part) for part in _rng_keys.merge_chunks(parts, 24, 1)] == [24, 24, 16, 16, 20]
 
 
 def test_streams_of_several_chunks_are_those_of_each():

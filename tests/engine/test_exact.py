@@ -13,7 +13,7 @@ from netsor.engine import _gram_schmidt, _interpreter, _ir_builder, _ops, lower
 from netsor.engine._interpreter import in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import _state, make_plan
-from netsor.engine.lower.frames import BartlettFrame
+from netsor.engine.lower._finite_frames import BartlettFrame
 from netsor.engine.passes import SHORTCUTS
 from netsor.language._operation import MatMul
 
@@ -154,7 +154,7 @@ def _no_projection(monkeypatch):
 
 
 def _full_frame_forgotten(monkeypatch):
-    original = BartlettFrame.grow
+    original = BartlettFrame.add_sources
 
     def grow(self, *arguments):
         self.group.width += 2
@@ -162,7 +162,7 @@ def _full_frame_forgotten(monkeypatch):
         self.group.width -= 2
         return made
 
-    monkeypatch.setattr(BartlettFrame, "grow", grow)
+    monkeypatch.setattr(BartlettFrame, "add_sources", grow)
 
 
 def _gram_for_its_factor(monkeypatch):
@@ -174,7 +174,7 @@ def _wrong_orientation(monkeypatch):
 
 
 def _members_never_distinct(monkeypatch):
-    monkeypatch.setattr("netsor.engine.passes.distinct", lambda outputs, context: list(outputs))
+    monkeypatch.setattr("netsor.engine.passes.deduplicate_products", lambda outputs, context: list(outputs))
 
 
 MUTATIONS = {

@@ -7,7 +7,7 @@ import pytest
 from examples import attention_layer, cross_attention
 
 import netsor as ns
-from netsor.engine import _parallel, _reference
+from netsor.engine import _parallel, _reference, _rng_keys
 
 n = ns.Width("n")
 
@@ -142,7 +142,7 @@ def test_an_interrupt_leaves_promptly():
         return 0
 
     with pytest.raises(KeyboardInterrupt):
-        list(_parallel.run(work, _parallel.chunks(1000, 1), workers=1))
+        list(_parallel.run(work, _rng_keys.chunks(1000, 1), workers=1))
     assert len(begun) < 10  # of 1,000: what was queued and not begun is dropped
 
 

@@ -14,7 +14,8 @@ import pytest
 
 import netsor as ns
 from netsor.engine import _parallel, _sampler
-from netsor.engine._parallel import Silent, Tick, check_memory, chunks, run, whole_number
+from netsor.engine._parallel import Silent, Tick, check_memory, run, whole_number
+from netsor.engine._rng_keys import chunks
 from netsor.laws import Provenance
 
 HANG = 300  # seconds: a deadline that only a hang reaches
@@ -104,7 +105,8 @@ def test_an_error_in_a_worker_is_the_callers():
 INTERRUPTED = """
 import sys, time
 import netsor as ns
-from netsor.engine._parallel import chunks, run
+from netsor.engine._parallel import run
+from netsor.engine._rng_keys import chunks
 
 def work(part, tick):
     print("begun", flush=True)

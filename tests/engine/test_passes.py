@@ -8,7 +8,15 @@ from hypothesis import given, settings
 
 import netsor as ns
 from netsor.engine import _cost_model
-from netsor.engine.passes import GRAPH, distinct, drawn, outer, reuse, roots, stepped
+from netsor.engine.passes import (
+    GRAPH,
+    bind_width_ratios,
+    deduplicate_products,
+    eliminate_reuse,
+    expand_outer_products,
+    expand_steps,
+    materialise,
+)
 from netsor.engine.passes._rewrite import Context
 from netsor.language import _operation as ops
 from netsor.language._graph import narrow, topological_order
@@ -42,7 +50,14 @@ def acts(outputs):
     return found.values()
 
 
-FORM = {"stepped": stepped, "roots": roots, "distinct": distinct, "drawn": drawn, "reuse": reuse, "outer": outer}
+FORM = {
+    "stepped": expand_steps,
+    "roots": bind_width_ratios,
+    "distinct": deduplicate_products,
+    "drawn": materialise,
+    "reuse": eliminate_reuse,
+    "outer": expand_outer_products,
+}
 
 
 def followed(net, width):

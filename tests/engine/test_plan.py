@@ -153,3 +153,12 @@ def test_a_copy_of_a_program_is_planned_as_the_program(copied):
     assert copied(layer).law(n=ns.inf).var() == layer.law(n=ns.inf).var()
     own = ns.Function("own", np.tanh)
     assert copied(own).f is np.tanh
+
+
+def test_coordinates_that_no_memory_holds_are_refused():
+    n = ns.Width("n")
+    x = ns.gaussian(n, 64)
+    for _ in range(3):
+        x = ns.tanh(x + ns.weight(n, n) @ x)
+    with pytest.raises(ns.ExactError, match="bytes for its coordinates"):
+        ns.Program(ns.mean_dot(x, x).sum()).plan(n=2**24)

@@ -52,10 +52,10 @@ COUNTS = {
 def test_every_shortcut_is_left_out_somewhere():
     """Functions by their names and the formula for heads: in this file; turned frames: in test_depth.
 
-    Stacked and drawn matrices, which are for finite widths: in test_gradients and test_cost; repeated blocks: in
-    test_repeated; products of ReLU vectors: in test_positive.
+    Stacked and drawn matrices, which are for finite widths: in test_gradients and test_cost; products of ReLU
+    vectors: in test_positive.
     """
-    assert {*COUNTS, "named", "recognise", "repeated", "stacked", "drawn", "turn", "positive"} == set(SHORTCUTS)
+    assert {*COUNTS, "named", "recognise", "stacked", "drawn", "turn", "positive"} == set(SHORTCUTS)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
-"""The interpreters of a program: literal, and the compiler (passes, lowering, plan, run); Monte Carlo."""
+"""The two interpreters of a program: the reference, and the compiler (passes, lowering, plan, run) with its sampler."""
 
 from ._error import ExactError, NoLimitError, QuadratureWarning
 from ._plan import Plan
-from ._plan_cache import PlanQuery
 from ._reference import simulate
-from ._sampler import sample_conditional_law
-from ._sampling_options import Sampling
+from ._sampler import Sampling, sample_conditional_law
+from .lower import PlanQuery
 
 __all__ = [
     "ExactError",

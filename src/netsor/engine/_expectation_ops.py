@@ -1,4 +1,4 @@
-"""Gaussian expectations as instructions of a plan: what nonlinearities make of Gram matrices at infinite width.
+"""Gaussian expectations as instructions of a plan: the Gram matrices of nonlinearities at infinite width.
 
 Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
 the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the

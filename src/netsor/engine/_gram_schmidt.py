@@ -1,12 +1,12 @@
-"""Orthonormal directions of vectors, from the vectors and not from their products: so that small parts are seen.
+"""Gram–Schmidt orthonormalisation of vectors, from the vectors and not from their Gram matrix.
 
-Products of vectors know a length down to the root of the rounding error: what of a vector is below 3e-7 of it is lost
-in them, and a vector that lies in the span of others seems to have a part outside of it. From the vectors themselves a
-part is known down to the rounding error; what is below 1e-12 of a vector is taken for it, and is 0.
+A Gram matrix resolves components only down to the square root of the machine epsilon: parts below 3e-7 of a vector's
+norm are lost, and a vector in the span of others seems to have a part outside of it. From the vectors themselves a part
+is known down to the machine epsilon; parts below 1e-12 of a vector count as 0.
 
-Products cost less. So they are used where every pivot of a factor of theirs is sure, and what they tell is right to
-many digits; the other matrices are made again, vector by vector (Gram and Schmidt, each twice). Which way is taken is
-decided matrix by matrix, so that no replica depends on those beside it.
+Gram matrices cost less. So their Cholesky factor is used where every pivot is well above rounding, and the other
+matrices are recomputed vector by vector (Gram–Schmidt, each vector projected twice). The choice is made for each
+matrix, so that the result for one replica does not depend on the others (docs/theory.md, equations 5 and 6).
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ import numpy as np
 
 from ._ops import gram, product, squares
 from ._psd_cholesky import (
-    SINGLE_SURE,
     LinalgBackend,
     basis,
     diagonal,
-    factor,
     inverse,
     lower_factor,
     safe_pivot_ratio,
@@ -42,7 +40,7 @@ COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coe
 
 
 @cache
-def _ways(xp: Any) -> LinalgBackend:
+def _default_linalg(xp: Any) -> LinalgBackend:
     return LinalgBackend(
         lambda a, floor: lower_factor(xp, a, floor),
         lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * diagonal(xp, a)),
@@ -52,56 +50,57 @@ def _ways(xp: Any) -> LinalgBackend:
         lambda again, *given: undetermined_rank(xp, again, *given) if bool(xp.any(again)) else again,
         lambda rows, *known: modified_gram_schmidt(xp, rows, *known),
         lambda made, again, remake, *arrays: recompute_where(xp, made, again, remake, *arrays),
+        (lambda rows: wide_factor(np, rows, partial(lower_factor, np))) if xp is np else None,
     )
 
 
-def orthonormalise(xp: Any, rows: Array, *known: Array, ways: LinalgBackend | None = None) -> Array:
+def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
     """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones.
 
     0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors, the
     second time of rows that are orthonormal but for those; or vector by vector, see above.
     """
-    ways = ways or _ways(xp)
+    linalg = linalg or _default_linalg(xp)
     made = project_out(xp, rows, known)
     square = squares(xp, made)
     real = square > zero_threshold(xp, rows)
     if type(real) is not np.ndarray or not (real | (square == 0)).all():
         made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
-    lower = ways.tried(products)
+    lower = linalg.try_factor(products)
     again = has_small_pivot(xp, lower, diagonal(xp, products))
-    made = _once_more(xp, ways.lowered(lower, made), known, ways)
-    again = ways.unsure(again, lower, diagonal(xp, products), made, rows, *known)
-    return ways.mended(made, again, ways.singly, rows, *known)
+    made = _once_more(xp, linalg.solve_lower(lower, made), known, linalg)
+    again = linalg.undetermined(again, lower, diagonal(xp, products), made, rows, *known)
+    return linalg.recompute_where(made, again, linalg.gram_schmidt, rows, *known)
 
 
 def orthonormalise_from_factor(
-    xp: Any, lower: Array, rows: Array, by: float = 1.0, ways: LinalgBackend | None = None
+    xp: Any, lower: Array, rows: Array, by: float = 1.0, linalg: LinalgBackend | None = None
 ) -> Array:
     """The same if nothing is known, times a number, given the factor of the rows' products.
 
     Once is enough if rows lean little.
     """
-    ways = ways or _ways(xp)
+    linalg = linalg or _default_linalg(xp)
     lengths = squares(xp, lower)
-    made = ways.lowered(lower, rows)
+    made = linalg.solve_lower(lower, rows)
     leans = _leans(xp, lower, lengths)
     if type(leans) is not np.ndarray or leans.any():  # a weak pivot is one that leans
-        made = ways.mended(made, leans, lambda some: _once_more(xp, some, (), ways), made)
-        again = ways.unsure(has_small_pivot(xp, lower, lengths), lower, lengths, made, rows)
-        made = ways.mended(made, again, ways.singly, rows)
+        made = linalg.recompute_where(made, leans, lambda some: _once_more(xp, some, (), linalg), made)
+        again = linalg.undetermined(has_small_pivot(xp, lower, lengths), lower, lengths, made, rows)
+        made = linalg.recompute_where(made, again, linalg.gram_schmidt, rows)
     made *= by  # an array of our own
     return made
 
 
-def _once_more(xp: Any, made: Array, known: tuple[Array, ...], ways: LinalgBackend) -> Array:
+def _once_more(xp: Any, made: Array, known: tuple[Array, ...], linalg: LinalgBackend) -> Array:
     """Rows that are orthonormal but for rounding errors, without these."""
     made = project_out(xp, made, known)
-    return ways.lowered(ways.factored(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
+    return linalg.solve_lower(linalg.factor(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
 
 
 def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
-    """Which matrices have a row that leans much on those before it, or whose square has not all digits."""
+    """Which matrices have a nearly dependent row, or a row whose squared norm underflows."""
     least_square = xp.finfo(lower.dtype).smallest_normal / xp.finfo(lower.dtype).eps
     small = xp.any((lengths > 0) & (lengths < least_square), axis=-1)
     return small | has_small_pivot(xp, lower, lengths, LEANING)
@@ -119,7 +118,7 @@ def modified_gram_schmidt(xp: Any, rows: Array, *known: Array) -> Array:
 
 
 def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
-    """Rests of unit length; 0 for one that is rounding: below the floor, or far shorter than it was before."""
+    """Normalised residuals; 0 for those at round-off level: below the threshold, or after severe cancellation."""
     square = squares(xp, rest)
     real = (square > floor) & (square > REAL * before)
     one = xp.ones_like(square)
@@ -158,39 +157,25 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
     return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
 
 
-def reduced(xp: Any, products: Array, rows: Array, ways: LinalgBackend | None = None) -> Array:
+def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
 
-    By the products, and where these do not tell how the rows differ, by the rows.
+    By the products, and where these do not tell how the rows differ, by the rows; or, in single precision, by
+    `wide_factor` where the library has it. numpy factors in double precision: that takes no time beside the products.
     """
-    if _single(rows):
-        return _reduced_single(products, rows)
-    ways = ways or _ways(xp)
-    lengths = diagonal(xp, products)
-    lower = ways.tried(products)
+    linalg = linalg or _default_linalg(xp)
+    single = linalg.wide is not None and rows.dtype != xp.float64
+    lower = linalg.try_factor(products.astype(np.float64) if single and xp is np else products)
 
     def again(rows: Array) -> Array:
-        return along(xp, rows, ways.singly(rows), own=True)
+        if single:
+            assert linalg.wide is not None
+            return xp.astype(linalg.wide(xp.astype(rows, xp.float64)), lower.dtype)
+        return along(xp, rows, linalg.gram_schmidt(rows), own=True)
 
-    return ways.mended(lower, has_small_pivot(xp, lower, lengths), again, rows)
-
-
-def _single(rows: Array) -> bool:
-    """Whether rows are numpy's in single precision."""
-    return type(rows) is np.ndarray and bool(rows.dtype == np.float32)
-
-
-def _reduced_single(products: Any, rows: Any) -> Any:
-    """`reduced` in numpy, of single precision: where products do not tell how rows differ, `wide_factor` does.
-
-    The factors are made in double precision too, which takes no time beside the products.
-    """
-    lower = factor(np, products.astype(np.float64))
-    again = has_small_pivot(np, lower, diagonal(np, products), SINGLE_SURE)
-    made = recompute_where(
-        np, lower, again, lambda some: wide_factor(np, some.astype(np.float64), partial(lower_factor, np)), rows
-    )
-    return made.astype(np.float32)
+    weak = has_small_pivot(xp, lower, diagonal(xp, products), safe_pivot_ratio(xp, rows.dtype))
+    made = linalg.recompute_where(lower, weak, again, rows)
+    return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
 
 
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
@@ -209,19 +194,19 @@ def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array])
     return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
 
 
-def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: LinalgBackend | None = None) -> Array:
+def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBackend | None = None) -> Array:
     """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
-    ways = ways or _ways(xp)
-    found = ways.solved(lower, gram(xp, others, rows))
+    linalg = linalg or _default_linalg(xp)
+    found = linalg.solve(lower, gram(xp, others, rows))
 
     def again(rows: Array, others: Array) -> Array:
-        if _single(rows):
-            wide = rows.astype(np.float64)
-            known = wide_factor(np, wide, partial(lower_factor, np))
-            return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
-        return gram(xp, others, ways.singly(rows))
+        if linalg.wide is not None and rows.dtype != xp.float64:
+            wide = xp.astype(rows, xp.float64)
+            found = linalg.solve(linalg.wide(wide), gram(xp, xp.astype(others, xp.float64), wide))
+            return xp.astype(found, rows.dtype)
+        return gram(xp, others, linalg.gram_schmidt(rows))
 
-    return ways.mended(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)
+    return linalg.recompute_where(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)
 
 
 def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:

@@ -41,8 +41,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "tilted_means": _expectation_ops.tilted_means,
 }
 
-# Those that take the `Ways` of an array library.
-WITH_WAYS = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
+# Those that take the `LinalgBackend` of an array library.
+WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
 
 Array = Any
@@ -82,7 +82,7 @@ def run(
 
 
 def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
-    """A step on numpy arrays, in place where that is allowed, and where the array is not one for all replicas."""
+    """Execute one instruction with numpy, in place if the buffer is dead and not broadcast over replicas."""
     if place is not None and inputs[place].flags.writeable and len(inputs[place]) == max(map(len, inputs)):
         return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
     return RULES[step.kind](np, *inputs, **step.params)

@@ -1,4 +1,4 @@
-"""What a plan is a list of: steps, each an instruction on arrays of known shapes, and roughly what each costs."""
+"""The intermediate representation: steps, each an instruction on arrays of known shapes, their costs and loops."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from ._cost_model import CPU
 Array = Any
 Shape = tuple[int, ...]
 
-ORTHANT_SIZES_PER_BATCH = (
-    2**16
-)  # sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
+# Sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
+ORTHANT_SIZES_PER_BATCH = 2**16
 
 DRAWS = ("normals", "chi", "positive")
 VIEWS = ("reshape", "permute", "part", "spread", "transposed")  # share memory with what they read
@@ -114,9 +113,11 @@ def terms(kind: str, args: Sequence[Register]) -> int:
     return 1
 
 
-MAX_ARGUMENT_DISTANCE = (
-    64  # steps back within which an argument must be the same step of a block; others may be made before the loop
-)
+# Loops: equal blocks of a deep network make equal steps, one block after the other. They are found from the steps, so
+# that it does not matter how a program was written, and serve to print a block once and to compile it once. Nothing
+# that is computed depends on them.
+# Steps back within which an argument must be the same step of a block; others may be made before the loop
+MAX_ARGUMENT_DISTANCE = 64
 MIN_STEPS_SAVED = 16  # steps that a loop saves, at least
 MAX_PERIODS_TRIED = 32  # periods that are tried: the most common distances between equal steps
 
@@ -135,13 +136,7 @@ class Loop(NamedTuple):
 
 
 def loops(steps: Sequence[Hashable]) -> list[Loop]:
-    """The loops among steps that are equal or not, in order; none overlap, and none lies within another.
-
-    Examples
-    --------
-    >>> loops([*"begin", *"abcdefgh" * 5, *"end"])
-    [Loop(start=5, period=8, times=5)]
-    """
+    """The loops among steps that are equal or not, in order; none overlap, and none lies within another."""
     number: dict[Hashable, int] = {}
     kinds = np.array([number.setdefault(step, len(number)) for step in steps], dtype=np.intp)
     found: list[Loop] = []

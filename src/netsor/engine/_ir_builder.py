@@ -1,4 +1,4 @@
-"""A plan while it is made: steps are added, and shortened where their result is known or was made before."""
+"""Building a plan step by step, with constants folded and equal steps shared."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Builder:
         """Random numbers of one stream: `normals`, or `chi` with degrees of freedom along the last axis."""
         if math.prod(shape) == 0:
             return self.constant(np.zeros(shape))
-        out = self.room(shape, words)
+        out = self.allocate(shape, words)
         self.steps.append(Step(kind, out, (), {"key": key, **params}, words, 0))
         return out
 
@@ -95,7 +95,7 @@ class Builder:
         else:
             if made is None:
                 made = self._shape(kind, args, params, key)
-            out = self.room(made, words)
+            out = self.allocate(made, words)
             self.steps.append(Step(kind, out, args, params, words, out.size * terms(kind, args)))
             if kind == "scale":
                 self.scaled[out] = args[0], params["by"]
@@ -120,7 +120,7 @@ class Builder:
             self.shapes[seen] = made
         return self.shapes[seen]
 
-    def room(self, shape: Shape, words: str = "") -> Register:
+    def allocate(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
         if 8 * math.prod(shape) > MAX_ARRAY_BYTES:
             what = f" ({words})" if words else ""
@@ -138,7 +138,7 @@ class Builder:
         self.shaped[made] = whole
         return made
 
-    def fitted(self, a: Register, width: int) -> Register:
+    def pad_or_cut(self, a: Register, width: int) -> Register:
         """The last axis cut, or padded with zeros, to a width."""
         have = a.shape[-1]
         if have == width:
@@ -149,7 +149,7 @@ class Builder:
             else self.step("part", a, start=0, stop=width)
         )
 
-    def taken(self, a: Register, places: Any, axis: int) -> Register:
+    def take(self, a: Register, places: Any, axis: int) -> Register:
         """Entries along an axis; the array itself if those are all of them in order."""
         if len(places) == a.shape[axis] and (places == np.arange(len(places))).all():
             return a

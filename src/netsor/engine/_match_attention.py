@@ -1,4 +1,4 @@
-"""Does an output come from one attention layer over tokens with a fixed kernel? Then its limit has a formula.
+"""Recognises an output of one attention layer over tokens with a fixed kernel: its limit has a formula.
 
 Recognises W^O concat_a(softmax(n^(−1/2) ⟨W^{Q,a} x, W^{K,a} x_j⟩) W^{V,a} x_j), each matrix used once, for any tokens.
 """
@@ -19,9 +19,8 @@ from ..language._operation import Apply, Concat, Constant, Dot, MatMul, Mix, Tak
 from ..language._parameters import Weight, weight
 from ..language._score import MASKED_SOFTMAX, SOFTMAX
 from ..language._vector import Vector
-from ._plan_cache import PlanQuery
-from ._sampler import sample_conditional_law
-from ._sampling_options import Sampling
+from ._sampler import Sampling, sample_conditional_law
+from .lower import PlanQuery
 
 Array = npt.NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""A billion replicas in bounded memory: counts and moments by cells of the conditional mean and variance.
+"""Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
 
 The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells, of log v of one width and, where
 conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. In the law a cell becomes

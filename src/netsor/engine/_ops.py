@@ -18,15 +18,12 @@ import numpy as np
 Array = Any
 Shape = tuple[int, ...]
 
-EINSUM_MAX_MULTIPLICATIONS = (
-    128  # multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
-)
-MAX_UNROLLED_TERMS = (
-    8  # terms of a sum up to which JAX and PyTorch add them one by one: they are slow at many small matrix products
-)
-FUNCTION_ENTRIES_PER_BATCH = (
-    2**15
-)  # entries passed to a function of coordinates at once: its temporary arrays fit a cache
+# Multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
+EINSUM_MAX_MULTIPLICATIONS = 128
+# Terms of a sum up to which JAX and PyTorch add them one by one: they are slow at many small matrix products
+MAX_UNROLLED_TERMS = 8
+# Entries passed to a function of coordinates at once: its temporary arrays fit a cache
+FUNCTION_ENTRIES_PER_BATCH = 2**15
 PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once
 
 

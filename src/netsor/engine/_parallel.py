@@ -1,7 +1,6 @@
-"""Monte Carlo by chunks: what is drawn depends on the seed, never on who draws it.
+"""Running work in chunks: threads or any executor, progress, cancellation, and checks of memory and arguments.
 
-A chunk's generators are keyed by (seed, source, chunk), and the size of a chunk depends on the program and its
-widths alone. So the draws are the same bits for any number of workers, and 100 draws are the first 100 of 1,000.
+Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..language import _given
 
 try:
@@ -30,22 +27,11 @@ except ImportError:  # on Windows
 T = TypeVar("T")
 Progress = bool | Callable[[int, int], None]
 
-MAX_INTEGER_ARGUMENT = (
-    2**128
-)  # bound of integer arguments: seeds above it are beyond what numpy recommends, and counts are smaller
+# Bound of integer arguments: seeds above it are beyond what numpy recommends, and counts are smaller
+MAX_INTEGER_ARGUMENT = 2**128
 HEARTBEAT = 0.1  # seconds between two updates of the progress bar
 PATIENCE = 0.5  # seconds to wait for all cancelled threads together
 THREADS = 256  # at most: more are not faster, and each costs memory
-
-
-def generator(seed: int, *key: int) -> np.random.Generator:
-    """The generator of one stream: SFC64, numpy's fastest, keyed by a SeedSequence."""
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=key)))
-
-
-def chunks(draws: int, size: int) -> list[range]:
-    """The draws 0 … draws − 1, in chunks of one size (the last may be shorter)."""
-    return [range(start, min(start + size, draws)) for start in range(0, draws, size)]
 
 
 def whole_number(name: str, value: object, least: int) -> int:

@@ -118,8 +118,14 @@ class Plan:
     Examples
     --------
     >>> plan = ns.paper.layer().plan(n=256)
-    >>> plan.random_numbers, len(plan.steps) > 0
-    (23, True)
+    >>> plan.random_numbers, plan.constant
+    (23, False)
+    >>> x = ns.gaussian(64, 8)
+    >>> for _ in range(12):
+    ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
+    ...
+    >>> [loop.times for loop in ns.Program(x).plan().loops]
+    [11]
     """
 
     title: str
@@ -145,63 +151,28 @@ class Plan:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Where equal steps repeat: the first of them, how many a block has, and how many times it comes.
-
-        Examples
-        --------
-        >>> x = ns.gaussian(64, 8)
-        >>> for _ in range(12):
-        ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
-        ...
-        >>> [loop.times for loop in ns.Program(x).plan().loops]
-        [11]
-        """
+        """Where equal steps repeat: the first of them, how many a block has, and how many times it comes."""
         made = {step.out: k for k, step in enumerate(self.steps)}
         return loops([kind_of(step, k, made) for k, step in enumerate(self.steps)])
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers are drawn for each replica, on average.
-
-        Examples
-        --------
-        >>> ns.paper.layer().plan(n=256).random_numbers, ns.paper.layer().plan(n=10**6).random_numbers
-        (23, 23)
-        """
+        """How many random numbers are drawn for each replica, on average."""
         return sum(step.numbers for step in self.steps)
 
     @property
     def long_numbers(self) -> int:
-        """How many of them are drawn in rows of LONG or more: coordinates, rather than Gram matrices.
-
-        Examples
-        --------
-        >>> ns.paper.layer().plan(n=256).long_numbers
-        0
-        """
+        """How many of them are drawn in rows of 32 or more: coordinates, rather than Gram matrices."""
         return sum(step.numbers for step in self.steps if step.out.shape[-1:] >= (MIN_INNERMOST_ROW,))
 
     @property
     def operations(self) -> int:
-        """Roughly how many entries and products are computed for each replica.
-
-        Examples
-        --------
-        >>> ns.paper.layer().plan(n=256).operations > 0
-        True
-        """
+        """Roughly how many entries and products are computed for each replica."""
         return sum(step.operations for step in self.steps)
 
     @property
     def constant(self) -> bool:
-        """Whether the law does not depend on any random number: then one replica is the law.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> ns.Program(ns.weight(n, n) @ ns.relu(ns.gaussian(n))).plan(n=ns.inf).constant
-        True
-        """
+        """Whether the law does not depend on any random number: then one replica is the law."""
         return not (self.mean.varies or self.columns.varies)
 
     def seconds(self, draws: int) -> float:

@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._parallel import Silent, chunks
+from ._parallel import Silent
 from ._plan import Plan
+from ._rng_keys import chunks
 from .backends import AUTO, Backend, NoDeviceError, Numpy
 
 Array = npt.NDArray[np.float64]

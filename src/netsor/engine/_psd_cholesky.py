@@ -1,4 +1,4 @@
-"""Triangular factors of Gram matrices that may be singular, and what is solved with them.
+"""Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
 A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix, so that the
 result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` to get the
@@ -30,32 +30,33 @@ SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding
 class LinalgBackend:
     """How an array library factors matrices, solves for triangular ones, and makes some of many matrices again."""
 
-    factored: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
-    tried: Callable[[Array], Array]  # of Gram matrices; any pivot that is not sure may be wrong, or NaN
-    solved: Callable[[Array, Array], Array]
-    lowered: Callable[[Array, Array], Array]  # C^(−1) times rows
-    based: Callable[[Array], Array]
-    unsure: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
-    singly: Callable[..., Array]  # of rows, and of known orthonormal ones
-    mended: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
+    factor: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
+    try_factor: Callable[[Array], Array]  # of Gram matrices; any pivot that is not sure may be wrong, or NaN
+    solve: Callable[[Array, Array], Array]
+    solve_lower: Callable[[Array, Array], Array]  # C^(−1) times rows
+    basis: Callable[[Array], Array]
+    undetermined: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
+    gram_schmidt: Callable[..., Array]  # of rows, and of known orthonormal ones
+    recompute_where: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
+    wide: Callable[[Array], Array] | None = None  # of rows of single precision, given in double: see `wide_factor`
 
 
-def factor(xp: Any, gram: Array, ways: LinalgBackend | None = None) -> Array:
+def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:
     """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows.
 
     A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
     """
-    return _factored(xp, gram, gram, ways)
+    return _factored(xp, gram, gram, linalg)
 
 
-def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, ways: LinalgBackend | None = None) -> Array:
+def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgBackend | None = None) -> Array:
     """The triangular factor of `rest`: a Gram matrix `whole` minus the products of coordinates along known directions.
 
     A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
     row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that depends
     on what rounding hides then changes visibly (see `_expectation_ops`).
     """
-    made = _factored(xp, rest, whole, ways)
+    made = _factored(xp, rest, whole, linalg)
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
         own = diagonal(xp, made)
         more = xp.sqrt(own**2 + HIDDEN * diagonal(xp, whole)) - own
@@ -63,10 +64,10 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, ways: LinalgBac
     return made
 
 
-def _factored(xp: Any, gram: Array, whole: Array, ways: LinalgBackend | None) -> Array:
+def _factored(xp: Any, gram: Array, whole: Array, linalg: LinalgBackend | None) -> Array:
     """The factor, where pivots below the tolerance beside the squares of `whole` rows count as 0."""
     floor = tolerance(xp, gram.dtype) * diagonal(xp, whole)
-    return ways.factored(gram, floor) if ways else lower_factor(xp, gram, floor)
+    return linalg.factor(gram, floor) if linalg else lower_factor(xp, gram, floor)
 
 
 def diagonal(xp: Any, a: Array) -> Array:
@@ -154,13 +155,13 @@ def directions(rows: Any) -> Any:
     return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
 
 
-def solve(xp: Any, lower: Array, b: Array, ways: LinalgBackend | None = None) -> Array:
+def solve(xp: Any, lower: Array, b: Array, linalg: LinalgBackend | None = None) -> Array:
     """X with X C^T = b for lower triangular C: coordinates along the directions of C's rows, from products with them.
 
     The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
     """
-    if ways:
-        return ways.solved(lower, b)
+    if linalg:
+        return linalg.solve(lower, b)
     size = lower.shape[-1]
     if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
         return b @ np.swapaxes(inverse(lower), -1, -2)  # one product, not a pass over b for each direction
@@ -199,32 +200,32 @@ def _lower(size: int) -> Any:
     return np.tri(size, dtype=bool)
 
 
-def basis(xp: Any, rows: Array, ways: LinalgBackend | None = None) -> Array:
+def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions.
 
     It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
     """
-    if ways:
-        return ways.based(rows)
+    if linalg:
+        return linalg.basis(rows)
     q, r = xp.linalg.qr(xp.matrix_transpose(rows))
     signs = diagonal(xp, r)
     one = xp.ones_like(signs)
     return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
 
 
-def spheres(xp: Any, known: Array, points: Array, *rest: Array, ways: LinalgBackend | None = None) -> Array:
+def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: LinalgBackend | None = None) -> Array:
     """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones.
 
     With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
     `rest` are rows whose products are those of the part of G along directions outside the frame.
     """
     one = xp.eye(points.shape[-2], dtype=points.dtype)
-    left = residual(xp, one - known @ xp.matrix_transpose(known), one, ways=ways)
+    left = residual(xp, one - known @ xp.matrix_transpose(known), one, linalg=linalg)
     alive = diagonal(xp, left) > 0  # False for a vector whose known coordinates are all of it
     points = points * xp.astype(alive, points.dtype)[..., None]
     gram = points @ xp.matrix_transpose(points)
     for rows in rest:
         rows = rows * xp.astype(alive, points.dtype)[..., None]
         gram = gram + rows @ xp.matrix_transpose(rows)
-    found = left @ xp.matrix_transpose(solve(xp, factor(xp, gram, ways), xp.matrix_transpose(points), ways))
+    found = left @ xp.matrix_transpose(solve(xp, factor(xp, gram, linalg), xp.matrix_transpose(points), linalg))
     return join(xp, known, found, axis=len(found.shape) - 2)

@@ -24,8 +24,9 @@ from ..language._parameters import Weight
 from ..language._rotary import Rotate
 from ..language._score import Pool
 from ..language._vector import Vector
-from ._parallel import check_memory, chunks, cores, generator, memory, whole_number
-from ._sampling_options import Sampling
+from ._parallel import check_memory, cores, memory, whole_number
+from ._rng_keys import chunks, generator
+from ._sampler import Sampling
 
 Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None
@@ -178,11 +179,11 @@ class _Literal:
 
     def evaluate(self, value: Value) -> None:
         """Compute a value whose inputs are computed."""
-        array = rule_for(value.op, LITERAL, "LITERAL of engine/_literal.py")(self, value.op, value)
+        array = rule_for(value.op, LITERAL, "LITERAL of engine/_reference.py")(self, value.op, value)
         # constants and data have one replica, which stands for all
         self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
 
-    def lined(self, value: Value, ndim: int) -> Array:
+    def align_axes(self, value: Value, ndim: int) -> Array:
         """The array of a value with axes of size 1 set in after the replicas, so that numpy broadcasts it."""
         array = self.drawn[value]
         return array.reshape(array.shape[0], *(1,) * (ndim - value.ndim), *array.shape[1:])
@@ -246,8 +247,8 @@ def _orthogonalised(g: Array, rule: OptimiserStep) -> Array:
 
 
 def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:
-    arrays = [run.lined(v, value.ndim) for v in op.vectors]
-    arrays += [run.lined(p, value.ndim)[..., None] for p in op.scalars]
+    arrays = [run.align_axes(v, value.ndim) for v in op.vectors]
+    arrays += [run.align_axes(p, value.ndim)[..., None] for p in op.scalars]
     return np.asarray(op.f(*arrays))
 
 
@@ -272,13 +273,13 @@ def _rotate(run: _Literal, op: Rotate, value: Vector) -> Array:
 
 
 def _dot(run: _Literal, op: ops.Dot, value: Value) -> Array:
-    q, k = run.lined(op.x, value.ndim - 1), run.lined(op.y, value.ndim - 1)
+    q, k = run.align_axes(op.x, value.ndim - 1), run.align_axes(op.y, value.ndim - 1)
     scale: float = q.shape[-1] ** -op.power
     return scale * (q @ np.swapaxes(k, -1, -2))
 
 
 def _apply(run: _Literal, op: ops.Apply, value: Value) -> Array:
-    made = np.asarray(op.f(*(run.lined(p, op.leading + op.axes) for p in op.scalars)))
+    made = np.asarray(op.f(*(run.align_axes(p, op.leading + op.axes) for p in op.scalars)))
     return np.broadcast_to(made, (made.shape[0], *value.shape))
 
 
@@ -298,9 +299,9 @@ LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Array]] = {
     SteppedMatMul: _stepped,
     SteppedParameter: _shifted,
     ops.Nonlin: _nonlin,
-    ops.Add: lambda run, op, value: run.lined(op.x, value.ndim) + run.lined(op.y, value.ndim),
-    ops.Scale: lambda run, op, value: run.lined(op.c, value.ndim)[..., None] * run.lined(op.x, value.ndim),
-    ops.Mix: lambda run, op, value: run.lined(op.a, value.ndim + 1) @ run.lined(op.x, value.ndim),
+    ops.Add: lambda run, op, value: run.align_axes(op.x, value.ndim) + run.align_axes(op.y, value.ndim),
+    ops.Scale: lambda run, op, value: run.align_axes(op.c, value.ndim)[..., None] * run.align_axes(op.x, value.ndim),
+    ops.Mix: lambda run, op, value: run.align_axes(op.a, value.ndim + 1) @ run.align_axes(op.x, value.ndim),
     ops.Concat: _concat,
     ops.Split: _split,
     ops.Dot: _dot,

@@ -1,4 +1,4 @@
-"""A plan as a function of standard normals: what a replica draws is given, not drawn.
+"""A plan as a function of standard normals, which are given and not drawn: for Markov chains over them.
 
 χ are functions of normals (see `backends._chi`), so all that a replica draws is a function of one row z of independent
 standard normals, and given z the outputs are N(mean(z), cov(z)). Markov chains over z need this and nothing else.
@@ -21,10 +21,11 @@ from ._ir import VIEWS, Register, Step
 from ._parallel import cores, whole_number
 from ._plan import Plan
 from ._psd_cholesky import directions
+from ._rng_keys import CHUNK
 from .backends import Backend, Device, Numpy
 from .backends._base import DEVICE_BLOCK_BYTES
 from .backends._chi import Chi, chi
-from .backends._numpy import BLOCK_BYTES, CHUNK, _laid_out
+from .backends._numpy import BLOCK_BYTES, _laid_out
 
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -128,10 +129,10 @@ def _beside(xp: Any, columns: Any, factor: float) -> Any:
 
 
 def _shortened(plan: Plan) -> tuple[Plan, float]:
-    """The plan that ends at vectors X, where the covariance is a multiple of Σ X X^T over heads; and its root.
+    """The plan that ends at vectors X, where the covariance is c² Σ X X^T over heads; and c.
 
-    The last vectors of a plan are often C of C C^T = X X^T, and then sums over heads: a Cholesky factor, made only to
-    be multiplied with itself. So may be X again.
+    Many plans end in a Cholesky factor C with C C^T = X X^T (docs/theory.md, equation 5), made only to be multiplied
+    with itself. X serves as well, and so on backwards if X is itself such a factor.
     """
     plan, factor = _without_zeros(plan), 1.0
     while (found := _without_root(plan)) is not None:
@@ -140,31 +141,42 @@ def _shortened(plan: Plan) -> tuple[Plan, float]:
 
 
 def _without_root(plan: Plan) -> tuple[Plan, float] | None:
-    """The plan without its last Cholesky factor, and a factor for what it ends at; tried with random numbers."""
+    """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads.
+
+    It is if the steps after C only move its entries and multiply all by one number c, and if row i of C, of all heads,
+    becomes row i of the result. The numbers 1, 2, … in place of the entries show where each of them goes.
+    """
     roots = [step for step in plan.steps if step.kind == "reduced"]
     if not roots:
         return None
-    root, rng = roots[-1], np.random.default_rng(0)
+    root, size = roots[-1], plan.mean.size
     after = _after(plan, root.out)
-    size = plan.mean.size
-    if after is None or root.out.shape[-2:] != (size, size):
+    if after is None or root.out.shape[-2:] != (size, size) or not all(map(_moves_entries, after)):
         return None
-    shares = []
-    for _ in range(2):
-        lower = np.tril(rng.standard_normal((1, *root.out.shape)))
-        mean, columns = _tail(plan, after, root.out, lower)
-        columns = _beside(np, columns, 1.0)[0]
-        cov = columns @ columns.T
-        sums = (lower @ np.swapaxes(lower, -1, -2)).sum(axis=tuple(range(lower.ndim - 2)))
-        share = float(np.trace(cov) / np.trace(sums))
-        if mean.any() or not np.allclose(cov, share * sums, rtol=1e-12, atol=1e-12 * share):
-            return None
-        shares.append(share)
-    if not shares[0] or abs(shares[1] - shares[0]) > 1e-12 * shares[0]:
+    number = 1.0 + np.arange(root.out.size, dtype=np.float64).reshape(1, *root.out.shape)
+    mean, columns = _tail(plan, after, root.out, number)
+    columns = _beside(np, columns, 1.0)[0]
+    columns = columns[:, columns.any(axis=0)]
+    rows = np.moveaxis(number[0], -2, 0).reshape(size, -1)
+    if mean.any() or columns.shape != rows.shape:
+        return None
+    factor = float(columns.max() / rows.max())
+    same = np.allclose(np.sort(columns, axis=1), factor * np.sort(rows, axis=1), rtol=1e-12)
+    if not same or not np.allclose(np.argsort(columns, axis=1), np.argsort(columns[0])):
         return None
     nothing = Register((size,), np.zeros((1, size)))
-    steps, rows = _narrowed(plan.steps, root.args[1])
-    return replace(plan, steps=steps, mean=nothing, columns=rows), math.sqrt(shares[0])
+    steps, kept = _narrowed(plan.steps, root.args[1])
+    return replace(plan, steps=steps, mean=nothing, columns=kept), factor
+
+
+def _moves_entries(step: Step) -> bool:
+    """Whether each entry of a result is an entry of the one array that varies, times a number, or 0."""
+    if step.kind in (*MOVED, "pad", "scale"):
+        return True
+    if step.kind != "product" or step.args[1].value is None:
+        return False
+    chosen = step.args[1].value  # of each row at most one entry, and no entry twice
+    return bool(np.isin(chosen, (0.0, 1.0)).all() and (chosen.sum(-2) <= 1).all() and (chosen.sum(-1) <= 1).all())
 
 
 def _without_zeros(plan: Plan) -> Plan:

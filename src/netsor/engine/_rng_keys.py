@@ -1,8 +1,23 @@
-"""The random streams of a source: what a draw is for is a number in the key that it is seeded with.
+"""Random-number keys: which generator makes which number, so that a law depends on its seed and on nothing else.
 
-χ have streams of their own: their generator takes a number of random bits that depends on the width, and normals drawn
-after them would not be the same at two widths with one seed.
+A plan has one stream for each array that it draws. The key of a stream is
+
+    (place of the value in the program as written, a count, which of its groups, purpose, a count)
+
+where the purpose is one of the constants below. numpy's generator of a stream is keyed by (seed, *key, chunk): replicas
+are drawn in chunks whose boundaries depend on neither the workers nor the number of draws, so that any number of
+workers gives the same bits, and 100 draws are the first 100 of 1,000. JAX and PyTorch hash the same keys.
+
+χ have streams of their own. Their generator consumes a number of random bits that depends on the width, and normals
+drawn after them from one stream would differ between two widths with one seed. With streams of their own, laws at two
+widths share their normals, and differences between them have little noise (docs/theory.md, equation 8).
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
 
 CROSS = 0  # of new sources with the directions that are there: coordinates, or at infinite width normals of pairs
 OWN = 1  # of new sources with each other
@@ -11,3 +26,46 @@ COORDINATES = 3  # all coordinates of new sources
 ORIENTATION = 4  # the coordinates of a frame's directions that outputs ask for
 ORIENTATION_CHI = 5  # norms outside that frame
 SAMPLE = 6  # outside of frames: one coordinate of a source, random scalars, the normals of draws of a conditional law
+
+CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
+FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
+
+
+def generator(seed: int, *key: int) -> np.random.Generator:
+    """The generator of one stream: SFC64, numpy's fastest, keyed by a SeedSequence."""
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def chunks(draws: int, size: int) -> list[range]:
+    """The draws 0 … draws − 1, in chunks of one size (the last may be shorter)."""
+    return [range(start, min(start + size, draws)) for start in range(0, draws, size)]
+
+
+def growing_chunks(draws: int) -> list[range]:
+    """Chunks whose sizes grow geometrically, so that even a few draws are spread over all workers.
+
+    Where a chunk begins depends on nothing else: it is part of the key.
+    """
+    found, start = [], 0
+    while start < draws:
+        size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
+        found.append(range(start, min(start + size, draws)))
+        start += size
+    return found
+
+
+def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]:
+    """Join consecutive chunks into parts of up to `most` draws, with at least one part for each worker.
+
+    Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone joins
+    those before it (see `blocks`).
+    """
+    alone = most > 1
+    most = min(most, -(-parts[-1].stop // workers))
+    found = [parts[0]]
+    for part in parts[1:]:
+        if part.stop - found[-1].start <= most or (alone and len(part) == 1):
+            found[-1] = range(found[-1].start, part.stop)
+        else:
+            found.append(part)
+    return found

@@ -1,9 +1,11 @@
-"""Sampling by a plan: chunks of replicas, on any backend and any executor."""
+"""Sampling by a plan: how many draws, in which chunks, by whom, and what errors of Gaussian expectations do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -13,24 +15,68 @@ import numpy.typing as npt
 from .._array_api import one_blas_thread
 from ..language._array import Value
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
-from ._parallel import Silent, check_memory, chunks
+from ._parallel import Progress, Silent, at_once, check_memory, run, whole_number
 from ._plan import Plan
-from ._plan_cache import PlanQuery
 from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
-from ._rng_keys import SAMPLE
-from ._sampling_options import Sampling
+from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
-from .backends._numpy import CHUNK, Streams, block_bytes, block_of, blocks
+from .backends._numpy import Streams, block_bytes, block_of, blocks
 from .backends._numpy import block as numpy_block
+from .lower import PlanQuery
+
+T = TypeVar("T")
+
+AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Draws and seed, which say what is drawn (with the backend); workers, executor and progress, which do not.
+
+    `workers` are threads, all cores if None; an executor, if given, takes their place. `progress` is True for a bar on
+    a terminal, False for none, or a function of (draws done, draws in all).
+    """
+
+    draws: int
+    seed: int = 0
+    workers: int | None = None
+    executor: Executor | None = None
+    progress: Progress = True
+    backend: Backend = field(default_factory=Numpy)
+    least: int = 1  # draws
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", whole_number("draws", self.draws, self.least))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
+
+    @property
+    def threads(self) -> int | None:
+        """How many chunks are worked on at a time."""
+        return self.workers if self.backend.threads else AHEAD
+
+    @property
+    def at_once(self) -> int:
+        """How many chunks can be under way, an executor's included."""
+        return at_once(self.threads, self.executor)
+
+    def run(
+        self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
+    ) -> Iterator[tuple[range, T]]:
+        """Every chunk, as it is done; `together` of them make a task that is worth sending.
+
+        Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much
+        as drawing a fifth of its numbers.
+        """
+        with one_blas_thread() if self.backend.threads else nullcontext():
+            yield from run(work, parts, self.threads, self.executor, self.progress, together)
+
 
 Array = npt.NDArray[np.float64]
-T = TypeVar("T")
 
 TASK = 0.5  # seconds of work that a task sent to another process should have
 PILOT = 8192  # replicas that say where the cells are
 MAX_DRAWS = 2**34  # draws
 MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
-FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
 BLOCK = 2**24  # bytes that one at work has in hand beside its results and arrays
@@ -85,7 +131,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     together = _chunks_per_task(plan, work.size)
-    for part, (mean, cov) in sampling.run(work, chunks(draws, work.size), together):
+    for part, (mean, cov) in sampling.run(work.law, chunks(draws, work.size), together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     if where.precision == "float32":
@@ -96,7 +142,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
 
 
 def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
-    """Those of the plan; and of an output that is 0 because functions were 0 wherever they were tried, that."""
+    """The plan's notes, and a warning if an output is 0 only because a function was 0 at every point tried."""
     zero = ~(np.any(mean, axis=0) | np.any(np.diagonal(cov, axis1=1, axis2=2), axis=0))
     if not (plan.tried and zero.any()):
         return plan.notes
@@ -118,11 +164,11 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
     check_single(plan, where, draws)
     if where.threads:
         most = block_of(plan, where.itemsize)
-        work, parts = _Draws(plan, seed, where, 1), merge_chunks(growing_chunks(draws), most, sampling.at_once)
+        work, parts = _Chunk(plan, seed, where, 1), merge_chunks(growing_chunks(draws), most, sampling.at_once)
     else:
-        work = _Draws(plan, seed, where, where.chunk(plan, draws))
+        work = _Chunk(plan, seed, where, where.chunk(plan, draws))
         parts = chunks(draws, work.size)
-    for part, values in sampling.run(work, parts):
+    for part, values in sampling.run(work.draws, parts):
         found[part.start : part.stop] = values
     _check_finite(found)
     return split(found, question.outputs)
@@ -135,50 +181,18 @@ def split(rows: Array, outputs: Sequence[Value]) -> list[Array]:
     return [a.reshape(len(rows), *output.shape) for a, output in parted]
 
 
-def growing_chunks(draws: int) -> list[range]:
-    """The draws in chunks that grow with their place, from a few draws on: so not many keep many workers busy.
-
-    Where a chunk begins depends on nothing else, for it is part of the seed.
-    """
-    found, start = [], 0
-    while start < draws:
-        size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
-        found.append(range(start, min(start + size, draws)))
-        start += size
-    return found
-
-
-def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]:
-    """Chunks that follow each other in parts of up to `most` draws, and no fewer parts than workers have to do.
-
-    Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone goes
-    with those before it (see `blocks`).
-    """
-    alone = most > 1
-    most = min(most, -(-parts[-1].stop // workers))
-    found = [parts[0]]
-    for part in parts[1:]:
-        if part.stop - found[-1].start <= most or (alone and len(part) == 1):
-            found[-1] = range(found[-1].start, part.stop)
-        else:
-            found.append(part)
-    return found
-
-
 def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
-    """More replicas than are kept: cells are laid by the first of them, and all are added up there."""
+    """Too many replicas to store: a pilot sample defines a grid, and moments are accumulated in each of its cells."""
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     if draws > MAX_DRAWS:
         raise ValueError(f"draws={draws} must be at most 2^34")
     size = where.chunk(plan, draws)
-    first = range(min(PILOT, size))
-    mean, cov = _Chunk(plan, seed, where, size)(first, Silent())
+    mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Silent())
     _check_finite(mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
     tally = MomentAccumulator(cells)
-    work = _Sums(plan, seed, where, size, cells)
-    together = _chunks_per_task(plan, size)
-    for _, found in sampling.run(work, chunks(draws, size), together):
+    work = _Chunk(plan, seed, where, size, cells).moments
+    for _, found in sampling.run(work, chunks(draws, size), _chunks_per_task(plan, size)):
         for block in found:
             tally.add(block)
     nodes = tally.nodes()
@@ -199,21 +213,6 @@ def _chunks_per_task(plan: Plan, size: int) -> int:
     return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """The work for one chunk of many: what is kept of its blocks."""
-
-    plan: Plan
-    seed: int
-    backend: Backend
-    size: int
-    cells: MomentGrid
-
-    def __call__(self, part: range, tick: Callable[[int], None]) -> list[BlockMoments]:
-        blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
-        return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
-
-
 def _check_finite(*arrays: Array) -> None:
     if not all(np.isfinite(array).all() for array in arrays):
         raise ValueError(
@@ -224,14 +223,16 @@ def _check_finite(*arrays: Array) -> None:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The work for one chunk: its blocks, one after the other."""
+    """The work for one chunk of replicas: its law, its moments or draws from it, by a worker in any process."""
 
     plan: Plan
     seed: int
     backend: Backend
     size: int
+    cells: MomentGrid | None = None
 
-    def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
+    def law(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
+        """Conditional means and covariances."""
         size = self.plan.mean.shape[0]
         means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
         done = 0
@@ -243,37 +244,28 @@ class _Chunk:
             done += replicas
         return means, covs
 
+    def moments(self, part: range, tick: Callable[[int], None]) -> list[BlockMoments]:
+        """The sums over cells of each block."""
+        assert self.cells is not None
+        blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
+        return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
-@one_blas_thread()
-def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
-    """Means and coefficients of a few replicas, by numpy."""
-    mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
-    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
+    def draws(self, part: range, tick: Callable[[int], None]) -> Array:
+        """Draws: mean + coefficients · N(0, I), the normals from a stream of their own.
 
-
-@dataclass(frozen=True)
-class _Draws:
-    """The draws of one chunk: mean + coefficients · N(0, I), the normals from a stream of their own.
-
-    In double precision, if one of them is too large for a single precision that was chosen by other draws.
-    """
-
-    plan: Plan
-    seed: int
-    backend: Backend
-    size: int
-
-    def __call__(self, part: range, tick: Callable[[int], None]) -> Array:
+        If single precision was chosen by looking at other draws, and one of these overflows it, all of the part are
+        computed in double precision.
+        """
         if not self.backend.chosen:
-            return self._made(part, tick)
+            return self._draws(part, tick)
         try:
             with np.errstate(**RAISED):
-                return self._made(part, tick)
+                return self._draws(part, tick)
         except TOO_LARGE:
             exact = replace(self.backend, precision="float64", chosen=False)
-            return replace(self, backend=exact)._made(part, tick)
+            return replace(self, backend=exact)._draws(part, tick)
 
-    def _made(self, part: range, tick: Callable[[int], None]) -> Array:
+    def _draws(self, part: range, tick: Callable[[int], None]) -> Array:
         chunks = [chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start]
         streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
         made = (
@@ -294,6 +286,13 @@ class _Draws:
             if done == len(part):
                 break
         return found
+
+
+@one_blas_thread()
+def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
+    """Means and coefficients of a few replicas, by numpy."""
+    mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
 
 
 @dataclass(frozen=True)

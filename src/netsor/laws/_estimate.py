@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -156,18 +156,15 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
 
     def log(self) -> Estimate:
         """The natural logarithm."""
-        made: Estimate = np.log(self)
-        return made
+        return cast(Estimate, np.log(self))
 
     def exp(self) -> Estimate:
         """The exponential."""
-        made: Estimate = np.exp(self)
-        return made
+        return cast(Estimate, np.exp(self))
 
     def sqrt(self) -> Estimate:
         """The square root."""
-        made: Estimate = np.sqrt(self)
-        return made
+        return cast(Estimate, np.sqrt(self))
 
 
 def _value(x: Any) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .. import _gram_schmidt
-from .._interpreter import RULES, WITH_WAYS
+from .._interpreter import RULES, WITH_LINALG
 from .._ir import Step
 from .._ops import gram, squares
 from .._psd_cholesky import LinalgBackend, basis, by_columns, diagonal, safe_pivot_ratio, solve, tolerance
@@ -32,12 +33,13 @@ class Library:
     cholesky: Callable[[Array], Array]  # NaN where it fails
     triangular: Callable[[Array, Array], Array]  # X with X C^T = b; no pivot of C is 0
     columns: Callable[[Array, Array], Array]  # the factor of any Gram matrix, given pivots that count as 0, slowly
-    singly: Callable[..., Array]  # as `_gram_schmidt.modified_gram_schmidt`, slowly
-    mended: Callable[..., Array]  # as `_gram_schmidt.recompute_where`
+    gram_schmidt: Callable[..., Array]  # as `_gram_schmidt.modified_gram_schmidt`, slowly
+    recompute_where: Callable[..., Array]  # as `_gram_schmidt.recompute_where`
     few: int  # rows up to which the slow ways are used, where the library's fail, without a try
+    wide: bool = False  # whether rows of single precision that are nearly equal are factored in double precision
 
     @property
-    def ways(self) -> LinalgBackend:
+    def linalg(self) -> LinalgBackend:
         """What the instructions of a plan use."""
         return LinalgBackend(
             self._factored,
@@ -47,12 +49,13 @@ class Library:
             self._based,
             lambda again, *_: again,
             self._span,
-            self.mended,
+            self.recompute_where,
+            (lambda rows: _gram_schmidt.wide_factor(self.xp, rows, self.factored_roughly)) if self.wide else None,
         )
 
     def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
         """A step of a plan on arrays of the library."""
-        more = {"ways": self.ways} if step.kind in WITH_WAYS else {}
+        more = {"linalg": self.linalg} if step.kind in WITH_LINALG else {}
         return RULES[step.kind](self.xp, *inputs, **step.params, **more)
 
     def _factored(self, gram: Array, floor: Array) -> Array:
@@ -62,7 +65,7 @@ class Library:
         lower = self.cholesky(gram)
         regular = self.xp.all(diagonal(self.xp, lower) ** 2 > floor, axis=-1)
         finite = self.xp.all(self.xp.isfinite(diagonal(self.xp, gram)), axis=-1)  # else NaN is what it should be
-        return self.mended(lower, ~regular & finite, self._singular, gram, floor[..., None, :])
+        return self.recompute_where(lower, ~regular & finite, self._singular, gram, floor[..., None, :])
 
     def _singular(self, gram: Array, floor: Array) -> Array:
         """The same of matrices with rows that depend on earlier ones; the floor is a row of a matrix."""
@@ -70,7 +73,9 @@ class Library:
             return self.columns(gram, floor[..., 0, :])
         made = self._dependent(gram, floor[..., 0, :])
         unknown = ~self.xp.all(diagonal(self.xp, made) >= 0, axis=-1)
-        return self.mended(made, unknown, lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor)
+        return self.recompute_where(
+            made, unknown, lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor
+        )
 
     def _tried(self, gram: Array) -> Array:
         """The same where all rows but those of zeros add a direction; NaN elsewhere."""
@@ -96,19 +101,19 @@ class Library:
 
         def again(gram: Array, floor: Array) -> Array:
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE)
-            return self.mended(made, failed(made), undecided, gram, many * floor)
+            return self.recompute_where(made, failed(made), undecided, gram, many * floor)
 
         def undecided(gram: Array, floor: Array) -> Array:
             regular = self._more_regular(gram, floor[..., 0, :])
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
             made = xp.where(failed(made)[..., None, None], regular, made)
-            return self.mended(
+            return self.recompute_where(
                 made, failed(made), lambda gram, floor: self._factored(gram, floor[..., 0, :]), gram, floor
             )
 
         lower = self._tried(gram)
         weak = xp.any(~(diagonal(xp, lower) ** 2 > floor) & (diagonal(xp, gram) > 0), axis=-1)
-        return self.mended(lower, weak, again, gram, floor[..., None, :])
+        return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
 
     def _more_regular(self, gram: Array, more: Array) -> Array:
         """The factor of Gram matrices with more on the diagonal, unless a row is 0."""
@@ -165,7 +170,7 @@ class Library:
         lower = self.cholesky(products)
         good = diagonal(xp, lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * diagonal(xp, products)
         made = self._orthonormal(self._lowered(lower, rows))
-        return self.mended(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
+        return self.recompute_where(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
 
     def _span(self, rows: Array, *known: Array) -> Array:
         """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020).
@@ -176,7 +181,7 @@ class Library:
         """
         xp = self.xp
         if rows.shape[-2] <= self.few:
-            return self.singly(rows, *known)
+            return self.gram_schmidt(rows, *known)
         floor = _gram_schmidt.zero_threshold(xp, rows)
         left = _gram_schmidt.project_out(xp, _gram_schmidt.project_out(xp, rows, known), known)
         real = squares(xp, left) > floor
@@ -190,4 +195,84 @@ class Library:
         lower = self._dependent(products, xp.maximum(floor / diagonal(xp, lower) ** 2, rounding))
         made = self._orthonormal(_gram_schmidt.project_out(xp, self._lowered(lower, once), known))
         failed = ~xp.all(squares(xp, made) >= 0, axis=-1)
-        return self.mended(made, failed, self.singly, rows, *known)
+        return self.recompute_where(made, failed, self.gram_schmidt, rows, *known)
+
+
+MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it
+
+
+@cache
+def jax_library() -> Library:
+    """JAX's own factors and solutions; compiled loops where these fail."""
+    import jax
+    import jax.numpy as jnp
+
+    return Library(
+        jnp,
+        lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False),
+        _triangular,
+        _columns,
+        _singly,
+        _mended,
+        MAX_LOOPED_ROWS,
+    )
+
+
+def _triangular(lower: Array, b: Array) -> Array:
+    import jax
+    import jax.numpy as jnp
+
+    batch = jnp.broadcast_shapes(lower.shape[:-2], b.shape[:-2])
+    lower = jnp.broadcast_to(lower, (*batch, *lower.shape[-2:]))
+    b = jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
+    return jax.lax.linalg.triangular_solve(lower, b, left_side=False, lower=True, transpose_a=True)
+
+
+def _columns(gram: Array, floor: Array) -> Array:
+    """As `_psd_cholesky.by_columns`."""
+    import jax
+    import jax.numpy as jnp
+
+    size = gram.shape[-1]
+
+    def column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rest, made = state
+        pivot = jax.lax.dynamic_index_in_dim(jnp.diagonal(rest, axis1=-2, axis2=-1), j, -1, keepdims=False)
+        fresh = pivot > jax.lax.dynamic_index_in_dim(floor, j, -1, keepdims=False)
+        inverse = jnp.where(fresh, 1.0 / jnp.sqrt(jnp.where(fresh, pivot, 1.0)), 0.0)
+        below = jax.lax.dynamic_index_in_dim(rest, j, -1, keepdims=False) * inverse[..., None]
+        below = jnp.where(jnp.arange(size) >= j, below, 0.0)
+        made = jax.lax.dynamic_update_index_in_dim(made, below, j, -1)
+        return rest - below[..., :, None] * below[..., None, :], made
+
+    return jax.lax.fori_loop(0, size, column, (gram, jnp.zeros_like(gram)))[1]
+
+
+def _singly(rows: Array, *known: Array) -> Array:
+    """As `_gram_schmidt.modified_gram_schmidt`: rows of `made` not yet computed are 0, and subtract nothing."""
+    import jax
+    import jax.numpy as jnp
+
+    batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (rows, *known)))
+    floor = _gram_schmidt.zero_threshold(jnp, rows)
+
+    def one(j: Any, made: Array) -> Array:
+        x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
+        once = _gram_schmidt.project_out(jnp, x, (*known, made))
+        rest = _gram_schmidt.project_out(jnp, once, (*known, made))
+        least = jax.lax.dynamic_slice_in_dim(floor, j, 1, -1)
+        found = _gram_schmidt.unit(jnp, rest, squares(jnp, once), least)
+        return jax.lax.dynamic_update_slice_in_dim(made, found, j, -2)
+
+    return jax.lax.fori_loop(0, rows.shape[-2], one, jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype))
+
+
+def _mended(made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+    """`made`, with the matrices marked in `again` recomputed: if any is marked, all are, and only those used."""
+    import jax
+    import jax.numpy as jnp
+
+    def both(inputs: tuple[Array, ...]) -> Array:
+        return jnp.where(again[..., None, None], remake(*inputs), made)
+
+    return jax.lax.cond(jnp.any(again), both, lambda _: made, arrays)

@@ -1,4 +1,4 @@
-"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see `_jax_program` and `_jax_program`."""
+"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see `_jax_program`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import memory
 from .._plan import Plan
 from ._base import Device, NoDeviceError, largest_block
-from ._jax_linalg import library
+from ._batched_linalg import jax_library
 from ._jax_program import Piece, block, pieces
 
 Array = Any
@@ -143,7 +143,7 @@ class Jax(Device):
 
         rest = replace(plan, steps=[step for step in plan.steps if step.kind not in ("normals", "chi")])
         with self._within():
-            found, last = pieces(rest, self.precision), jax.jit(partial(what, library()))
+            found, last = pieces(rest, self.precision), jax.jit(partial(what, jax_library()))
 
         def made(drawn: Mapping[Register, Any]) -> Any:
             asked = len(next(iter(drawn.values())))

@@ -23,8 +23,8 @@ import numpy as np
 from .._interpreter import RULES
 from .._ir import Register, Step, key_of
 from .._plan import Plan
+from ._batched_linalg import jax_library
 from ._chi import chi
-from ._jax_linalg import library
 
 Array = Any
 
@@ -81,9 +81,8 @@ def on_gpu() -> bool:
     return bool((jax.config.jax_default_device or jax.devices()[0]).platform == "gpu")
 
 
-MAX_SHARED_NORMALS = (
-    1024  # random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
-)
+# Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
+MAX_SHARED_NORMALS = 1024
 PROGRAMS = 256  # compiled programs that are kept in memory
 
 _programs: OrderedDict[Any, CompiledFunction] = OrderedDict()
@@ -263,7 +262,7 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             if step.kind == "scale":
                 arrays[step.out] = args[0] * next(factors)
             else:
-                arrays[step.out] = library().compute(step, args)
+                arrays[step.out] = jax_library().compute(step, args)
     return [arrays[register] for register in piece.writes]
 
 

@@ -21,8 +21,9 @@ from ..._array_api import one_blas_thread
 from .._cost_model import NUMPY, Prices
 from .._interpreter import in_numpy, run
 from .._ir import ORTHANT_SIZES_PER_BATCH, Register, Step
-from .._parallel import generator, memory
+from .._parallel import memory
 from .._plan import MIN_INNERMOST_ROW, Plan
+from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
 Array = Any
@@ -33,6 +34,10 @@ def positive_products(
     key: tuple[int, ...], width: int, vectors: int, replicas: int, dtype: np.dtype[Any], following: Next
 ) -> Array:
     """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory.
+
+    From the number of coordinates with each pattern of signs: see `lower/_relu_gram.py`. A replica takes its numbers
+    from streams of their own for the counts, and for the sizes of each vector in each pattern, so that they do not
+    depend on how replicas are divided into blocks.
 
     `following(key, array)` are the generators of a stream for the next replicas, and these replicas of an array.
     """
@@ -74,11 +79,9 @@ def _add(made: Array, key: tuple[int, ...], width: int, following: Next) -> None
         made[i + 1 :, i] = made[i, i + 1 :]
 
 
-MIN_BLAS_ENTRIES = (
-    1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
-)
+# Entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
+MIN_BLAS_ENTRIES = 1024
 MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
-CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
 MAX_BLAS_REPLICAS = 32  # replicas in such a block, at most

@@ -22,7 +22,6 @@ from .._interpreter import RULES, run
 from .._ir import Register, Step
 from .._parallel import memory
 from .._plan import Plan
-from .._psd_cholesky import diagonal
 from ._base import Device, NoDeviceError, largest_block
 from ._batched_linalg import LEAF, Library
 from ._chi import Chi, chi
@@ -88,6 +87,7 @@ def library(device: str) -> Library:
         lambda rows, *known: _gram_schmidt.modified_gram_schmidt(xp, rows, *known),
         lambda made, again, remake, *arrays: _gram_schmidt.recompute_where(xp, made, again, remake, *arrays),
         few=LEAF,
+        wide=True,
     )
 
 
@@ -229,43 +229,8 @@ class _Block:
         made, tables = _tables(tuple(step.params["freedom"]), precision, self.backend.device)
         return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables).to(self.dtype)
 
-    def reduced(self, products: Array, rows: Array) -> Array:
-        """The triangular factor of products of rows; of rows that are nearly the same, in double precision.
-
-        From their products single precision cannot tell how they differ, and to find it from the vectors takes many
-        times as long as to take products again (see `wide_factor`).
-        """
-        xp, ways = self.library.xp, self.library.ways
-        if self.dtype == self.torch.float64:
-            return _gram_schmidt.reduced(xp, products, rows, ways)
-        lower = ways.tried(products)
-        weak = _gram_schmidt.has_small_pivot(xp, lower, diagonal(xp, products))
-        return ways.mended(lower, weak, lambda rows: self._wide(rows.double()).to(self.dtype), rows)
-
-    def oriented(self, lower: Array, rows: Array, others: Array) -> Array:
-        """Coefficients of other vectors along the directions for which `reduced` found those of the rows."""
-        xp, ways = self.library.xp, self.library.ways
-        if self.dtype == self.torch.float64:
-            return _gram_schmidt.oriented(xp, lower, rows, others, ways)
-
-        def again(rows: Array, others: Array) -> Array:
-            wide = rows.double()
-            return ways.solved(self._wide(wide), _ops.gram(xp, others.double(), wide)).to(self.dtype)
-
-        found = ways.solved(lower, _ops.gram(xp, others, rows))
-        weak = _gram_schmidt.has_small_pivot(xp, lower, _ops.squares(xp, lower))
-        return ways.mended(found, weak, again, rows, others)
-
-    def _wide(self, rows: Array) -> Array:
-        """The factor for rows of single precision, given in double."""
-        return _gram_schmidt.wide_factor(self.library.xp, rows, self.library.factored_roughly)
-
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
-        if step.kind == "reduced":
-            return self.reduced(*inputs)
-        if step.kind == "oriented":
-            return self.oriented(*inputs)
         if step.kind not in OF_FUNCTIONS:
             return self.library.compute(step, inputs)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None

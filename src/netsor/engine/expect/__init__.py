@@ -1,4 +1,4 @@
-"""Gaussian expectations: what a nonlinearity makes of Gaussian vectors of infinite width, each with its error.
+"""Gaussian expectations: moments and kernels of nonlinearities of Gaussian vectors, each with its error.
 
 One argument: closed forms (`_closed_forms`), Hermite series with cached coefficients (`_hermite_series`), and
 conditioning where the series is too long (`_kernel`). `_breakpoints` finds the kinks, jumps and spikes that the rules
@@ -6,9 +6,9 @@ of `_gauss_legendre` must respect, `_singularities` integrates around poles, and
 an integral. Several arguments: product rules and randomised quasi-Monte Carlo (`_multivariate`).
 """
 
-from ._batched_function import BatchedFunction
 from ._closed_forms import closed_form
 from ._kernel import kernel, moments
 from ._multivariate import kernel_of_several, moments_of_several
+from ._univariate import BatchedFunction
 
 __all__ = ["BatchedFunction", "closed_form", "kernel", "kernel_of_several", "moments", "moments_of_several"]

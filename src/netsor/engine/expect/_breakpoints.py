@@ -1,4 +1,4 @@
-"""The probe of a function of one argument: where it has kinks, jumps and structure too narrow for an integral's panels.
+"""The breakpoints of a function of one argument: kinks, jumps, and structure too narrow for an integral's panels.
 
 It samples the function twice. Panels: on a grid that is uniform near 0 and geometric far out, every interval on which
 the function is not a polynomial is halved; intervals that never become smooth close in on a kink or a jump. Octaves: a
@@ -23,9 +23,8 @@ GRID_END_ARCSINH = 13.0  # arcsinh |u| at which the grid of panels ends: |u| abo
 STEP = 1 / 32  # of that grid, in arcsinh u: 0.03 near 0, and 3 % of |u| far out
 OFFSET = 0.37  # of both grids, in steps: at round numbers, where kinks usually are, a grid point would hide them
 SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, that counts as rounding
-MIN_SMOOTH_INTERVAL = (
-    1e-8  # interval length, relative to 1 + |u|: one shorter that is still not smooth holds a kink or a jump
-)
+# Interval length, relative to 1 + |u|: one shorter that is still not smooth holds a kink or a jump
+MIN_SMOOTH_INTERVAL = 1e-8
 PASSES = 16  # rounds of merging neighbouring intervals: each at most halves their number
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
@@ -33,9 +32,8 @@ POINTS_OF_OCTAVE = 2**14  # points of the fine grid in an octave of |u|, on each
 NEIGHBOURS = 64  # neighbouring points that a fourth difference is compared with: wider features are seen by the panels
 OUTSTANDING = 32.0  # times the median fourth difference of its block: above, something narrow is there
 VISIBLE = 1e-9  # of the function's size nearby: smaller fourth differences are ignored
-MAX_NARROW_FEATURES = (
-    2**10
-)  # narrow features in an octave: if more are found, they are noise or an oscillation, and are dropped
+# Narrow features in an octave: if more are found, they are noise or an oscillation, and are dropped
+MAX_NARROW_FEATURES = 2**10
 MAX_VALUE = 1e100  # values beyond are left out: their differences overflow
 NOTHING = 1e-20  # of the function's largest value in the octave: values below count as 0
 

@@ -1,4 +1,4 @@
-"""Integration over panels that are halved until the integrand is a polynomial on each of them.
+"""Adaptive Gauss–Legendre integration: panels are halved until the integrand is a polynomial on each of them.
 
 A panel carries a Gauss–Legendre rule. Its integrand counts as resolved when the last Legendre coefficients of its
 values are negligible; until then the panel is halved. What stays unresolved is the error. Many integrals are done at

@@ -190,6 +190,8 @@ def _integrate(
     made.error[rows] = np.where(lost, np.inf, error)
 
 
+# A table of Hermite coefficients of centred rows. f_k(a) = E[φ(√a x) h_k(x)] is smooth in log a. A deep limit asks for
+# it in every replica, so it is computed once at Chebyshev points and interpolated: a short matrix product for each row.
 WIDTH = np.log(4.0)  # of a cell of the table, in log a
 DEGREE = 23  # of the polynomial on a cell
 HALVINGS = 5  # of a cell at most, where breaks make the coefficients oscillate

@@ -1,4 +1,4 @@
-"""Functions of one Gaussian argument: products of their values, and their means; see also `_multivariate`."""
+"""Kernels E[φ(u) ψ(v)] and moments of functions of one Gaussian argument; see also `_multivariate`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 
 from ..._array_api import array_namespace
-from ._batched_function import BatchedFunction, fitted, paired
 from ._closed_forms import closed_form
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import Series, series, tabulated
-from ._univariate import Single, between, ends, slices
+from ._univariate import BatchedFunction, Single, between, ends, fitted, paired, slices
 
 Array = Any
 
+# Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for pairs whose correlation is too near ±1 for a series. Given u, v
+# is N(m, s²), and E[ψ(m + s z)] is a formula for every named activation, an integral for other functions. The integral
+# over u runs on panels with edges at the breakpoints of φ, and around those of ψ at distances of order s.
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
 BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
 UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
@@ -97,6 +99,7 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
     return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params, y.octaves), 1).coefficients[0].reshape(m.shape)
 
 
+# Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
 PAIRS_PER_BATCH = 2**13  # computed at once: their arrays fit a cache
 PRECISION = 3e-12  # bound of the remainder at which a series is long enough, relative to √(E[φ²] E[ψ²])
 TERMS = 64  # of the series that is tried first

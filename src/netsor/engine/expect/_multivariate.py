@@ -15,8 +15,7 @@ import numpy as np
 import scipy
 
 from .._ops import alike
-from ._batched_function import BatchedFunction, fitted, paired
-from ._univariate import slices
+from ._univariate import BatchedFunction, fitted, paired, slices
 
 Array = Any
 

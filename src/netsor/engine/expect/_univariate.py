@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,10 @@ def slices(rows: int, size: int) -> Sequence[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]
 
 
+# How far out an integral against the normal density must go: to where φ² times the density has become negligible. For a
+# bounded function the density decides. A function that grows, e^(s x) say, has its mass at 2s standard deviations; one
+# that grows like e^(x²/4) has no second moment. So log(φ² density) is followed outward, and what lies beyond the end of
+# the integral is its tail. If that falls no faster than 1/x, the second moment counts as infinite.
 FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflows
 FALL = 64.0  # of log(φ² density) from its largest value, at which the rest is rounding: e^−32 in a coefficient
 STEP = 0.5  # between points at which φ² times the density is followed outward, in standard deviations
@@ -157,3 +161,33 @@ def _slow(sides: Array) -> Array:
         tail = SAFETY * np.exp(sides[:, :, farther]) * FARTHEST / (rate - 1.0)
         tail = np.where(np.isneginf(sides[:, :, farther]), 0.0, np.where(rate > SLOWEST, tail, np.inf))
         return np.sqrt(tail.sum(axis=1))
+
+
+class BatchedFunction(NamedTuple):
+    """Functions of Gaussian variables, a row each: φ(u_1, …, u_r; p_1, …)."""
+
+    f: Function
+    mean: Array  # (..., i, r): of the arguments
+    params: tuple[Array, ...] = ()  # each (..., i)
+
+
+def fitted(x: BatchedFunction, of_rows: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+    """Means (lead, i, r), an array (lead, i, ·, ·) and parameters (lead, i), as numpy arrays that fit together."""
+    mean, matrices = np.asarray(x.mean, dtype=float), np.asarray(of_rows, dtype=float)
+    params = tuple(np.asarray(p, dtype=float) for p in x.params)
+    lead = np.broadcast_shapes(mean.shape[:-1], matrices.shape[:-2], *(p.shape for p in params))
+    return (
+        np.broadcast_to(mean, (*lead, mean.shape[-1])),
+        np.broadcast_to(matrices, (*lead, *matrices.shape[-2:])),
+        tuple(np.broadcast_to(p, lead) for p in params),
+    )
+
+
+def paired(
+    rows_x: tuple[int, ...], rows_y: tuple[int, ...], *shapes: tuple[int, ...]
+) -> tuple[tuple[int, ...], Array, Array]:
+    """The shape (lead, i, j) of the pairs of rows, and the numbers of the rows of x and y in each of them, flat."""
+    ix = np.arange(np.prod(rows_x, dtype=int)).reshape(*rows_x, 1)
+    iy = np.arange(np.prod(rows_y, dtype=int)).reshape(*rows_y[:-1], 1, rows_y[-1])
+    shape = np.broadcast_shapes(ix.shape, iy.shape, *shapes)
+    return shape, np.broadcast_to(ix, shape).ravel(), np.broadcast_to(iy, shape).ravel()

@@ -2,7 +2,8 @@
 
 Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. If σ_W² G = C C^T, then
 (W x^i)_i = C E, with E fresh standard isotropic vectors: the sources. A vector is kept as its coordinates in the frame
-of its cluster (see `frames`), so that products are sums over a few directions in place of n coordinates.
+of its cluster (see `_finite_frames` and `_infinite_frames`), so that products are sums over a few directions in place
+of n coordinates.
 
 Without any shortcut every source is drawn whole in the frame of its cluster, and every Gram matrix asked for directly.
 """
@@ -10,7 +11,8 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,27 +29,67 @@ from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from .._error import ExactError, InfiniteError
 from .._ir import Register
-from .._ir_builder import MAX_ARRAY_BYTES, TooLargeError, named
+from .._ir_builder import TooLargeError, named
 from .._plan import Plan
 from .._rng_keys import SAMPLE
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, MaterialisedMatMul, OuterProductSum, Span
 from ..passes._rewrite import Context
-from ._analysis import coordinate_bytes, facts_of
-from ._cost import whole_groups
+from ._analysis import facts_of
+from ._dual_rules import score
+from ._infinite_frames import NestedNonlinearity
 from ._inner_products import mean, products, products_of_coordinates, rotated
 from ._linear import lower_linear, taken
 from ._nonlinear import check_jumps, nonlin, pooled, summed
-from ._outputs import Output, results
+from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
 from ._relu_gram import positive
-from ._repeated_blocks import NotPeriodicError, PlanUnroller, TruncatedProgram, shorter
 from ._reused_weights import adjoint, along, span
-from ._sources import drawn, fuse, gaussian, matmul
+from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
 from ._state import LoweredVector, State
 from ._structural_zeros import supports_intersect
-from .dual import score
-from .frames import NestedNonlinearity
+
+
+@dataclass(frozen=True)
+class PlanQuery:
+    """What is asked of a program: coordinates of its outputs, at given widths.
+
+    `picked` are the coordinates, None for any one; `without` names shortcuts to leave out; `whole` are the outputs of
+    the program that these are a part of, whose seeds they have; `prices` are those where the answer is computed.
+    """
+
+    outputs: tuple[Value, ...]
+    widths: tuple[tuple[str, float], ...]
+    picked: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()
+    whole: tuple[Value, ...] = field(default=())
+    prices: Prices = CPU
+
+    @property
+    def bound(self) -> Mapping[str, float]:
+        """The widths by name."""
+        return dict(self.widths)
+
+    def plan(self, shift: int = 0) -> Plan:
+        """The plan that answers it; the last ones are not made again. For `shift` see `_expectation_ops`."""
+        return _kept(self) if shift == 0 else _made(self, shift)
+
+
+def _made(question: PlanQuery, shift: int) -> Plan:
+    return make_plan(
+        question.outputs,
+        question.bound,
+        without=question.without,
+        shift=shift,
+        picked=question.picked,
+        whole=question.whole,
+        prices=question.prices,
+    )
+
+
+@lru_cache(maxsize=4)
+def _kept(question: PlanQuery) -> Plan:
+    return _made(question, 0)
 
 
 @one_blas_thread()
@@ -76,26 +118,17 @@ def make_plan(
         context.origin[value] = places.get(made_from.get(value, value), len(places))
     names = names_of(context.ordered(narrowed))
 
-    def planned(outputs: Sequence[Value], context: Context, short: TruncatedProgram | None) -> Plan:
-        made, nested = rewrite(outputs, context, without), frozenset[int]()
-        facts = facts_of(made, outputs, context, names, frozenset(without), picked)
-        while True:
-            try:
-                return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title, short)
-            except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
-                nested |= {error.group}
-
-    short = None if "repeated" in without else shorter(context.ordered(narrowed), narrowed, context.origin)
-    if short is not None:
-        with suppress(ExactError, NotPeriodicError):  # an error names a value of the program as it is written
-            return planned(short.outputs, Context(bound, short.origin, prices=prices), short)
-    return planned(narrowed, context, None)
+    made, nested = rewrite(narrowed, context, without), frozenset[int]()
+    facts = facts_of(made, narrowed, context, names, frozenset(without), picked)
+    while True:
+        try:
+            return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title)
+        except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
+            nested |= {error.group}
 
 
-def _lowered(s: State, title: str, short: TruncatedProgram | None) -> Plan:
+def _lowered(s: State, title: str) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
-    if short is not None and any(coordinate_bytes(group) > short.share * MAX_ARRAY_BYTES for group in s.facts.groups):
-        raise NotPeriodicError
     for index, value in enumerate(s.facts.values):
         try:
             _value(s, value, index)
@@ -105,31 +138,11 @@ def _lowered(s: State, title: str, short: TruncatedProgram | None) -> Plan:
             ) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
-    build, lowered = s.build, list(zip(s.facts.written, s.facts.outputs, strict=True))
-    if short is None:
-        mean, columns = results(s, [(written, output, s.scalars.get(output)) for written, output in lowered])
-    else:
-        longer = PlanUnroller(build, short.left, short.stride)
-        outputs, done = _outputs(s, short, dict(lowered), longer), len(build.steps)
-        mean, columns = results(s, outputs)
-        longer.check(build.steps[done:], {scalars for *_, scalars in outputs if scalars is not None})
+    mean, columns = results(s)
+    build = s.build
     told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place
     ragged = s.facts.prices.ragged and "positive" not in s.facts.without
     return Plan(title, positive(build, (mean, columns)) if ragged else build.steps, mean, columns, *told)
-
-
-def _outputs(s: State, short: TruncatedProgram, lowered: Mapping[Value, Value], longer: PlanUnroller) -> list[Output]:
-    """All outputs, those of blocks that were left out too."""
-    found: list[Output] = []
-    for each in short.all_outputs:
-        if isinstance(each, Value):
-            found.append((each, lowered[each], s.scalars.get(lowered[each])))
-            continue
-        like = [lowered[output] for output in each.like]
-        if not all(output in s.scalars for output in like):
-            raise NotPeriodicError
-        found.append((each.like[0], like[0], longer.of([s.scalars[output] for output in like], each.block)))
-    return found
 
 
 def _value(s: State, value: Value, index: int) -> None:
@@ -176,7 +189,7 @@ def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
     given = {p: s.scalars[p] for p in op.scalars}
     if needs_spectrum(op.f):
         given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
-    arrays = [s.lined(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
+    arrays = [s.align_axes(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
     words = f"{named(op.f)} of scalars"
     return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)
 
@@ -195,7 +208,7 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
     Fuse: lambda s, value, op: fuse(s, value, op.x),
     Span: lambda s, value, op: span(s, value, op.x, op.known),
     OuterProductSum: summed,
-    MaterialisedMatMul: drawn,
+    MaterialisedMatMul: materialised_matmul,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Constant: lambda s, value, op: s.build.constant(op.numbers),

@@ -1,4 +1,4 @@
-"""What is decided of a program before a step is made: once, here, and never written to again.
+"""Analysis of a program before any step is made. Its results are frozen.
 
 The order of its values, which vectors can meet (clusters), what must be drawn and of what a coordinate is needed, who
 uses a value last, and what seeds are made from.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from ...derivatives import by_tanh
 from ...language._array import Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
@@ -24,13 +25,19 @@ from .._cost_model import Prices
 from .._error import ExactError
 from .._ir_builder import MAX_ARRAY_BYTES
 from ..passes._operations import AdjointCorrection, Fuse
-from ..passes._rewrite import Context, asked, asked_together, linear_sources
+from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ._components import Clusters, FrameBatch, blocks_of
-from ._nonlinear_arguments import values_sharing_tanh
 
 
 def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]) -> tuple[set[Value], list[Value]]:
-    """The leaves, and the values in an order that allows them; of vectors in `whole` an output needs a coordinate."""
+    """Sources that need coordinates along others only, no direction of their own; and values in a suitable order.
+
+    Coordinates that nothing asks about need not be drawn. The keys of a head are asked for products with its queries
+    alone, so with the queries first in the frame the products of keys with each other are never drawn. The condition:
+    nothing asks for a product of the source with itself or with another leaf, no output needs a coordinate of it (those
+    of vectors in `whole` are needed), and some order of the program puts those that it meets first. Of two candidates
+    the larger one is the leaf.
+    """
     before: dict[Value, set[Value]] = {}
     found: set[Value] = set()
     order = values
@@ -84,7 +91,7 @@ class ProgramAnalysis:
     bound: Mapping[str, float]  # the widths
     prices: Prices  # where the plan is meant to run
     outputs: tuple[Value, ...]
-    written: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
+    original_outputs: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
     chosen: bool  # whether the user chose the coordinates below
     picked: tuple[int, ...]  # the coordinates α asked for
     without: frozenset[str]  # shortcuts left out
@@ -93,10 +100,10 @@ class ProgramAnalysis:
     place: Mapping[Value, int]  # of each value in it
     last: Mapping[Value, int]  # the place of the last value that needs the coordinates of each
     number: Mapping[Value, tuple[int, int]]  # what seeds are made from: the place as written, and a count
-    virtual: frozenset[Value]  # sources that a Fuse replaces
+    merged_sources: frozenset[Value]  # sources that a Fuse replaces
     coordinates: frozenset[Value]  # vectors of which an output needs a coordinate
     drawn: frozenset[Value]  # sources of which products or coordinates are asked for
-    into: frozenset[Value]  # sources of which a nonlinearity needs the coordinate asked for
+    feeds_nonlinearity: frozenset[Value]  # sources of which a nonlinearity needs the coordinate asked for
     leaves: frozenset[Value]  # sources that need no direction of their own
     blocks: Mapping[Value, int]  # how many blocks the vectors of each value have
     widths: Mapping[Value, float]  # how wide one is
@@ -122,7 +129,7 @@ class ProgramAnalysis:
 
 def facts_of(
     outputs: Sequence[Value],
-    written: Sequence[Value],
+    original_outputs: Sequence[Value],
     context: Context,
     names: Mapping[Value | Source, str],
     without: frozenset[str],
@@ -131,18 +138,20 @@ def facts_of(
     """The facts of a program after its passes."""
     values = context.ordered(_sort_by_depth(outputs, context))
     made = linear_sources(values)
-    virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
+    merged_sources = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
     edges = asked_together(values, made)
     coordinates = _coordinates(outputs)
     found: set[Value] = set()
     if "leaves" not in without:
         found, values = leaves(values, edges, coordinates)
-    shared = values_sharing_tanh(values)
+    shared = _values_sharing_tanh(values)
     values = _schedule_means_early(values, shared)
     begun = [v for v in values if v in made and v in made[v]]
-    into = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
+    feeds_nonlinearity = {
+        s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]
+    }
     if "undrawn" in without:
-        into |= coordinates
+        feeds_nonlinearity |= coordinates
     number = _numbers(values, made, context)
     # data is given in the standard basis, so it comes before any frame is turned
     values = sorted(values, key=lambda value: not isinstance(value.op, Data))
@@ -161,7 +170,7 @@ def facts_of(
         bound=context.bound,
         prices=context.prices,
         outputs=tuple(outputs),
-        written=tuple(written),
+        original_outputs=tuple(original_outputs),
         chosen=picked is not None,
         picked=(0,) if picked is None else tuple(picked),
         without=without,
@@ -170,10 +179,10 @@ def facts_of(
         place={value: k for k, value in enumerate(values)},
         last=_last_uses(values, outputs),
         number=number,
-        virtual=frozenset(virtual),
+        merged_sources=frozenset(merged_sources),
         coordinates=frozenset(coordinates),
-        drawn=frozenset(v for v in begun if v in edges or "undrawn" in without) - virtual,
-        into=frozenset(into),
+        drawn=frozenset(v for v in begun if v in edges or "undrawn" in without) - merged_sources,
+        feeds_nonlinearity=frozenset(feeds_nonlinearity),
         leaves=frozenset(found),
         blocks=blocks,
         widths=widths,
@@ -207,15 +216,11 @@ def _sort_by_depth(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def _schedule_means_early(values: Sequence[Value], shared: Collection[Value]) -> list[Value]:
-    """Means of products as soon as their vectors are there: these need not be kept, and frames turned, for them.
+    """Means of products as soon as their vectors exist: these need not be kept, and no frame rebased, for them.
 
-    So with functions that have an inner one in common.
+    Functions that share a tanh are scheduled next to each other too.
     """
-    place = {value: k for k, value in enumerate(values)}
-    users: dict[Value, list[Value]] = {}
-    for value in values:
-        for x in value.op.inputs:
-            users.setdefault(x, []).append(value)
+    place, users = {value: k for k, value in enumerate(values)}, users_of(values)
     early: set[Value] = set(shared)  # these products, and vectors rearranged for them alone
     for value in reversed(values):
         match value.op:
@@ -227,6 +232,16 @@ def _schedule_means_early(values: Sequence[Value], shared: Collection[Value]) ->
         if value in early:
             place[value] = max(place[x] for x in value.op.inputs)
     return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
+
+
+def _values_sharing_tanh(values: Iterable[Value]) -> frozenset[Value]:
+    """The values that functions with a common inner one make of the same vectors."""
+    found: dict[tuple[Value, float, float], list[Value]] = {}
+    for value in values:
+        match value.op:
+            case Nonlin(f, (x,), ()) if (given := by_tanh(f)) is not None:
+                found.setdefault((x, *given[:2]), []).append(value)
+    return frozenset(value for some in found.values() if len(some) > 1 for value in some)
 
 
 def _coordinates(outputs: Sequence[Value]) -> set[Value]:
@@ -266,21 +281,16 @@ def _numbers(
 
 
 def _check_room(group: FrameBatch) -> None:
-    """Refuse, before anything is made, coordinates that no memory holds."""
-    size = coordinate_bytes(group)
+    """Refuse a group whose nonlinearities need more coordinates, at finite width, than memory holds."""
+    if not group.nonlinear or math.isinf(group.width):
+        return
+    size = 8 * group.width * sum(places.size for places in group.positions.values())
     if size > MAX_ARRAY_BYTES:
         raise ExactError(
             group.nonlinear[0],
             f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for its coordinates",
             instead="take the width inf, or a smaller one",
         )
-
-
-def coordinate_bytes(group: FrameBatch) -> float:
-    """The bytes of all coordinates that nonlinearities of a group ask for, at finite width."""
-    if not group.nonlinear or math.isinf(group.width):
-        return 0.0
-    return 8 * group.width * sum(places.size for places in group.positions.values())
 
 
 def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:

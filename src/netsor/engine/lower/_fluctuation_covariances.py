@@ -1,10 +1,16 @@
-"""Which pairs of directions have normals whose law is known, at infinite width where nonlinearities met scores.
+"""Fluctuations of order n^(−1/2) whose covariances are known, where nonlinearities met scores at infinite width.
 
-The ε parts of products are N[f] for functions f of the sources of a space, with Cov(N[f], N[f']) = Cov(f, f'). Of two
-sources N[e_a e_b] is a normal of its own. Of a source e_a and an output F_b of a nonlinearity it is one if all other
-pairs that are asked for agree: E[e_a F_b e_c F_d] is 0 unless F_d is a function of e_a, F_b of e_c, and both of
-something else, or F_b is a function of e_a itself. Such pairs are unknown, but for gradients F ⊙ u (see
-`_fluctuation_covariances`), whose normals are all of one form, N[f(e) u].
+The ε parts of products (see `_dual_numbers`) are N[f] for functions f of the sources of a space, normal with
+Cov(N[f], N[f']) = Cov(f, f') by the central limit theorem. For two sources, N[e_a e_b] is a normal of its own. For a
+source e_a and an output F_b of a nonlinearity it is one if all other pairs that are asked for agree: E[e_a F_b e_c F_d]
+is 0 unless F_d is a function of e_a, F_b of e_c, and both of something else, or F_b is a function of e_a itself. Such
+pairs are unknown, and a score that needs one is refused; except for gradients.
+
+A gradient behind a nonlinearity is F ⊙ u, where u is linear, centred, and independent of everything that e and
+F = ψ(g) χ(v) … are functions of. So ⟨e_a, F_l ⊙ u⟩ = ⟨e_a F_l, u⟩, with the ε part Σ_b f_b P(q_b, u): f_b are the
+coordinates of the function e_a F_l along orthonormal functions q_b of the forward sources, and P(q_b, u) is the ε part
+of ⟨q_b, u⟩. In a gate ψ(g) ⊙ v ⊙ u both v and u could be the u of this rule. It is the one drawn last: then all normals
+have the form N[f(e) u] with u later than e, and Cov(N[f u_k], N[f' u_l]) = δ_kl E[f f'].
 """
 
 from __future__ import annotations
@@ -16,14 +22,11 @@ from typing import Any
 import numpy as np
 
 from ...language._vector import Vector
-from .._ir import Register
-from .._ir_builder import Builder
-from ._bitset import bits, lowest, marks
 from ._components import FrameBatch
-from ._residual_features import ResidualFeatures, SourceTimesFeature, simple, tilted
+from ._infinite_frames import NO_VALUE, Directions, InfiniteWidthFrame
+from ._residual_features import ResidualFeatures, SourceTimesFeature, from_bits, lowest_bit, simple, tilted, to_bits
 from ._state import Bools, Fluctuation, State
 from ._structural_zeros import lined, rows_intersect, supports_intersect
-from .frames import NO_VALUE, Directions, InfiniteWidthFrame
 
 
 def drawn_after(source: Directions, feature: ResidualFeatures) -> bool:
@@ -32,15 +35,15 @@ def drawn_after(source: Directions, feature: ResidualFeatures) -> bool:
 
 
 def drawn_between(source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether a source was drawn neither before the u of features F ⊙ u nor after all of it."""
+    """Whether a source was drawn after u began but before F ⊙ u was complete: then no rule applies."""
     found = feature.gradient
     if found is None or not found.last or drawn_after(source, feature):
         return False
-    return source.stop > lowest(found.own, source.stop)
+    return source.stop > lowest_bit(found.own, source.stop)
 
 
 def has_known_fluctuation(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether the normals of a source with features follow from the rule of this file, as far as these features go."""
+    """Whether the covariance of ⟨source, features⟩ is given by the rule for gradients, other features aside."""
     found = feature.gradient
     if found is None or source.number == NO_VALUE or drawn_after(source, feature) or drawn_between(source, feature):
         return False
@@ -60,13 +63,6 @@ def _functions(frame: InfiniteWidthFrame, feature: ResidualFeatures, source: Dir
     """The functions e F for features F ⊙ u."""
     start, stop = (0, 0) if source is None else (source.start, source.stop)
     return tilted(feature, start, stop, frame.directions)
-
-
-def contributes_to(
-    frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, other: ResidualFeatures
-) -> bool:
-    """Whether other features have coordinates that count in ⟨e F, u⟩."""
-    return _functions(frame, feature, source).related(other)
 
 
 def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsilon: Any) -> None:
@@ -96,13 +92,14 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
     )  # so that no two have the same seeds
     functions = frame.add(new, feature.rests, True, (value, place + 2**16 * (1 + made), which), new.words)
     # P(q_b, u_l), for all directions q_b of the functions
-    rows = _argument_rows(build, feature, u)
+    rows = build.take(feature.arguments, np.array([u]), axis=2)
+    rows = build.reshape(rows, frames, count, rows.shape[-1])
     vector, places = feature.vectors[u]
     directions = functions.shape[-1]
     more = epsilon(vector).part
     total = build.constant(np.zeros((frames, count, directions)))
     if more is not None:
-        total = s.gathered(more, places, directions)
+        total = s.gather(more, places, directions)
     for k in _blocks(frame, _along(frame, new)):
         here = frame.blocks[k]
         for m in _blocks(frame, own):
@@ -123,12 +120,6 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
             found = build.step("add", found, build.step("scale", less, by=-1.0))
     solved = build.step("solve", build.step("part", feature.rows, start=block.start, stop=block.stop), found)
     frame.pairs[pair] = solved if e > f else build.step("transposed", solved)
-
-
-def _argument_rows(build: Builder, feature: ResidualFeatures, number: int) -> Register:
-    """One of the arguments of features, (frames, k, directions)."""
-    frames, count, _, directions = feature.arguments.shape
-    return build.reshape(build.taken(feature.arguments, np.array([number]), axis=2), frames, count, directions)
 
 
 def _along(frame: InfiniteWidthFrame, feature: ResidualFeatures) -> int:
@@ -156,10 +147,10 @@ def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilo
         if y not in group.positions or frame.directions == 0:
             continue
         limit = (
-            frame if isinstance(frame, InfiniteWidthFrame) and frame.scores else None
+            frame if isinstance(frame, InfiniteWidthFrame) and frame.has_fluctuations else None
         )  # else no direction is known apart
         blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
-        inside = np.stack([marks(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
+        inside = np.stack([from_bits(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
         ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
         clash = np.zeros((len(blocks),) * 2)
         here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
@@ -215,7 +206,7 @@ def _of_the_rule(
 
 
 def _in_another_form(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether other features need N[e F ⊙ u] in another form: u is an argument of theirs, or e a u of theirs.
+    """Whether another nonlinearity has u as an argument, or e as its own u: the two formulas would be inconsistent.
 
     Not if in each normal the u was drawn last: then two normals of different u are independent.
     """
@@ -227,7 +218,7 @@ def _in_another_form(frame: InfiniteWidthFrame, source: Directions, feature: Res
             u, rest = theirs.own, theirs.forward
         if not other.reach & feature.reach:
             continue
-        if ours.last and ((theirs is not None and theirs.last) or not other.reach >> lowest(ours.own, 0)):
+        if ours.last and ((theirs is not None and theirs.last) or not other.reach >> lowest_bit(ours.own, 0)):
             continue
         if (
             u & source.bits
@@ -243,9 +234,10 @@ def _argument_unknown(
 ) -> bool:
     """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
     assert feature.gradient is not None
-    unknown = bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
+    unknown = to_bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
+    function = _functions(frame, feature, source)
     for block in frame.blocks:
-        if block.feature is not None and not contributes_to(frame, source, feature, block.feature):
+        if block.feature is not None and not function.related(block.feature):
             unknown &= ~block.bits
     return bool(unknown)
 
@@ -259,4 +251,4 @@ def _changes(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFea
         if block.feature is not None and block.feature.reach & source.bits:
             inside |= block.bits
     parts = [epsilon(vector) for vector, _ in feature.vectors]
-    return any(bits(part.support | part.unknown) & inside for part in parts)
+    return any(to_bits(part.support | part.unknown) & inside for part in parts)

@@ -1,7 +1,7 @@
-"""Products of vectors: means over the coordinates, and scores.
+"""Inner products of vectors: means over the coordinates, and scores.
 
-At infinite width a score is what is left of a product when its part of order 1 is 0 (see `dual`): a sum over pairs of
-directions, Σ_ab x_a N_ab y_b.
+At infinite width a score is what is left of a product when its part of order 1 is 0 (see `_dual_numbers`): a sum over
+pairs of directions, Σ_ab x_a N_ab y_b.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
-from ._bitset import bits, lowest
 from ._components import FrameBatch
+from ._residual_features import lowest_bit, to_bits
 from ._rotary_angles import Angles, Floats
 from ._state import LoweredVector, RotaryPositions, State
 
@@ -37,7 +37,7 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
     width = int(s.facts.widths[value])
     angles = op.angles(blocks * width)
     cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
-    whole = build.reshape(build.fitted(x.lead, width), *value.shape, 1, blocks * width)
+    whole = build.reshape(build.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width)
     lead = build.step("rotate", whole, cos, sin, words="coordinates turned by positions")
     return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
 
@@ -59,16 +59,16 @@ def gaps_of(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Angl
 def picked(s: State, value: Scalar, x: Vector, y: Vector, gaps: Floats, crossed: Register) -> Register:
     """Scores from Σ_a x_a N_ab(r) for all differences r and the directions b of y, (*shape of x, 1, r, directions)."""
     build, ndim = s.build, value.ndim - 1
-    made = s.lined(crossed, x.ndim, ndim)  # (…, i, 1, r, directions)
+    made = s.align_axes(crossed, x.ndim, ndim)  # (…, i, 1, r, directions)
     *front, i, _, count, directions = made.shape
     made = build.reshape(made, math.prod(front) * i * count, directions)
     _, place = np.unique(gaps, return_inverse=True)
-    b = s.lined(s.vectors[y].lead, y.ndim, ndim)
+    b = s.align_axes(s.vectors[y].lead, y.ndim, ndim)
     at = np.arange(math.prod(front) * i).reshape(*front, i, 1) * count + place.reshape(gaps.shape)
     batch = np.broadcast_shapes(tuple(front), b.shape[:-3])
     at = np.broadcast_to(at, (*batch, i, b.shape[-3]))
-    chosen = build.reshape(build.taken(made, at.ravel(), axis=0), *at.shape, directions)  # (…, i, j, directions)
-    keys = build.fitted(build.reshape(b, *b.shape[:-3], 1, b.shape[-3], b.shape[-1]), directions)
+    chosen = build.reshape(build.take(made, at.ravel(), axis=0), *at.shape, directions)  # (…, i, j, directions)
+    keys = build.pad_or_cut(build.reshape(b, *b.shape[:-3], 1, b.shape[-3], b.shape[-1]), directions)
     return build.step("total", build.step("multiply", chosen, keys), words="p = ⟨R q, R k⟩")
 
 
@@ -91,7 +91,7 @@ def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
 def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = "") -> Register:
     """The same of arrays in place of the coordinates of x and y."""
     width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
-    rows = [s.lined(s.rows(array, width), v.ndim, ndim - 1) for array, v in ((a, x), (b, y))]
+    rows = [s.align_axes(s.rows(array, width), v.ndim, ndim - 1) for array, v in ((a, x), (b, y))]
     return s.build.step("gram", *rows, words=words)
 
 
@@ -146,8 +146,8 @@ def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | N
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
     """The range of directions along which vectors of a value can have coordinates."""
-    found = bits(s.support(x))
-    return lowest(found, 0), found.bit_length()
+    found = to_bits(s.support(x))
+    return lowest_bit(found, 0), found.bit_length()
 
 
 def _crossed(
@@ -161,7 +161,7 @@ def _crossed(
 
     def terms(group: FrameBatch) -> Iterator[Register]:
         blocks, places = s.limit(group).blocks, group.positions[x]
-        rows = s.gathered(lead, places, s.frames[group].directions)
+        rows = s.gather(lead, places, s.frames[group].directions)
         here, there = (_directions(s, v, group) for v in (x, y))
         ours, theirs = ([(k, b) for k, b in enumerate(blocks) if b.bits & some] for some in (here, there))
         for (j, b), (i, a) in product(theirs, ours):
@@ -177,11 +177,11 @@ def _crossed(
         some = terms(group) if y in group.positions else iter(())
         one = next(some, build.constant(np.zeros(shape)))
         parts.append((group.positions[x], build.fold("add", chain([one], some))))
-    rows = s.scattered(parts)
+    rows = s.scatter(parts)
     return build.reshape(rows, *lead.shape[:-1], *more, rows.shape[-1])
 
 
 def _directions(s: State, x: Vector, group: FrameBatch) -> int:
     """The directions of a frame that some vector of a value reaches."""
     support = s.support(x)
-    return bits(support.reshape(-1, support.shape[-1])[group.positions[x].ravel()])
+    return to_bits(support.reshape(-1, support.shape[-1])[group.positions[x].ravel()])

@@ -1,8 +1,8 @@
-"""Linear operations: one rule each, for whatever stands for the vectors.
+"""Lowering of linear operations: one rule each, for coordinates and for everything that stands for them.
 
 A rule acts on arrays (*shape, blocks, ·) in place of its vectors, and on an array in place of its coefficients: on
 coordinates, on what is known of an output's coordinates, on marks that say where something can be other than 0, and on
-the parts of order n^(−1/2) (see `dual`).
+the parts of order n^(−1/2) (see `_dual_numbers`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Registe
     """The rule of a linear operation, on arrays in place of its vectors and coefficients."""
     width = max(a.shape[-1] for a in arrays)
     return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
-        s, value, value.op, [s.build.fitted(a, width) for a in arrays], by
+        s, value, value.op, [s.build.pad_or_cut(a, width) for a in arrays], by
     )
 
 
@@ -100,18 +100,18 @@ def _turned(value: Value, given: Sequence[LoweredVector]) -> RotaryPositions | N
 
 
 def _add(s: State, value: Value, op: Add, arrays: list[Register], by: None) -> Register:
-    first, second = (s.lined(a, x.ndim, value.ndim) for a, x in zip(arrays, (op.x, op.y), strict=True))
+    first, second = (s.align_axes(a, x.ndim, value.ndim) for a, x in zip(arrays, (op.x, op.y), strict=True))
     return s.build.step("add", first, second)
 
 
 def _scale(s: State, value: Value, op: Scale, arrays: list[Register], by: Register) -> Register:
-    factor = s.lined(by, op.c.ndim, value.ndim)
-    scaled = s.lined(arrays[0], op.x.ndim, value.ndim)
+    factor = s.align_axes(by, op.c.ndim, value.ndim)
+    scaled = s.align_axes(arrays[0], op.x.ndim, value.ndim)
     return s.build.step("multiply", scaled, s.build.reshape(factor, *factor.shape, 1, 1))
 
 
 def _mix(s: State, value: Value, op: Mix, arrays: list[Register], by: Register) -> Register:
-    return s.mixed(s.lined(by, op.a.ndim, value.ndim + 1), s.lined(arrays[0], op.x.ndim, value.ndim))
+    return s.mix_rows(s.align_axes(by, op.a.ndim, value.ndim + 1), s.align_axes(arrays[0], op.x.ndim, value.ndim))
 
 
 def _concat(s: State, value: Value, op: Concat, arrays: list[Register], by: None) -> Register:
@@ -138,7 +138,7 @@ def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:
     """The entries at flat positions among the first `ndim` axes."""
     rest = a.shape[ndim:]
     entries = s.build.reshape(a, math.prod(a.shape[:ndim]), *rest)
-    return s.build.reshape(s.build.taken(entries, flat.ravel(), axis=0), *flat.shape, *rest)
+    return s.build.reshape(s.build.take(entries, flat.ravel(), axis=0), *flat.shape, *rest)
 
 
 LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]] = {

@@ -1,13 +1,15 @@
-"""Nonlinearities: all coordinates at finite width, Gaussian expectations at infinite width."""
+"""Lowering of nonlinearities: all coordinates at finite width, Gaussian expectations at infinite width."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache, partial
 
 import numpy as np
 
 from ...activations import Function
+from ...derivatives import Table, by_tanh, inner_tanh, polynomial_in_tanh
 from ...language._array import Value
 from ...language._operation import Apply, Nonlin
 from ...language._scalar import MULTIPLY, Scalar
@@ -18,14 +20,18 @@ from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
 from ._components import FrameBatch
+from ._finite_frames import Application
+from ._infinite_frames import may_compare_arguments, tie_equal_arguments
 from ._linear import fitted
-from ._nonlinear_arguments import inner_and_outer, may_compare_arguments, tie_equal_arguments
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
 from ._state import Bools, LoweredVector, State
 from ._structural_zeros import structural_nonzero
-from .frames import Application
 
+# Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of independent vectors vanishes like
+# n^(−1/2), with either sign at every width, so sign(⟨x, y⟩/n) is ±1 at every width, and sign(0) = 0 is not its limit.
+# So where the limit of an argument is a fixed number but the argument is not, the function is tried on both sides of
+# that number, and refused if it jumps.
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
 ROUNDED = 1e-14  # relative to 1 + |limit|: how far rounding may have put a limit from where the function jumps
@@ -110,13 +116,13 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     if any(s.vectors[x].turned is not None for x in vectors):
         raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
     leads = [s.vectors[x].lead for x in vectors]
-    numbers = [s.lined(s.scalars[p], p.ndim, value.ndim) for p in op.scalars]
+    numbers = [s.align_axes(s.scalars[p], p.ndim, value.ndim) for p in op.scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
 
     def applied(rows: Sequence[Register], arrays: Sequence[Register], last: int) -> Register:
         """f of arrays; `rows` are the vectors that these are coordinates of."""
         all_rows, lined = (
-            [s.lined(a, x.ndim, value.ndim) for a, x in zip(some, vectors, strict=True)] for some in (rows, arrays)
+            [s.align_axes(a, x.ndim, value.ndim) for a, x in zip(some, vectors, strict=True)] for some in (rows, arrays)
         )
         if may_compare_arguments(f, len(vectors)):
             lined = tie_equal_arguments(build, all_rows, lined)
@@ -124,20 +130,20 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
             return build.step("multiply", *lined, words="product of coordinates")
         outer = f
         if not infinite and value in s.facts.together:
-            inner, outer = inner_and_outer(f)
+            inner, outer = _inner_and_outer(f)
             lined = [*lined, _of_coordinates(build, inner, lined, (*value.shape, blocks, last))]
         return _of_coordinates(build, outer, [*lined, *numbers], (*value.shape, blocks, last))
 
     if not infinite:
         width = int(s.facts.widths[value])
-        arrays = [build.fitted(a, width) for a in leads]
+        arrays = [build.pad_or_cut(a, width) for a in leads]
         return LoweredVector(applied(arrays, arrays, width))
     check_jumps(s, value)
     sample = None
     if value in s.facts.coordinates:
         most, count = max(a.shape[-1] for a in leads), len(s.facts.picked)
-        columns = [build.fitted(s.sample(x), count) for x in vectors]
-        sample = applied([build.fitted(a, most) for a in leads], columns, count)
+        columns = [build.pad_or_cut(s.sample(x), count) for x in vectors]
+        sample = applied([build.pad_or_cut(a, most) for a in leads], columns, count)
     parts, marks, start = [], [], math.inf
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
@@ -145,10 +151,27 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         start = min(start, first)
         parts.append((places, lead))
         marks.append((places, build.constant(some)))
-    rows, found = s.scattered(parts), s.scattered(marks)
+    rows, found = s.scatter(parts), s.scatter(marks)
     shape = (*value.shape, blocks, rows.shape[-1])
     support = np.asarray(found.value)[0].reshape(shape) > 0
     return LoweredVector(build.reshape(rows, *shape), sample, support, start=int(start))
+
+
+def _inner_and_outer(f: Function) -> tuple[Function, Function]:
+    """t of x, and f of x and t."""
+    given = by_tanh(f)
+    assert given is not None
+    return _inner(*given[:2]), _outer(f.name, given[2])
+
+
+@cache
+def _inner(a: float, b: float) -> Function:
+    return Function("tanh inside", partial(inner_tanh, a=a, b=b))
+
+
+@cache
+def _outer(name: str, table: Table) -> Function:
+    return Function(name, partial(polynomial_in_tanh, table=table))
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
@@ -157,7 +180,7 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
         raise ExactError(
             value, f"a function of all coordinates, {op.f.name}, at width inf", instead="finite widths have a law"
         )
-    found = s.build.fitted(s.vectors[op.x].lead, int(s.facts.widths[op.x]))
+    found = s.build.pad_or_cut(s.vectors[op.x].lead, int(s.facts.widths[op.x]))
     flat = s.build.reshape(found, math.prod(found.shape))
     words = f"{named(op.f)} of all coordinates"
     return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
@@ -166,7 +189,7 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
 def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     """A function of the entries of outer products, times vectors: all coordinates of all of them."""
     build, blocks, width = s.build, s.facts.blocks[value], int(s.facts.widths[value])
-    left = build.fitted(s.vectors[op.left].lead, width)
+    left = build.pad_or_cut(s.vectors[op.left].lead, width)
     arrays, start = [build.reshape(left, *op.left.shape, blocks * width)], 0
     for shape in op.shapes:
         stop = start + math.prod(shape)
@@ -189,14 +212,14 @@ def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Appl
     rows, marks, taken, params = [], [], [], []
     for x in op.vectors:
         at = s.argument(x, value, places)
-        rows.append(s.gathered(s.vectors[x].lead, at, frame.directions))
+        rows.append(s.gather(s.vectors[x].lead, at, frame.directions))
         support = s.support(x)
         wide = fitted(support, (*support.shape[:-1], frame.directions))
         marks.append(wide.reshape(-1, frame.directions)[at])
         taken.append((x, at))
     for p in op.scalars:
         flat = build.reshape(s.scalars[p], p.size)
-        chosen = build.taken(flat, s.argument(p, value, places).ravel(), axis=0)
+        chosen = build.take(flat, s.argument(p, value, places).ravel(), axis=0)
         params.append(build.reshape(chosen, *places.shape))
     rests, linear = s.rests[group, value]
     known = unnamed(op.f) if "named" in s.facts.without else op.f

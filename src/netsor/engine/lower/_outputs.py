@@ -1,12 +1,10 @@
-"""What a plan ends in: some coordinates of the outputs, given all that was drawn."""
+"""The results of a plan: mean and coefficients of the coordinates asked for, given all that was drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ...language._array import Value, VectorAccess
+from ...language._array import VectorAccess
 from ...language._operation import Data
 from ...language._scalar import Scalar
 from ...language._vector import Vector
@@ -15,16 +13,14 @@ from .._ir import Register
 from ._analysis import local_coordinates
 from ._state import Ints, State
 
-Output = tuple[Value, Value, Register | None]  # as written, as it is lowered, and its numbers if these are scalars
-
 NOTE = (
     "coordinates of the output differ, for data or rotary positions are not alike in all of them: this is number 0; "
     "law(coordinates=…), or --coordinate, picks others"
 )
 
 
-def results(s: State, outputs: Sequence[Output]) -> tuple[Register, Register]:
-    """For these outputs, side by side: mean and coefficients, so that a coordinate is mean + coefficients · N(0, I).
+def results(s: State) -> tuple[Register, Register]:
+    """For all outputs, side by side: mean and coefficients, so that a coordinate is mean + coefficients · N(0, I).
 
     Sources that were never drawn are the Gaussian part (Rao–Blackwell); scalars have none. Coordinates are i.i.d. given
     the rest as far as such sources go, so each has a set of columns of its own (see `_sets`). Entries are in numpy's
@@ -32,9 +28,9 @@ def results(s: State, outputs: Sequence[Output]) -> tuple[Register, Register]:
     """
     build, means, columns = s.build, [], []
     count, own = len(s.facts.picked), s.columns - len(s.facts.picked)
-    for written, output, scalars in outputs:
-        if scalars is not None:
-            means.append(build.reshape(scalars, output.size))
+    for written, output in zip(s.facts.original_outputs, s.facts.outputs, strict=True):
+        if output in s.scalars:
+            means.append(build.reshape(s.scalars[output], output.size))
             columns.append(build.constant(np.zeros((output.size, count * own))))
             continue
         assert isinstance(output, Vector)
@@ -43,7 +39,7 @@ def results(s: State, outputs: Sequence[Output]) -> tuple[Register, Register]:
         if isinstance(written, Scalar):  # it has the law of a coordinate, whatever coordinates are asked for
             mean, gaussian = _coordinate(s, output, 0)
             means.append(mean)
-            columns.append(build.fitted(gaussian, count * own))
+            columns.append(build.pad_or_cut(gaussian, count * own))
             continue
         if not s.facts.chosen and _differ(s, output) and NOTE not in s.notes:
             s.notes.append(NOTE)
@@ -61,7 +57,7 @@ def results(s: State, outputs: Sequence[Output]) -> tuple[Register, Register]:
 
 
 def _sets(s: State, output: Vector) -> list[int]:
-    """Which set of columns each coordinate has: one place in two blocks of a concatenation is one row of a matrix."""
+    """The column block of each coordinate: the same index in two concatenated blocks shares one row of the matrix."""
     if output in s.facts.limits:
         return list(range(len(s.facts.picked)))
     places = [place % int(s.facts.widths[output]) for place in s.facts.picked]
@@ -88,14 +84,14 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
     rows = np.arange(output.size) * blocks + (0 if infinite else place // int(width))
 
     def picked(a: Register) -> Register:  # of (*shape, blocks, ·) the block that has this coordinate
-        return build.taken(build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0)
+        return build.take(build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0)
 
     mean = build.constant(np.zeros(output.size))
     gaussian = build.constant(np.zeros((output.size, own)))
     if found.sample is not None:
-        flat = build.fitted(picked(found.sample), max(found.sample.shape[-1], len(s.facts.picked)))
+        flat = build.pad_or_cut(picked(found.sample), max(found.sample.shape[-1], len(s.facts.picked)))
         mean = build.reshape(build.step("part", flat, start=k, stop=k + 1), output.size)
-        gaussian = build.fitted(build.step("part", flat, start=len(s.facts.picked), stop=flat.shape[-1]), own)
+        gaussian = build.pad_or_cut(build.step("part", flat, start=len(s.facts.picked), stop=flat.shape[-1]), own)
     if not infinite and found.lead.shape[-1]:
         mean = build.step("add", mean, _in_frame(s, output, picked(found.lead), rows, place % int(width)))
     return mean, gaussian
@@ -104,16 +100,16 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
 def _in_frame(s: State, output: Vector, lead: Register, rows: Ints, at: int) -> Register:
     """A coordinate of vectors whose coordinates in a frame are known, by the orientation of the frame."""
     build = s.build
-    if all(s.frames[group].standard for group in s.groups_of(output)):
+    if all(s.frames[group].is_standard_basis for group in s.groups_of(output)):
         return build.reshape(build.step("part", lead, start=at, stop=at + 1), output.size)
     parts = []
     for group in s.groups_of(output):
-        places, oriented = group.positions[output], s.frames[group].coordinates()
+        places, oriented = group.positions[output], s.frames[group].orientation()
         which = local_coordinates(group, s.facts.picked).index(at)
-        one = build.taken(oriented, np.array([which]), axis=1)
+        one = build.take(oriented, np.array([which]), axis=1)
         parts.append((places, build.step("spread", one, shape=(*places.shape, oriented.shape[-1]))))
-    o = build.taken(s.scattered(parts), rows, axis=0)
+    o = build.take(s.scatter(parts), rows, axis=0)
     width = max(o.shape[-1], lead.shape[-1])
-    row = build.reshape(build.fitted(lead, width), output.size, 1, width)
-    column = build.reshape(build.fitted(o, width), output.size, 1, width)
+    row = build.reshape(build.pad_or_cut(lead, width), output.size, 1, width)
+    column = build.reshape(build.pad_or_cut(o, width), output.size, 1, width)
     return build.reshape(build.step("gram", row, column), output.size)

@@ -1,13 +1,13 @@
-"""The shortcut `rebase_after_nonlinearity`: frames are turned to span the vectors still in use.
+"""The shortcut `turn`: frames are rebased to span the vectors still in use.
 
 Identity: an isotropic source has the same law in every orthonormal frame, so a basis may be exchanged for one that
-spans the vectors of which products are still asked for, once nothing needs all coordinates any more. What follows then
-takes as many directions as there are vectors: not n, after the last nonlinearity of a cluster; and not one for every
-source before, in a residual stream of many layers. The conditions, all of them structure: the width has room for the
-vectors and the coordinates asked for (vectors that depend on each other leave directions without a vector, and these
-must be orthogonal to what those coordinates are taken along); and it pays: a source is still to come here, or no output
-needs a coordinate. At infinite width products are asked for alone: no score, whose normals belong to pairs of
-directions, and no nonlinearity.
+spans the vectors of which products are still asked for, once nothing needs all coordinates any more (docs/theory.md,
+"Nonlinear sections"). What follows takes as many directions as there are vectors: not n, after the last nonlinearity of
+a cluster; and not one for every source before, in a residual stream of many layers. The conditions, all of them
+structure: the width has room for the vectors and the coordinates asked for (dependent vectors leave directions without
+a vector, and these must be orthogonal to what those coordinates are taken along); and it pays: a source is still to
+come here, or no output needs a coordinate. At infinite width, products alone are asked for: no score, whose normals
+belong to pairs of directions, and no nonlinearity.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from .._ir import Register
 from ..passes._operations import AdjointCorrection, Span
 from ._analysis import local_coordinates
 from ._components import FrameBatch
-from ._cost import saved_by_turning, turning
+from ._sources import rebasing_cost, saved_by_rebasing
 from ._state import LoweredVector, State
 
-REBASE_PRODUCT_RATIO = (
-    0.75  # of the products that turning takes: if fewer are still to be taken, they are taken as they are
-)
-MIN_REBASE_DIRECTIONS, MIN_DIRECTIONS_PER_VECTOR = (
-    32,
-    2,
-)  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
+# When nothing is drawn in a frame any more, rebasing it saves time alone: the later products of vectors, which then
+# have fewer coordinates, must be at least this share of the products that rebasing takes.
+REBASE_PRODUCT_RATIO = 0.75
+# A frame with so many directions, or so many for each vector in use, is not worth rebasing.
+MIN_REBASE_DIRECTIONS, MIN_DIRECTIONS_PER_VECTOR = 32, 2
 MIN_DIRECTIONS_PER_LOOSE_VECTOR = 4  # the same for each vector that reaches beyond directions that stay
-FULL_WIDTH_PER_VECTOR = (
-    8  # times the vectors in use: a width up to this may be filled, which takes less than to turn again and again
-)
+# If the width is at most so many times the vectors in use, the frame may grow to full dimension: repeated rebasing
+# costs more. (One ratio of 2 in place of these bounds draws up to 16 % fewer numbers in deep narrow networks, at the
+# same speed; but it changes what a seed draws.)
+FULL_WIDTH_PER_VECTOR = 8
 
 
 def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     """Turn the frames of a group, given the place in the program."""
     frame = s.frames[group]
-    if "turn" in s.facts.without or not frame.standard:
+    if "turn" in s.facts.without or not frame.is_standard_basis:
         return
     vectors, count = _in_use(s, group, index)
     outputs = any(output in group.positions for output in s.facts.outputs)
@@ -58,7 +57,7 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
         return
     if grows and group in s.whole:
         return
-    products = REBASE_PRODUCT_RATIO * group.frames * count**2 + turning(s, group, count)
+    products = REBASE_PRODUCT_RATIO * group.frames * count**2 + rebasing_cost(s, group, count)
     if not grows and _products_left(s, group, index, count) < products:
         return
     _span(s, group, vectors)
@@ -74,7 +73,7 @@ def _products_left(s: State, group: FrameBatch, index: int, count: int) -> float
     for value in s.facts.values[index + 1 : last + 1]:
         match value.op:
             case MatMul(weight, x, each):
-                saved = saved_by_turning(s, value, x.size // (weight.members.size if each else 1), count)
+                saved = saved_by_rebasing(s, value, x.size // (weight.members.size if each else 1), count)
                 pair = _whole(x), _whole(x)
                 found[pair] = max(saved, found.get(pair, 0.0))
             case Span(x):  # products, and combinations of the vectors
@@ -103,7 +102,7 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
     The first directions stay if most vectors lie in them: those of the way forward, in a gradient's way back.
     """
     frame = s.frames[group]
-    if "turn" in s.facts.without or not frame.loosens or frame.directions <= MIN_REBASE_DIRECTIONS:
+    if "turn" in s.facts.without or not frame.can_rebase or frame.directions <= MIN_REBASE_DIRECTIONS:
         return
     vectors, count = _in_use(s, group, index - 1)
     if not vectors:
@@ -134,8 +133,8 @@ def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0)
     """Exchange the directions from `first` on for as many as there are vectors that reach beyond it."""
     frame, outputs = s.frames[group], any(output in group.positions for output in s.facts.outputs)
     chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
-    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
-    s.frames[group], made = frame.turn(rows, outputs, first)
+    rows = [s.gather(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
+    s.frames[group], made = frame.rebase(rows, outputs, first)
     for v, part in zip(chosen, made, strict=True):
         s.vectors[v] = _replace_coordinates(s, v, group, part)
 
@@ -149,9 +148,9 @@ def _replace_coordinates(s: State, value: Value, group: FrameBatch, part: Regist
     rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
     if rest.size:
         others = s.build.reshape(old.lead, math.prod(shape), old.lead.shape[-1])
-        others = s.build.taken(others, rest, axis=0)
+        others = s.build.take(others, rest, axis=0)
         parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))
-    rows = s.scattered(parts)
+    rows = s.scatter(parts)
     lead = s.build.reshape(rows, *shape, rows.shape[-1])
     if old.support is None:
         return replace(old, lead=lead)

@@ -1,4 +1,4 @@
-"""The shortcut `positive`: products of ReLU vectors from how many coordinates have which signs.
+"""The shortcut `positive`: Gram matrices of ReLU vectors from the number of coordinates with each sign pattern.
 
 Identity: of k independent vectors with m standard normal coordinates, those of a coordinate α have one of 2^k patterns
 of signs, all as probable, and sizes that do not depend on it. A product ⟨relu(x), relu(y)⟩ is a sum over α, so that it
@@ -22,9 +22,8 @@ from .._ir_builder import Builder
 from .._plan import needed
 
 MAX_VECTORS = 4  # vectors: the patterns are 2^k
-MIN_COORDINATES_PER_PATTERN = (
-    16  # coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals
-)
+# Coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals
+MIN_COORDINATES_PER_PATTERN = 16
 
 
 def positive(build: Builder, results: tuple[Register, ...]) -> list[Step]:

@@ -1,20 +1,22 @@
 """Outputs of nonlinearities at infinite width, as rows of coordinates: features.
 
-A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a rest orthogonal to them: F = E[F] 1 + β u +
-rest, β = E[φ'] by Stein's lemma. The rests of all features of a frame have a Gram matrix of Gaussian expectations, and
-its triangular factor gives each feature coordinates along the rests before it and one new direction. So, as everywhere
-in the engine, products are sums over directions.
+A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a residual orthogonal to them (docs/theory.md,
+"Width ∞ is the same code"): F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma. The residuals of all features
+of a frame have a Gram matrix of Gaussian expectations. Its Cholesky factor gives each feature coordinates along the
+residuals before it, and one new direction. So products are sums over directions here too.
 
 Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
 coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its
 conditional means: the shortcut `named`.
+
+Sets of directions are the bits of an integer, so that those of a frame that has grown since need no padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -27,7 +29,32 @@ from .._error import InfiniteError
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes.fuse_nonlinearities import Composed
-from ._bitset import lowest, ranged
+
+Bools = npt.NDArray[np.bool_]
+
+
+def to_bits(marks: Bools) -> int:
+    """The directions that are marked in any row."""
+    flat = marks.reshape(-1, marks.shape[-1]).any(axis=0)
+    return int.from_bytes(np.packbits(flat, bitorder="little").tobytes(), "little")
+
+
+def from_bits(some: int, directions: int) -> Bools:
+    """Marks for the first so many directions."""
+    size = -(-max(directions, some.bit_length()) // 8)
+    found = np.frombuffer(some.to_bytes(size, "little"), dtype=np.uint8)
+    return np.unpackbits(found, bitorder="little")[:directions].astype(bool)
+
+
+def bit_range(start: int, stop: int) -> int:
+    """The directions of a range."""
+    return (1 << stop) - (1 << start)
+
+
+def lowest_bit(some: int, otherwise: int) -> int:
+    """The first direction of a set; for none, another number."""
+    return (some & -some).bit_length() - 1 if some else otherwise
+
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
@@ -44,7 +71,7 @@ class GradientForm(NamedTuple):
     @property
     def last(self) -> bool:
         """Whether u was drawn after all that F is a function of."""
-        return lowest(self.own, self.forward.bit_length()) >= self.forward.bit_length()
+        return lowest_bit(self.own, self.forward.bit_length()) >= self.forward.bit_length()
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +138,7 @@ class ResidualFeatures:
             vectors = any(number < len(self.supports) for number in numbers)
             if vectors and u not in numbers and self.centred[u] and len(rest) == len(factors) - 1 and not forward & own:
                 found.append(GradientForm(u, rest, forward, own))
-        return max(found, key=lambda g: lowest(g.own, self.reach.bit_length()), default=None)
+        return max(found, key=lambda g: lowest_bit(g.own, self.reach.bit_length()), default=None)
 
     def part(self, build: Builder, factors: Factors) -> Part | None:
         """Some factors as features: arguments, function and parameters; None if there are no factors."""
@@ -125,10 +152,10 @@ class ResidualFeatures:
             f = factors[0][0]
         else:
             place = {number: k for k, number in enumerate(numbers)}
-            f = Function("product", _Product(tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
+            f = Function("product", partial(_product, tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
         if not chosen:  # scalars alone: a function of an argument that it does not look at
-            chosen, f = [0], Function(f.name, _Constant(f))
-        return build.taken(self.arguments, np.array(chosen), axis=2), f, params
+            chosen, f = [0], Function(f.name, partial(_of_parameters, f))
+        return build.take(self.arguments, np.array(chosen), axis=2), f, params
 
     def linear(self, build: Builder, factors: Factors, constant: bool) -> tuple[Register, Register]:
         """Of some factors: their means (frames, k, 1), and coordinates β · u along linear directions."""
@@ -187,7 +214,7 @@ class ResidualBasis:
                     cross.append(build.constant(np.zeros((frames, count, earlier.count))))
                     continue
                 both = _kernel(build, new, earlier, constant, words)
-                cross.append(_less(build, both, along, build.fitted(part, old)) if linear else both)
+                cross.append(_less(build, both, along, build.pad_or_cut(part, old)) if linear else both)
             below = build.step("solve", self.factor, build.step("join", *cross, axis=2))
             fresh = build.step("residual", _less(build, block, below, below), whole, words=f"coordinates of {words}")
             size = self.factor.shape[-1]
@@ -221,7 +248,7 @@ def kernel(build: Builder, left: Part, right: Part, constant: bool, words: str =
     (u, f, p), (v, g, q) = left, right
     width = max(u.shape[-1], v.shape[-1])
     return build.step(
-        "kernel", build.fitted(u, width), build.fitted(v, width), *p, *q, words=words, f=f, g=g, given=len(p),
+        "kernel", build.pad_or_cut(u, width), build.pad_or_cut(v, width), *p, *q, words=words, f=f, g=g, given=len(p),
         constant=constant, made=(u.shape[0], u.shape[1], v.shape[1]),
     )  # fmt: skip
 
@@ -237,7 +264,7 @@ def _regression(build: Builder, new: ResidualFeatures, constant: bool, direction
     found = [new.linear(build, factors, constant) for factors, _ in independent(new, None)]
     means = [mean for mean, _ in found]
     rows = (build.fold("multiply", [row, *means[:k], *means[k + 1 :]]) for k, (_, row) in enumerate(found))
-    total = build.fitted(build.fold("add", rows), directions)
+    total = build.pad_or_cut(build.fold("add", rows), directions)
     if constant:  # the first direction: the mean itself, in place of β times the means of the arguments
         rest = build.step("part", total, start=1, stop=directions)
         total = build.step("join", build.fold("multiply", means), rest, axis=2)
@@ -263,63 +290,40 @@ def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[tuple[F
     return [(ours, theirs) for _, ours, theirs in sets]
 
 
-# Functions made of others, as classes: steps of a plan are equal if these are
+# Functions made of others, as partial functions of this module: steps of a plan are equal if their arguments are
 
 
-@dataclass(frozen=True)
-class _Unnamed:
-    """What a function computes, and nothing else that is known of it."""
-
-    f: Callable[..., Any]
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.f(*arguments)
+def _call(f: Callable[..., Any], *arguments: Any) -> Any:
+    return f(*arguments)
 
 
 def unnamed(f: Function) -> Function:
-    """The same function, as one that nothing is known of."""
+    """The same function, as one of which only its values are known."""
     if isinstance(f, Composed):
-        return Composed(f.name, _Unnamed(f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
-    return Function(f.name, _Unnamed(f.f))
+        return Composed(f.name, partial(_call, f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
+    return Function(f.name, partial(_call, f.f))
 
 
-@dataclass(frozen=True)
-class _Product:
+def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:
     """The product of functions, each of some of the arguments."""
-
-    factors: tuple[tuple[Function, tuple[int, ...]], ...]
-
-    def __call__(self, *arguments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        made = 1.0
-        for f, numbers in self.factors:
-            made = made * f(*(arguments[k] for k in numbers))
-        return made  # type: ignore[return-value]
+    made = 1.0
+    for f, numbers in factors:
+        made = made * f(*(arguments[k] for k in numbers))
+    return made
 
 
-@dataclass(frozen=True)
-class _Constant:
+def _of_parameters(f: Function, u: Any, *params: Any) -> Any:
     """A function of parameters alone, with an argument in front."""
-
-    f: Function
-
-    def __call__(self, u: npt.NDArray[np.float64], *params: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return self.f(*params) + 0.0 * u  # type: ignore[no-any-return]
+    return f(*params) + 0.0 * u
 
 
-@dataclass(frozen=True)
-class _Times:
-    """x^p ψ(x), and further arguments of ψ."""
-
-    power: int
-    f: Function
-
-    def __call__(self, x: Any, *params: Any) -> Any:
-        return x**self.power * self.f(x, *params)
+def _times(power: int, f: Function, x: Any, *params: Any) -> Any:
+    return x**power * f(x, *params)
 
 
 def times(f: Function, power: int) -> Function:
-    """The function x^p ψ(x)."""
-    return f if power == 0 else Function(f"x^{power} {f.name}", _Times(power, f), breaks=f.breaks)
+    """The function x^p ψ(x), and further arguments of ψ."""
+    return f if power == 0 else Function(f"x^{power} {f.name}", partial(_times, power, f), breaks=f.breaks)
 
 
 def _one(x: Any) -> Any:
@@ -328,6 +332,10 @@ def _one(x: Any) -> Any:
 
 ONE = Function("1", _one)
 
+
+# Functions e_a F_l of the sources of a space, with F = ψ(g) χ(v) … a product of functions. They are features like
+# others: their expectations are products over independent sets of factors. In the set of e_a they follow from those of
+# pairs (g, h) by regression of e_a on g and h: E[e_a ψ(g) e_b χ(h)] = Σ α β E[g^p ψ(g) h^q χ(h)] + c E[ψ(g) χ(h)].
 
 Side = tuple[Register | None, Part]  # e_a or none, and a function of one argument
 
@@ -356,11 +364,11 @@ class SourceTimesFeature(ResidualFeatures):
         e, (u, f, params) = _side(build, self, factors)
         if e is None:
             mean, row = super().linear(build, factors, constant)
-            return self._spread(build, mean, 1), self._spread(build, build.fitted(row, self.directions), 1)
+            return self._spread(build, mean, 1), self._spread(build, build.pad_or_cut(row, self.directions), 1)
         means = [
             build.step("part", moments(build, u, times(f, power), params, False), start=0, stop=1) for power in (0, 2)
         ]
-        rows = build.reshape(build.fitted(u, self.directions), *u.shape[:2], self.directions)
+        rows = build.reshape(build.pad_or_cut(u, self.directions), *u.shape[:2], self.directions)
         along = build.step("tilted_means", e, rows, *means, words=f"E[e {named(f)}(g) e']")
         return _tilted(build, (e, (u, f, params)), (None, _one_of(build, u.shape[0], 1, u.shape[-1])), "a mean"), along
 
@@ -390,7 +398,7 @@ class SourceTimesFeature(ResidualFeatures):
         count = self.arguments.shape[1]
         if found.shape[axis] != count:  # already so, or one number for all
             return found
-        return build.taken(found, np.tile(np.arange(count), self.stop - self.start), axis=axis)
+        return build.take(found, np.tile(np.arange(count), self.stop - self.start), axis=axis)
 
 
 def tilted(feature: ResidualFeatures, start: int, stop: int, directions: int) -> SourceTimesFeature:
@@ -398,7 +406,7 @@ def tilted(feature: ResidualFeatures, start: int, stop: int, directions: int) ->
     assert feature.gradient is not None
     u = feature.gradient.u
     supports, centred = list(feature.supports), list(feature.centred)
-    supports[u], centred[u] = ranged(start, stop), True
+    supports[u], centred[u] = bit_range(start, stop), True
     return SourceTimesFeature(
         feature.f, feature.arguments, tuple(supports), feature.params, tuple(centred), (), rests=feature.rests,
         u=u, start=start, stop=stop, directions=directions,
@@ -416,7 +424,7 @@ def _of_one(x: ResidualFeatures, factors: Factors) -> bool:
 
 
 def _side(build: Builder, x: ResidualFeatures, factors: Factors) -> Side:
-    """The factors of features that lie in a set; without any function, the function 1 of an argument that is 0."""
+    """The factors of features that lie in a set; if none is left, the constant function 1 of a dummy argument."""
     e = None
     if isinstance(x, SourceTimesFeature):
         rest = [(f, of) for f, of in factors if x.u not in of]
@@ -436,5 +444,5 @@ def _tilted(build: Builder, left: Side, right: Side, words: str) -> Register:
     kernels = [kernel(build, (x, times(f, i), p), (y, times(g, j), q), False) for i, j in pairs]
     rows = [build.reshape(a, *a.shape[:2], a.shape[-1]) for a in (e, x, y, other) if a is not None]
     width = max(a.shape[-1] for a in rows)
-    rows = [build.fitted(a, width) for a in rows]
+    rows = [build.pad_or_cut(a, width) for a in rows]
     return build.step("tilted", *rows, *kernels, rows=len(rows), words=f"E[e {named(f)}(g) …] for {words}")

@@ -1,7 +1,7 @@
-"""Directions of vectors, and coefficients along them: what a matrix that acts more than once asks for.
+"""Lowering of a matrix that acts more than once: orthonormal directions of its inputs, and coefficients along them.
 
-They are found from the coordinates of the vectors, not from their products (see `_gram_schmidt`): an input that earlier
-ones span gets nothing fresh, however nearly dependent they are.
+The directions come from the coordinates of the vectors, not from their products (see `_gram_schmidt`): an input that
+earlier ones span gets nothing fresh, however nearly dependent they are (docs/theory.md, equations 6 and 6').
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection
+from ._dual_rules import order_epsilon
 from ._inner_products import mean, paired_products, products
 from ._linear import fitted
 from ._state import Bools, LoweredVector, State
 from ._structural_zeros import supports_intersect
-from .dual import order_epsilon
 
 
 def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> LoweredVector:

@@ -1,19 +1,116 @@
-"""Sources: initial vectors, and what matrices make. (W x^i)_i = C E, with C C^T the Gram matrix of the inputs."""
+"""Sources: initial vectors, and products with matrices (docs/theory.md, equation 5).
+
+(W x^i)_i = C E, with C C^T the Gram matrix of k inputs, takes k sources E. W x = X E, with X the coordinates of the
+inputs along all d directions of their frame, takes d of them, but no products and no factor. If those are all
+coordinates of the space, E is the matrix itself, up to its scale. The cheaper way is chosen by the prices of the place
+where the plan runs: with few tokens the first, with as many tokens as the width the second.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
 from ...language._vector import Vector
+from .. import _cost_model
 from .._error import ExactError
 from .._ir import Register
 from .._parallel import check_memory
 from .._rng_keys import SAMPLE
 from ..passes._operations import MaterialisedMatMul, Span
-from ._cost import describe_matmul, draws_matrix
+from ._analysis import ProgramAnalysis
+from ._components import FrameBatch
 from ._state import Bools, LoweredVector, State
+
+
+def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
+    """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
+    if facts.prices.place == _cost_model.CPU.place:  # where a χ costs little more than a normal
+        return frozenset()
+    return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
+
+
+def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
+    sources, most = 0, 0
+    for value, places in group.slots.items():
+        vectors = 1
+        if isinstance(value.op, MatMul):
+            x, members = value.op.x, value.op.weight.members.size
+            vectors = int(min(x.size // (members if value.op.each else 1), facts.blocks[x] * facts.widths[x]))
+        if value in facts.drawn:
+            sources, most = sources + places.shape[1] * vectors, max(most, vectors)
+    grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
+    more = grown * group.width - grown * (grown - 1) / 2
+    prices = facts.prices
+    return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
+
+
+def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
+    """Whether a product of a matrix, with so many inputs in each of some copies, draws a source for each direction."""
+    if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < _cost_model.FEWEST:
+        return False
+    assert isinstance(value.op, MatMul)
+    # the factor is made once for all matrices that act on these inputs
+    factor = s.facts.prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
+    first = factor + vectors * _source_seconds(s, value, vectors, vectors)
+    return directions * _source_seconds(s, value, directions, vectors) < _cost_model.PREFERENCE * first
+
+
+def describe_matmul(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
+    """What a plan says of a product with a source for each direction: whether that is the matrix, and why it is."""
+    assert isinstance(value.op, MatMul)
+    x, name = value.op.x, s.words(value)
+    whole = directions > 1 and directions == s.facts.blocks[x] * s.facts.widths[x]
+    if not whole and not cheaper:
+        return f"{name} = C E"
+    what = "the matrix drawn" if whole else f"{directions} sources drawn"
+    return f"{name} = x E, {what}: a factor for {vectors} inputs " + ("costs more" if cheaper else "is no smaller")
+
+
+def saved_by_rebasing(s: State, value: Value, vectors: int, count: int) -> float:
+    """Operations saved for each input of a matrix if their frame is rebased to `count` directions, in inner products.
+
+    These are products of the inputs, or the sources for the other directions if the matrix draws one for each.
+    """
+    assert isinstance(value.op, MatMul)
+    x = value.op.x
+    directions = int(s.facts.blocks[x] * s.facts.widths[x])
+    if (
+        value in s.facts.limits
+        or value not in s.facts.drawn
+        or vectors < _cost_model.FEWEST
+        or not _cost_model.PREFERENCE
+    ):
+        return vectors
+    more = (directions - count) * _source_seconds(s, value, directions, vectors)
+    return min(vectors, more / (_cost_model.PREFERENCE * x.size * directions * s.facts.prices.product))
+
+
+def rebasing_cost(s: State, group: FrameBatch, count: int) -> float:
+    """The cost of finding directions for so many vectors of each frame, in inner products, without their products."""
+    prices = s.facts.prices
+    if count < _cost_model.FEWEST:  # what a matrix would take otherwise
+        return 0.0
+    return group.frames * count * prices.factor_row / (group.width * prices.product)
+
+
+def _source_seconds(s: State, value: Value, sources: int, vectors: int) -> float:
+    """What one of so many sources takes: its normals, and its part in that many combinations of all."""
+    prices = s.facts.prices
+    return _reached(s, value, sources) * (prices.normal + vectors * prices.product)
+
+
+def _reached(s: State, value: Value, sources: int) -> float:
+    """The coordinates that a source of a value has in all frames, if there are so many of them in each slot."""
+    total = 0.0
+    for group in s.groups_from(value):
+        frames, slots = group.slots[value].shape
+        total += frames * slots * min(group.width, s.frames[group].directions + slots * sources)
+    return total
+
 
 MIN_FACTORED_SOURCES = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
 
@@ -23,18 +120,18 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
     build, number = s.build, s.facts.number[value]
     infinite = value in s.facts.limits
     lead = build.constant(np.zeros((slots, sources, 0)))
-    if slots and (value in s.facts.drawn or value in s.facts.virtual):
+    if slots and (value in s.facts.drawn or value in s.facts.merged_sources):
         parts = []
         for which, group in enumerate(s.groups_from(value)):
             places = group.slots[value]
-            made = s.frames[group].grow(
+            made = s.frames[group].add_sources(
                 (*number, which), places.shape[1] * sources, value in s.facts.leaves, s.words(value)
             )
             parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
-        lead = s.scattered(parts)
+        lead = s.scatter(parts)
     sample = None
     if slots and value in s.facts.coordinates and (infinite or value not in s.facts.drawn):
-        if value in s.facts.into and (infinite or "undrawn" in s.facts.without):
+        if value in s.facts.feeds_nonlinearity and (infinite or "undrawn" in s.facts.without):
             drawn = build.draw(
                 "normals",
                 (*number, 0, SAMPLE, 0),
@@ -49,13 +146,6 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
             s.columns = unit.shape[-1]
             sample = build.constant(unit.reshape(slots, sources, -1))
     return lead, sample
-
-
-def _support(s: State, value: Vector, lead: Register) -> Bools | None:
-    """What fresh constants say: where a source has coordinates."""
-    if value not in s.facts.limits:
-        return None
-    return marks_of(lead)
 
 
 def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
@@ -75,7 +165,7 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
         return build.reshape(made, *value.shape, blocks, e.shape[-1])
 
     x = combined(lead)
-    support = _support(s, value, x)
+    support = marks_of(x) if value in s.facts.limits else None
     found = LoweredVector(x, None if sample is None else combined(sample), support)
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
@@ -85,18 +175,20 @@ def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> Lower
     build = s.build
     one = s.ones(value)
     width = max(one.shape[-1], x.lead.shape[-1])
-    shift = build.step("multiply", build.fitted(one, width), mean)
-    lead = build.step("add", build.fitted(x.lead, width), shift)
+    shift = build.step("multiply", build.pad_or_cut(one, width), mean)
+    lead = build.step("add", build.pad_or_cut(x.lead, width), shift)
     sample, support = x.sample, x.support
     if value in s.facts.limits:
         if value in s.facts.coordinates:
-            wide = build.fitted(build.step("spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked))), s.columns)
+            wide = build.pad_or_cut(
+                build.step("spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked))), s.columns
+            )
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
-            sample = build.step("add", build.fitted(old, s.columns), wide)
+            sample = build.step("add", build.pad_or_cut(old, s.columns), wide)
         marks = np.zeros(lead.shape, dtype=bool)
         if support is not None:
             marks[..., : support.shape[-1]] |= support
-        marks |= np.asarray(build.fitted(one, width).value)[0] != 0
+        marks |= np.asarray(build.pad_or_cut(one, width).value)[0] != 0
         support = marks
     return LoweredVector(lead, sample, support)
 
@@ -126,7 +218,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     """W x = C E."""
     build, weight, x = s.build, op.weight, op.x
     members, blocks = weight.members.size, s.facts.blocks[value]
-    drawn = value in s.facts.drawn or value in s.facts.virtual
+    drawn = value in s.facts.drawn or value in s.facts.merged_sources
     if isinstance(x.op, Span):  # orthonormal, so that C is the identity
         lead, sample = _sources(s, value, members * blocks, x.shape[-1])
         one = build.constant(np.eye(x.shape[-1])[None])
@@ -142,26 +234,29 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     )
     c = build.step("scale", c, by=weight.std / s.norm(x))
     lead, sample = _sources(s, value, members * blocks, c.shape[-1])
-    whole = all(group in s.whole and s.frames[group].standard for group in s.groups_from(value))
+    whole = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
     if copies == 1 < members and whole and value in s.facts.drawn:
         return _at_once(s, value, c, lead, members, words)
     return _combined(s, value, c, lead, sample, members, words)
 
 
 def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int, words: str) -> LoweredVector:
-    """C E of matrices that act on the same vectors, in one product: where all of E is normal, so is it in any order."""
+    """C E of matrices that act on the same vectors, in one product.
+
+    E has i.i.d. normal entries, so its rows may be permuted.
+    """
     build, blocks, last = s.build, s.facts.blocks[value], lead.shape[-1]
     e = build.reshape(lead, 1, members * blocks * last, c.shape[-1])
     made = build.reshape(build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last)
     return LoweredVector(build.reshape(build.step("permute", made, axes=(1, 0, 2)), *value.shape, blocks, last))
 
 
-def drawn(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
+def materialised_matmul(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
     """W x, or W^T x, by the entries of W and all coordinates of x."""
     build, x, blocks = s.build, op.x, s.facts.blocks[value]
-    lead = build.fitted(s.vectors[x].lead, int(s.facts.widths[x]))
+    lead = build.pad_or_cut(s.vectors[x].lead, int(s.facts.widths[x]))
     rows = build.reshape(lead, x.size // x.shape[-1], x.shape[-1], lead.shape[-2] * lead.shape[-1])
-    entries = build.taken(s.scalars[op.entries], np.array(op.members), axis=0)
+    entries = build.take(s.scalars[op.entries], np.array(op.members), axis=0)
     kind, name = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
     words = f"{s.words(value)} = {name}, the matrix drawn: it acts on {op.vectors} vectors in all"
     made = build.step(kind, build.step("scale", rows, by=op.gain), entries, words=words)
@@ -197,7 +292,7 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     """Fresh sources for vectors that are linear in sources of their own: x = C E with C C^T their covariance."""
     build, places = s.build, s.facts.parts[value]  # (members, vectors of each)
     given = s.vectors[x]
-    rows = s.gathered(given.lead, places, given.lead.shape[-1])
+    rows = s.gather(given.lead, places, given.lead.shape[-1])
     # (1, …, 1) is the first direction of these frames
     means = any(group.constant for group in s.groups_of(x))
     mean = build.step("part", given.lead, start=0, stop=1) if means else None
@@ -208,7 +303,7 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
 
     def multiplied(e: Register) -> Register:  # from (members, sources, ·)
         made = build.step("product", c, e)
-        flat = build.taken(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
+        flat = build.take(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
         return build.reshape(flat, *value.shape, s.facts.blocks[value], made.shape[-1])
 
     found = multiplied(lead)

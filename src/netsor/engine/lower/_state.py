@@ -1,4 +1,4 @@
-"""The state of a lowering: the facts of a program, and what was made of it so far."""
+"""The state of a lowering: the analysis of a program, and the registers made so far."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from .._ir_builder import Builder
 from ..passes._operations import MaterialisedMatMul
 from ._analysis import ProgramAnalysis, local_coordinates
 from ._components import FrameBatch
+from ._finite_frames import BartlettFrame, Frame, StandardBasis
+from ._infinite_frames import InfiniteWidthFrame, QmcFrame
 from ._residual_features import ResidualBasis
 from ._rotary_angles import Angles, Floats
-from .frames import Frame, InfiniteWidthFrame, frame_for
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
@@ -70,6 +71,23 @@ class Fluctuation:
     guards: tuple[Register, ...] = ()
 
 
+def frame_for(
+    group: FrameBatch, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool, whole: bool
+) -> Frame:
+    """The frames of a group of clusters.
+
+    `picked` are the coordinates α of a block that outputs ask for. `virtual`: its sources are replaced by a Fuse, which
+    wants means apart; they have a direction each, whatever the width. `nested`: at infinite width, a nonlinearity acts
+    on another's outputs. `scored`: scores are asked for. `whole`: at finite width, all coordinates cost less.
+    """
+    if virtual:
+        return InfiniteWidthFrame(group, build, ones=True, scored=True)
+    if group.width == math.inf:
+        return QmcFrame(group, build) if nested else InfiniteWidthFrame(group, build, group.constant, scored)
+    chosen = StandardBasis if group.nonlinear or group.given or whole else BartlettFrame
+    return chosen(group, build, picked)
+
+
 class State:
     """What was made of a program so far."""
 
@@ -83,7 +101,7 @@ class State:
                 group,
                 self.build,
                 local_coordinates(group, facts.picked) if group.width < math.inf else (),
-                virtual=not facts.virtual.isdisjoint(group.slots),
+                virtual=not facts.merged_sources.isdisjoint(group.slots),
                 nested=group.number in nested,
                 scored=group in facts.scored,
                 whole=group in whole,
@@ -107,32 +125,32 @@ class State:
             for value in component
         }  # of each nonlinearity: its component, and whether it is asked for products with linear vectors
 
-    def lined(self, a: Register, ndim: int, to: int) -> Register:
+    def align_axes(self, a: Register, ndim: int, to: int) -> Register:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so that it broadcasts."""
         return self.build.reshape(a, *(1,) * (to - ndim), *a.shape)
 
     def rows(self, a: Register, width: int) -> Register:
         """Vectors (…, blocks, ·) as rows (…, ·), with so many directions a block."""
-        a = self.build.fitted(a, width)
+        a = self.build.pad_or_cut(a, width)
         return self.build.reshape(a, *a.shape[:-2], a.shape[-2] * width)
 
-    def mixed(self, by: Register, a: Register) -> Register:
+    def mix_rows(self, by: Register, a: Register) -> Register:
         """The combinations Σ_j by[…, i, j] a[…, j], of vectors (…, j, blocks, ·)."""
         made = self.build.step("product", by, self.rows(a, a.shape[-1]))
         return self.build.reshape(made, *made.shape[:-1], *a.shape[-2:])
 
-    def scattered(self, parts: Sequence[tuple[Ints, Register]]) -> Register:
+    def scatter(self, parts: Sequence[tuple[Ints, Register]]) -> Register:
         """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·)."""
         build = self.build
         width = max(a.shape[-1] for _, a in parts)
-        flat = [build.fitted(build.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width) for _, a in parts]
+        flat = [build.pad_or_cut(build.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width) for _, a in parts]
         rows = build.step("join", *flat, axis=0)
-        return build.taken(rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0)
+        return build.take(rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0)
 
-    def gathered(self, a: Register, places: Ints, width: int) -> Register:
+    def gather(self, a: Register, places: Ints, width: int) -> Register:
         """The vectors of a value that lie in a group, (frames, vectors, directions)."""
         flat = self.build.reshape(a, math.prod(a.shape[:-1]), a.shape[-1])
-        chosen = self.build.taken(self.build.fitted(flat, width), places.ravel(), axis=0)
+        chosen = self.build.take(self.build.pad_or_cut(flat, width), places.ravel(), axis=0)
         return self.build.reshape(chosen, *places.shape, width)
 
     def groups_of(self, value: Value) -> list[FrameBatch]:
@@ -191,7 +209,7 @@ class State:
             assert row is not None
             wide = self.build.reshape(row, group.frames, 1, row.shape[-1])
             parts.append((places, self.build.step("spread", wide, shape=(*places.shape, row.shape[-1]))))
-        rows = self.scattered(parts)
+        rows = self.scatter(parts)
         return self.build.reshape(rows, *value.shape, self.facts.blocks[value], rows.shape[-1])
 
 

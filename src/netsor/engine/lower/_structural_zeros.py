@@ -1,4 +1,4 @@
-"""Where scalars can be other than 0 at infinite width, by the structure of the program and not by drawn numbers."""
+"""Structural zeros: which scalars are 0 at infinite width by the structure of the program, not by drawn numbers."""
 
 from __future__ import annotations
 

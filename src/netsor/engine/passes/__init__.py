@@ -1,7 +1,7 @@
-"""Passes: graph to graph, one idea a file, each an identity in law stated at its top.
+"""Passes: functions from graph to graph, each an identity in law that its file states.
 
-`stepped`, `roots`, `distinct`, `reuse` and `outer` bring a program to the form that lowering reads. Every other one is
-a shortcut, and can be left out: the law stays the same (the tests try it), and takes more random numbers or time.
+Those that `rewrite` applies always bring a program to the form that lowering reads. Every other one is a shortcut that
+you can leave out: the law stays the same (the tests check it), and takes more random numbers or time.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...language._array import Value
 from ._rewrite import Context
-from .batch_weights import stacked
-from .condition import condition
-from .fuse_nonlinearities import compose
-from .linearise import linearise
-from .materialise import drawn
-from .optimiser_steps import stepped
-from .outer_products import outer
-from .simplify import commute, distinct, fuse, roots
-from .weight_reuse import reuse
+from .adam_steps import expand_outer_products
+from .batch_weights import stack_weights
+from .fuse_nonlinearities import compose_nonlinearities
+from .optimiser_steps import expand_steps
+from .simplify import (
+    bind_width_ratios,
+    commute_mix,
+    condition_scores,
+    deduplicate_products,
+    drop_identities,
+    fuse_sources,
+)
+from .weight_reuse import eliminate_reuse, materialise
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
 GRAPH: dict[str, Pass] = {
-    "condition": condition,
-    "linearise": linearise,
-    "commute": commute,
-    "compose": compose,
-    "fuse": fuse,
+    "condition": condition_scores,
+    "linearise": drop_identities,
+    "commute": commute_mix,
+    "compose": compose_nonlinearities,
+    "fuse": fuse_sources,
 }
 # All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
 SHORTCUTS = (
-    "repeated",
     "stacked",
     "drawn",
     *GRAPH,
@@ -47,12 +50,12 @@ SHORTCUTS = (
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
-    made = distinct(roots(stepped(outputs, context), context), context)
+    made = deduplicate_products(bind_width_ratios(expand_steps(outputs, context), context), context)
     if "stacked" not in without:
-        made = stacked(made, context)
+        made = stack_weights(made, context)
     if "drawn" not in without:
-        made = drawn(made, context)
-    made = outer(reuse(made, context), context)
+        made = materialise(made, context)
+    made = expand_outer_products(eliminate_reuse(made, context), context)
     for name, change in GRAPH.items():
         if name not in without:
             made = change(made, context)

@@ -1,4 +1,4 @@
-"""Operations that passes add to those of the language: only the exact engine reads them."""
+"""Operations that passes add to those of the language: only the compiler reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all passes share: a program rewritten value by value, and facts about a graph that they ask for."""
+"""Tools of all passes: rewriting a program value by value, and facts about its graph."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from ._operations import AdjointCorrection, Coefficients, Span
 
-MAX_COMPARED_SETS = (
-    8  # pairs of sets of sources with which others are compared: one for each space that many vectors share
-)
+# Pairs of sets of sources with which others are compared: one for each space that many vectors share
+MAX_COMPARED_SETS = 8
 
 
 @dataclass(eq=False)
@@ -60,6 +59,24 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
                 context.origin[inner] = place
                 added += inner.op.inputs
     return [new[output] for output in outputs]
+
+
+def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:
+    """For each value that an operation reads: the values that are made of it, in order."""
+    users: dict[Value, list[Value]] = {}
+    for value in values:
+        for x in value.op.inputs:
+            users.setdefault(x, []).append(value)
+    return users
+
+
+def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
+    """For each matrix: the products in which it, or its transpose, acts."""
+    uses: dict[Source, list[Value]] = {}
+    for value in values:
+        if isinstance(value.op, MatMul):
+            uses.setdefault(value.op.weight.source, []).append(value)
+    return uses
 
 
 def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:

@@ -1,4 +1,4 @@
-"""Matrices that act on the same vectors, and whose transposes are summed, are one matrix: the heads of a layer.
+"""Stacks matrices that act on the same vectors and whose transposes are summed, such as the heads of a layer.
 
 So are W^Q, W^K and W^V, and both first matrices of a gated perceptron.
 
@@ -25,7 +25,7 @@ from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
 from ...language._score import concat, join, split
 from ...language._vector import Vector
-from ._rewrite import Context, rewritten
+from ._rewrite import Context, rewritten, users_of, uses_of
 
 
 class _Place(NamedTuple):
@@ -45,16 +45,12 @@ class _Place(NamedTuple):
         return replace(weight, source=self.whole, in_width=into, out_width=out, std=self.std, members=members, count=1)
 
 
-def stacked(outputs: Sequence[Value], context: Context) -> list[Value]:
+def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with one matrix in place of each batch, and of several weights, that allow it."""
     values = context.ordered(outputs)
-    users: dict[Value, list[Value]] = {output: [output] * 2 for output in outputs}  # one that is asked for stays
-    uses: dict[Source, list[Value]] = {}
-    for value in values:
-        for x in value.op.inputs:
-            users.setdefault(x, []).append(value)
-        if isinstance(value.op, MatMul):
-            uses.setdefault(value.op.weight.source, []).append(value)
+    users, uses = users_of(values), uses_of(values)
+    for output in outputs:  # an output stays: it counts as used more than once
+        users[output] = [output] * 2 + users.get(output, [])
     places: dict[Source, _Place] = {}
     sums: dict[Value, Value] = {}  # Σ_b W_b^T d_b, and the products that it is the sum of
     for source, many in uses.items():

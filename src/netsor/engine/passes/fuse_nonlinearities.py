@@ -1,4 +1,4 @@
-"""At infinite width, a function of functions becomes one function: φ(x, ψ(x), y; p) of the Gaussian vectors x, y.
+"""At infinite width, fuses functions of functions: φ(x, ψ(x), y; p) is one function of the Gaussian vectors x, y.
 
 Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
 variable, whose kernel is known to many digits, and silu(g) · u is a product of a function of g and one of u, which
@@ -74,7 +74,7 @@ class Composed(Function):
     factors: tuple[tuple[Function, tuple[int, ...]], ...] = ()
 
 
-def compose(outputs: Sequence[Value], context: Context) -> list[Value]:
+def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each nonlinearity of nonlinear vectors, at infinite width, as one function."""
 
     def change(old: Value, new: Value) -> Value:

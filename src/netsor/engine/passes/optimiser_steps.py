@@ -1,4 +1,4 @@
-"""A matrix after steps of an optimiser acts as the matrix before, and a mix of vectors that are there.
+"""Expands optimiser steps: the matrix after a step is the matrix before, plus a mix of vectors that are there.
 
 Identity (docs/step.md): with G = Σ_i l_i r_i^T over the uses of W, W' = (1 − ηλ) W − η G acts as
 W' x = (1 − ηλ) W x − η Σ_i ⟨r_i, x⟩ l_i, and W'^T v = (1 − ηλ) W^T v − η Σ_i ⟨l_i, v⟩ r_i.
@@ -32,9 +32,10 @@ from ...language._width import Width
 from .._error import ExactError
 from ._operations import Outer
 from ._rewrite import Context, rewritten
-from .outer_products import eps_error, unit
-from .vanishing import vanishing
+from .adam_steps import eps_error, unit
+from .first_order_steps import expand_first_order
 
+# Learning rates may depend on the widths. The order in n of such a number is the slope of its logarithm at huge widths.
 LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is found
 
 
@@ -96,9 +97,16 @@ Array = Any
 Coefficients = tuple[tuple[float, float, float], ...]
 
 EIGENVALUE_ULPS = 1e4  # times the rounding error: eigenvalues of correlations that count as 0
-MUON_SINGULAR_VALUE_RTOL = (
-    1e-5  # over the largest: singular values that count as 0. Five steps of Newton and Schulz make 0.005 of it
-)
+# Over the largest: singular values that count as 0. Five steps of Newton and Schulz make 0.005 of it
+MUON_SINGULAR_VALUE_RTOL = 1e-5
+
+
+# The orthogonalised gradient of Muon, from Gram matrices. G = Σ_k s_k l_k r_k^T has the polar factor l M r^T/√(out ·
+# in), where M depends on the Gram matrices A = ⟨l, l⟩/out and B = ⟨r, r⟩/in alone. Write l_k = |l_k| Q_A (Λ_A^(1/2)
+# U_A^T)_k with U_A Λ_A U_A^T the correlations of the l_k and Q_A orthonormal, and r likewise. Between Q_A and Q_B the
+# gradient is the small matrix T = Λ_A^(1/2) U_A^T S U_B Λ_B^(1/2), S = diag(s_k |l_k| |r_k|), and its SVD gives M.
+# Dependent uses (a token that occurs twice) leave eigenvalues of 0, which have no part in G; nor have directions along
+# which G is 1e-5 of its largest, where a polar factor jumps.
 
 
 def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coefficients | None) -> Array:
@@ -142,7 +150,7 @@ def _iterated(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients) -> 
     return m
 
 
-def stepped(outputs: Sequence[Value], context: Context) -> list[Value]:
+def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without steps."""
     if not any(isinstance(value.op, SteppedMatMul | SteppedParameter) for value in context.ordered(outputs)):
         return list(outputs)
@@ -168,7 +176,7 @@ def stepped(outputs: Sequence[Value], context: Context) -> list[Value]:
             f"steps that change vectors by amounts of order {' and '.join(f'{name}^(-1/2)' for name in sorted(small))}",
             instead="write the widths as multiples of one symbol, or bind all but one to numbers",
         )
-    return vanishing(found, context, small.pop()) if small else found
+    return expand_first_order(found, context, small.pop()) if small else found
 
 
 def _vanishes(op: Root, context: Context) -> bool:

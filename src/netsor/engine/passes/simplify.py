@@ -1,9 +1,26 @@
-"""What was written twice is one: W x and W x, and of W[[0, 0, 1]] x the first two.
+"""Small rewrites of the graph, each an identity in law.
 
-Identity: what one matrix makes of one vector is one vector. So W x − W x is 0, and no rounding of W x read off what W
-did before. Of W[[0, 0, 1]] x it is enough to make W[[0, 1]] x. With `each`, where member b acts on x[b], a member that
-occurs twice acts twice: its second time is a use of the same matrix again.
-After this pass the members of every weight are distinct, which lowering relies on: it cannot be switched off.
+`deduplicate_products` (always): one matrix times one vector is one vector, however often it is written, so W x − W x is
+0 exactly. Of W[[0, 0, 1]] x only W[[0, 1]] x is made. After it the members of every weight are distinct, which lowering
+relies on.
+
+`bind_width_ratios` (always): √(n/m) is a number once the widths are bound. A ratio that vanishes like n^(−1/2) stays: a
+score may see it (see `lower/_dual_numbers.py`).
+
+`commute_mix`: Σ_j a_j W x_j = W Σ_j a_j x_j, because W is linear. The s values of a head that are mixed into one vector
+need one source, not s. Condition: the products W x_j are used for this combination alone.
+
+`fuse_sources`: a linear combination of independent Gaussian vectors is Gaussian, given its coefficients. So a value
+whose sources (a product and a bias, say) nothing else asks about is drawn itself, if that takes fewer sources.
+
+`condition_scores`: given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c
+z_j)_1 with L L^T = ⟨q_i, q_i'⟩/n and W^c independent copies of W. So a score that is an output becomes a vector of
+which one coordinate is asked for, and its sources are never drawn (docs/theory.md, "The last product is never drawn").
+Conditions: the dot is used for outputs alone, the product W z for this dot alone; for a mean, a finite width.
+
+`drop_identities`: activations with φ(x) = x on every draw that will ever be made: the identity, and a clip at C if
+P(|u| > C) < e^(−70) by a bound on coordinates, √variance · N · Π χ_m/√m. Coordinates of data are bounded by the
+largest.
 """
 
 from __future__ import annotations
@@ -11,25 +28,31 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
+from ... import activations as known
+from ..._array_api import array_namespace
+from ...activations import Function
+from ...language import _operation as ops
 from ...language._array import Value, field_names
 from ...language._check_function import content_of
-from ...language._operation import Gaussian, MatMul, Mix, Root
+from ...language._graph import widths_of
+from ...language._operation import Apply, Constant, Dot, Gaussian, MatMul, Mix, Nonlin, Root, Source, Take
 from ...language._parameters import Weight
-from ...language._scalar import constant
-from ...language._score import join
+from ...language._scalar import Scalar, applied, constant
+from ...language._score import MASKED_SOFTMAX, SOFTMAX, join, mean_dot
 from ...language._vector import Vector, mix
 from ...language._width import Width
 from .._error import ExactError
+from .._psd_cholesky import factor
 from ._operations import Fuse
-from ._rewrite import Context, asked, linear_sources, rewritten
+from ._rewrite import Context, asked, linear_sources, rewritten, users_of
 
 
-def distinct(outputs: Sequence[Value], context: Context) -> list[Value]:
+def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with every product of matrices and vectors once, and every member of a weight once in it."""
     products: dict[Any, Value] = {}
 
@@ -71,13 +94,9 @@ def _each(value: Value, weight: Weight, x: Vector) -> Value:
     return join(parts)[order].reshape(*value.shape)
 
 
-def commute(outputs: Sequence[Value], context: Context) -> list[Value]:
+def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with W (Σ_j a_j x_j) in place of Σ_j a_j W x_j."""
-    values = context.ordered(outputs)
-    users: dict[Value, list[Value]] = {}
-    for value in values:
-        for x in value.op.inputs:
-            users.setdefault(x, []).append(value)
+    users = users_of(context.ordered(outputs))
 
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
@@ -95,7 +114,7 @@ def commute(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change)
 
 
-def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
+def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with a Fuse at every value that alone is asked about its sources, if that makes them fewer."""
     values = context.ordered(outputs)
     made = linear_sources(values)
@@ -121,7 +140,7 @@ def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change)
 
 
-def vanishing(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
+def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
     """If √(n/m) is a multiple of m^(−1/2) for one infinite width m: that width, and the multiple."""
     sizes = {True: list(op.over), False: list(op.under)}
     infinite = {side: [w for w in found if math.isinf(w.bind(bound))] for side, found in sizes.items()}
@@ -131,14 +150,14 @@ def vanishing(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | Non
     return infinite[False][0], rest.of(bound)
 
 
-def roots(outputs: Sequence[Value], context: Context) -> list[Value]:
+def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with numbers in place of ratios of widths."""
 
     def change(old: Value, new: Value) -> Value:
         if not isinstance(new.op, Root):
             return new
         number = new.op.of(context.bound)
-        if vanishing(new.op, context.bound) is not None:
+        if vanishing_ratio(new.op, context.bound) is not None:
             return new
         if not 0 < number < math.inf:
             found = "is not given" if math.isnan(number) else "vanishes" if number == 0 else "is infinite"
@@ -151,3 +170,153 @@ def roots(outputs: Sequence[Value], context: Context) -> list[Value]:
         return constant(np.asarray(number))
 
     return rewritten(outputs, context, change)
+
+
+def _root(gram: Any) -> Any:
+    """The triangular L with L L^T = gram (…, k, k)."""
+    return factor(array_namespace(gram), gram)
+
+
+ROOT = Function("root", _root, bounded=False, lipschitz=False)
+
+
+def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with a vector, of which a coordinate is meant, in place of each such score among its outputs."""
+    users = users_of(context.ordered(outputs))
+
+    def only_indexed(value: Value) -> bool:
+        return all(isinstance(user.op, Take) and only_indexed(user) for user in users.get(value, ()))
+
+    def free(x: Vector, other: Vector, dot: Value) -> bool:
+        """Whether x is W z for a fresh W, used here alone, with as many of `other` for each matrix."""
+        if not isinstance(x.op, MatMul) or x is other or x in outputs or users[x] != [dot]:
+            return False
+        batch = x.op.weight.batch
+        return x.shape[:-1] == other.shape[:-1] == batch
+
+    def change(old: Value, new: Value) -> Value:
+        match old.op, new.op:
+            case Dot(a, b, power), Dot(x, y) if only_indexed(old) and (power == 0.5 or context.width(a) < math.inf):
+                size = 1.0 if power == 0.5 else context.width(a) ** -0.5
+                left, right = free(a, b, old), free(b, a, old)
+                if right and (not left or a.size <= b.size):
+                    return _coordinate(y, x, size, turned=True).reshape(old.shape)
+                if left:
+                    return _coordinate(x, y, size, turned=False).reshape(old.shape)
+            case Take(), Take(Vector() as x, flat) if isinstance(old, Scalar):
+                return Vector(Take(x, flat), old.shape, x.width)
+        return new
+
+    return rewritten(outputs, context, change)
+
+
+def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
+    """Vectors with a coordinate in the law of the products of x = W z and the given ones: (…, x, given) or turned."""
+    assert isinstance(x.op, MatMul)
+    w, z, count = x.op.weight, x.op.x, given.shape[-1]
+    root = applied(ROOT, (mean_dot(given, given),), (*given.shape, count), axes=2) * size
+    if count == 1:
+        return root[..., 0] * x
+    members = np.arange(w.members.size * count).reshape(*w.batch, count)
+    copies = replace(w, source=Source(w.source.name), members=members, count=members.size)
+    each = z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
+    y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
+    axes = tuple(range(y.ndim))
+    found = mix(root[..., None, :, :], y.transpose(*axes[:-2], axes[-1], axes[-2]))  # (…, x, given)
+    return found.transpose(*axes[:-2], axes[-1], axes[-2]) if turned else found
+
+
+NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur
+
+# By identity: a user's function of the same name is another function.
+CONTRACTIONS = (known.IDENTITY, known.RELU, known.ABS, known.TANH, known.SIN, known.SILU, known.GELU)  # |φ(x)| ≤ |x|
+WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)  # |φ| ≤ 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """A bound on coordinates: |u| ≤ fixed + |v|, v Gaussian of this variance times so many factors χ/√m."""
+
+    fixed: float
+    variance: float
+    factors: int
+
+
+def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program without activations that act as the identity."""
+    smallest = min((width.bind(context.bound) for width in widths_of(context.ordered(outputs))), default=math.inf)
+    size: dict[Value, Size | None] = {}
+
+    def change(old: Value, new: Value) -> Value:
+        size[old] = _size(old, size)
+        match old.op:
+            case Nonlin(f, (_,), ()) if f is known.IDENTITY:
+                return cast(Nonlin, new.op).vectors[0]
+            case Nonlin(f, (x,), ()) if known.is_clip(f):
+                bound = size[x]
+                exponent = _tail(f.parameters[0], bound, smallest) if bound else 0.0
+                if exponent > NEVER:
+                    note = f"clip at {f.parameters[0]:g} acts as the identity: it clips with probability " + (
+                        "0" if exponent == math.inf else f"e^-{exponent:.0f}"
+                    )
+                    if note not in context.notes:
+                        context.notes.append(note)
+                    return cast(Nonlin, new.op).vectors[0]
+        return new
+
+    return rewritten(outputs, context, change)
+
+
+def _tail(bound: float, size: Size, width: float) -> float:
+    """−log P(|u| > bound), nearly, for u = fixed + √variance N Π χ_width/√width with factors − 1 of the χ."""
+    left = bound - size.fixed
+    if left <= 0:
+        return 0.0
+    if size.variance == 0:
+        return math.inf
+    ratio = left / math.sqrt(size.variance)
+    if ratio <= 1 or size.factors <= 1 or width == math.inf:
+        return ratio * ratio / 2
+    r = np.geomspace(1, ratio, 500)
+    cost = (ratio / r ** (size.factors - 1)) ** 2 / 2 + (size.factors - 1) * width * (r**2 - 1 - 2 * np.log(r)) / 2
+    return float(cost.min())
+
+
+def _square(x: float) -> float:
+    return x * x  # infinite where a power would raise
+
+
+def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
+    vectors = [size[x] for x in value.op.inputs if isinstance(x, Vector)]
+    if isinstance(value, Scalar) or any(found is None for found in vectors):
+        return None
+    found = [v for v in vectors if v is not None]
+    fixed = max((v.fixed for v in found), default=0.0)
+    variance = max((v.variance for v in found), default=0.0)
+    factors = max((v.factors for v in found), default=0)
+    match value.op:
+        case ops.Gaussian(_, mean, factor):
+            return Size(float(np.abs(mean).max()), float((factor**2).sum(-1).max(initial=0.0)), 1)
+        case ops.Data(given):
+            return Size(float(np.abs(given).max()), 0.0, 0)
+        case ops.MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
+            return Size(0.0, _square(weight.std * (fixed + math.sqrt(variance))), factors + 1)
+        case Nonlin(f, _, ()):
+            if f in WITHIN_ONE:
+                return Size(1.0, 0.0, 0)
+            contraction = f in CONTRACTIONS or known.is_clip(f) or (known.is_leaky(f) and abs(f.parameters[0]) <= 1)
+            return Size(fixed, variance, factors) if contraction else None
+        case ops.Add():
+            total = sum(math.sqrt(v.variance) for v in found)
+            return Size(sum(v.fixed for v in found), _square(total), factors)
+        case ops.Scale(Value(op=Constant(numbers))):
+            c = float(np.abs(numbers).max())
+            return Size(c * fixed, _square(c) * variance, factors)
+        case ops.Mix(Value(op=Constant(numbers))):
+            c = float(np.abs(numbers).sum(-1).max())
+            return Size(c * fixed, _square(c) * variance, factors)
+        case ops.Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
+            return Size(fixed, variance, factors)
+        case ops.Take() | ops.Join() | ops.Concat() | ops.Split():
+            return Size(fixed, variance, factors)
+    return None

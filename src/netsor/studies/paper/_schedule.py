@@ -20,7 +20,7 @@ import numpy.typing as npt
 import scipy
 
 from ..._array_api import one_blas_thread
-from ...engine._parallel import generator
+from ...engine._rng_keys import generator
 from ...engine.backends import Backend, Numpy
 from ...laws import Empirical, Estimate, HeadSum, Law, Mixture
 from ...laws._distance_estimator import kl_terms

@@ -1,4 +1,14 @@
-"""The ε parts of values, each found once by the rule of its operation, and those of products."""
+"""Infinite width as arithmetic over dual numbers: what is of order 1, and what is of order ε = n^(−1/2), with ε² = 0.
+
+With x0 + ε x1 the coordinates of a vector along directions, ⟨x, y⟩/n = x · (I + ε N) · y, where N is symmetric with one
+normal for a pair of directions, N(0,1), or N(0,2) for a direction with itself. A score n^(−1/2) ⟨x, y⟩ is the ε part of
+⟨x, y⟩/n; it exists if the part of order 1 is 0 by the structure of the program (docs/theory.md, "What is not proved").
+
+Parts of order 1 are the coordinates and scalars of a lowering. The ε parts are found when a score asks for them, each
+once, by the rule of its operation (`_dual_rules`). Some are not known: a scalar made from scores has an ε part that
+depends on terms of order ε². Such parts are marked, the marks go through the arithmetic (unknown · 0 = 0), and a score
+that would read one is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +18,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from ....language._array import Operation, Value
-from ....language._operation import Dot, MatMul
-from ....language._scalar import Scalar
-from ....language._vector import Vector
-from ..._ir import Register
-from ...passes._operations import AdjointCorrection, Coefficients, Fuse, Span
-from .._components import FrameBatch
-from .._fluctuation_covariances import add_gradient_fluctuations, unknown_pairs
-from .._inner_products import crossed_products, paired_products, products
-from .._linear import fitted
-from .._state import Bools, Fluctuation, State, Unit
-from .._structural_zeros import supports_intersect, supports_intersect_within
+from ...language._array import Operation, Value
+from ...language._operation import Dot, MatMul
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._ir import Register
+from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ._components import FrameBatch
+from ._fluctuation_covariances import add_gradient_fluctuations, unknown_pairs
+from ._inner_products import crossed_products, paired_products, products
+from ._linear import fitted
+from ._state import Bools, Fluctuation, State, Unit
+from ._structural_zeros import supports_intersect, supports_intersect_within
 
 Rules = Mapping[type[Operation], Callable[..., Fluctuation]]
 
@@ -124,7 +134,7 @@ class Dual:
         if not terms:
             return None
         width = max((t.shape[-1] for t in terms if t.shape), default=0)
-        return self.s.build.fold("add", [self.s.build.fitted(t, width) if t.shape else t for t in terms])
+        return self.s.build.fold("add", [self.s.build.pad_or_cut(t, width) if t.shape else t for t in terms])
 
 
 def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
@@ -140,9 +150,13 @@ def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
 
 
 def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
-    """Coefficients along directions that x is orthogonal to by structure have ε parts that are known.
+    """The ε part of orthonormal directions of vectors: the derivative of a triangular factorisation.
 
-    Of all others they are not, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
+    x = C D with C triangular and D orthonormal. So with Y = L^(−1) (x1 − C1 D' − C0 D'1) for the directions D' known
+    before, D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, where Φ takes what is below the diagonal.
+
+    Coefficients along directions that x is orthogonal to by structure have ε parts that are known. Those of all others
+    are not known, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
     at order 1 but does at order ε has no direction for that. It counts if the matrix acts along it too, or its
     transpose made something along it: then a score that depends on both is refused when it is drawn.
     """
@@ -174,12 +188,12 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
         unknown |= _reached(cross & both.unknown, along)
         if both.part is not None and (cross & both.support).any():
             by = build.step("multiply", both.part, build.constant(-1.0 / mean_square * cross))
-            terms.append(s.mixed(by, s.vectors[v].lead))
+            terms.append(s.mix_rows(by, s.vectors[v].lead))
             reach = reach | _reached(cross & both.support, along)
         old = dual[v]
         if old.part is not None:
             by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
-            terms.append(s.mixed(by, old.part))
+            terms.append(s.mix_rows(by, old.part))
             reach = reach | _reached(supports_intersect(s, x, v, value.ndim + 1), wide(old.support, v))
     total, made, left = dual.sum(terms), None, None
     guards = [guard for v in known for guard in guards_of(dual, v, x)]
@@ -197,14 +211,14 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
             inner = build.step("add", build.step("add", inner, sides), build.step("transposed", sides))
         unclear = cross & unknown_pairs(s, value, value, value.ndim + 1, dual.__getitem__)
         unknown |= _reached(unclear, every[..., -count:, :, :])
-        moved = s.mixed(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
+        moved = s.mix_rows(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)
         reach = reach | _reached(cross, every[..., -count:, :, :])
     return Fluctuation(made, reach, unknown, None, left, tuple(guards))
 
 
 def guards_of(dual: Dual, directions: Vector, x: Vector | None = None) -> list[Register]:
-    """Whether vectors x have a part along what was left over when these directions were found; if None, if any was."""
+    """NaN checks: does x overlap the O(ε) residual that these directions dropped? Without x: is there any residual?"""
     found, s = [], dual.s
     for one in _behind(directions, Span):  # directions may be set end to end, or indexed
         if isinstance(one.op, Span) and (left := dual[one].left) is not None:
@@ -233,7 +247,7 @@ def _behind(x: Vector, stop: type[Operation]) -> list[Vector]:
 def _same_width(s: State, *arrays: Register) -> list[Register]:
     """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and directions as the largest has."""
     width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
-    return [s.lined(s.rows(a, width), len(a.shape), ndim) for a in arrays]
+    return [s.align_axes(s.rows(a, width), len(a.shape), ndim) for a in arrays]
 
 
 def _solved(

@@ -1,4 +1,4 @@
-"""Scores at infinite width: the ε parts of products whose parts of order 1 are 0, or a refusal."""
+"""Scores at infinite width, and the rules of dual-number arithmetic, one for each operation."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from ....activations import Function
-from ....language._array import Operation
-from ....language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
-from ....language._rotary import Rotate
-from ....language._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
-from ....language._score import rsqrt
-from ....language._vector import Vector
-from ..._error import ExactError
-from ..._ir import Register
-from ...passes._operations import AdjointCorrection, Coefficients, Fuse, Span
-from ...passes.simplify import vanishing
-from .._bitset import bits, marks
-from .._fluctuation_covariances import unknown_pairs
-from .._inner_products import paired_products, products, turned_scores
-from .._linear import LINEAR, apply_linear, fitted, parts_of, propagate_support, taken
-from .._residual_features import GradientForm, ResidualFeatures
-from .._state import Bools, Fluctuation, State
-from .._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
-from ..frames import InfiniteWidthFrame
-from ._parts import Dual, guards_of, made_of, none, not_known, span
+from ...activations import Function
+from ...language._array import Operation
+from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
+from ...language._rotary import Rotate
+from ...language._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
+from ...language._score import rsqrt
+from ...language._vector import Vector
+from .._error import ExactError
+from .._ir import Register
+from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ..passes.simplify import vanishing_ratio
+from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
+from ._fluctuation_covariances import unknown_pairs
+from ._infinite_frames import InfiniteWidthFrame
+from ._inner_products import paired_products, products, turned_scores
+from ._linear import LINEAR, apply_linear, fitted, parts_of, propagate_support, taken
+from ._residual_features import GradientForm, ResidualFeatures, from_bits, to_bits
+from ._state import Bools, Fluctuation, State
+from ._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
     """A ratio of widths that vanishes is an ε part and nothing else."""
-    known = vanishing(op, dual.s.facts.bound)
+    known = vanishing_ratio(op, dual.s.facts.bound)
     assert known is not None
     width, number = known
     some = np.ones(value.shape, dtype=bool)
@@ -140,7 +139,7 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
         if p.part is not None:
             arrays = [build.constant(np.zeros(r.shape)) if linear else s.scalars[r] for r in scalars]
             arrays[k] = p.part
-            arrays = [s.lined(a, r.ndim, leading) for a, r in zip(arrays, scalars, strict=True)]
+            arrays = [s.align_axes(a, r.ndim, leading) for a, r in zip(arrays, scalars, strict=True)]
             terms.append(build.step("apply", *arrays, made=value.shape, f=f, shape=value.shape))
     return Fluctuation(dual.sum(terms), support, unknown, units.pop() if units else None)
 
@@ -172,7 +171,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
-    """A change of its arguments shows along the arguments, and along all functions of them."""
+    """An O(ε) change of the arguments changes the output along them, and along every feature that depends on them."""
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)
@@ -200,7 +199,7 @@ def _reached(dual: Dual, value: Vector, support: Bools) -> Bools:
                 shown &= ~block.bits
                 if own.related(block.feature) or _shows(block.feature, beside, form):
                     shown |= block.bits
-        found[group.positions[value].ravel()] |= marks(shown, support.shape[-1])
+        found[group.positions[value].ravel()] |= from_bits(shown, support.shape[-1])
     return found.reshape(support.shape)
 
 
@@ -214,7 +213,7 @@ def _beside(dual: Dual, own: ResidualFeatures, frame: InfiniteWidthFrame) -> int
         if own.gradient is None or number != own.gradient.u:
             part = dual[vector]
             flat = (part.support | part.unknown).reshape(-1, part.support.shape[-1])
-            found |= bits(flat[places.ravel()] if len(flat) > 1 else flat)
+            found |= to_bits(flat[places.ravel()] if len(flat) > 1 else flat)
     found &= ~own.reach
     for block in frame.blocks:
         if block.feature is not None and found & block.bits:
@@ -291,12 +290,12 @@ def order_epsilon(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     found = Dual(s, VECTORS, SCALARS).product(x, y, value.ndim)
     _refuse(s, value, x, y, found.unknown)
     made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
-    return s.build.fold("add", [made, *(s.lined(guard, 0, value.ndim) for guard in found.guards)])
+    return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
 
 
 def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
     """A product of order 1 is no score: it must be 0 for each term by itself, or for known numbers as a sum."""
-    if not all(s.frames[group].scores for v in (x, y) for group in s.groups_of(v)):
+    if not all(s.frames[group].has_fluctuations for v in (x, y) for group in s.groups_of(v)):
         raise ExactError(
             value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
         )
@@ -315,7 +314,7 @@ def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
 def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
     wrong = unknown & s.facts.asked[value]
     if wrong.any():  # of factors that are not 0 at every width
-        from ....language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
+        from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
 
         rows = Expansion(s.facts.values).rows
         for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):

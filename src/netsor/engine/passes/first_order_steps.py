@@ -1,6 +1,6 @@
-"""What a step changes by amounts of order n^(−1/2) at infinite width, and how a score sees it.
+"""Optimiser steps of order n^(−1/2) at infinite width, and how a score sees them.
 
-Identity (theory, "Infinite width as arithmetic over dual numbers"): let a step of a small learning rate move vectors
+Identity (docs/theory.md, "What is not proved", on dual numbers): let a step of a small learning rate move vectors
 y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and coordinates, do not see it. A score p, which is of
 order 1 though the vectors that it is a product of are longer by √n, moves by Σ_j ⟨∂p/∂y_j, ε Δ_j⟩ = Σ_j ⟨δ_j, Δ_j⟩/n
 with δ_j = √n ∂p/∂y_j its gradient, for given scores before it. This is how a network trains whose features do not move
@@ -45,7 +45,7 @@ class _Given(Reverse):
             self._live.discard(value)
 
 
-def vanishing(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
+def expand_first_order(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
     """The program with no factor n^(−1/2) left, n the width of this name."""
     moved: dict[Value, Any] = {}  # y_j, each a value of its own, and Δ_j
     scores: list[Value] = []  # that saw changes

@@ -2,8 +2,11 @@
 
 Divided by √m and with m → ∞, a source has coordinate 1 along its own direction and N(0,1)/√m along every other: so
 coordinates are of order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of pairs of
-directions (theory, "Infinite width as arithmetic over dual numbers"; see `dual`). Outputs of nonlinearities have
-directions of their own (see `_residual_features`).
+directions (docs/theory.md, "Width ∞ is the same code"; see `_dual_numbers`). Outputs of nonlinearities have directions
+of their own (see `_residual_features`).
+
+Where a nonlinearity acts on a mixture of another's outputs, an expectation over Gaussian sources is a mean over
+quasi-random nodes (`QmcFrame`): each vector is its values at the nodes, over √NODES.
 """
 
 from __future__ import annotations
@@ -14,17 +17,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..._expectation_ops import NODES, gaussian_nodes
-from ..._ir import Register
-from ..._ir_builder import Builder, named
-from ..._rng_keys import CROSS, OWN
-from .._bitset import bits, ranged
-from .._bitset import marks as marks_of
-from .._components import FrameBatch, Number
-from .._nonlinear_arguments import may_compare_arguments, tie_equal_arguments
-from .._residual_features import ResidualBasis, ResidualFeatures
-from .._rotary_angles import Angles, Floats
-from ._frame import Application, Bools, Frame, of_each, spanned
+from ...activations import Function
+from ...language._scalar import MULTIPLY
+from .._expectation_ops import NODES, gaussian_nodes
+from .._ir import Register
+from .._ir_builder import Builder, named
+from .._rng_keys import CROSS, OWN
+from ..passes.fuse_nonlinearities import Composed
+from ._components import FrameBatch, Number
+from ._finite_frames import Application, Bools, Frame, of_each, spanned
+from ._residual_features import ResidualBasis, ResidualFeatures, bit_range, to_bits
+from ._residual_features import from_bits as marks_of
+from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
 
@@ -41,7 +45,7 @@ class Directions:
     @property
     def bits(self) -> int:
         """The set of these directions."""
-        return ranged(self.start, self.stop)
+        return bit_range(self.start, self.stop)
 
 
 @dataclass(eq=False)
@@ -71,15 +75,15 @@ class InfiniteWidthFrame(Frame):
 
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
-        self.scores = True
-        self.loosens = not group.nonlinear and not scored
+        self.has_fluctuations = True
+        self.can_rebase = not group.nonlinear and not scored
         self.blocks = [Directions(0, 1, NO_VALUE)] if ones else []
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
         self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
-    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+    def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """A direction for each source."""
         return self.unit(number, sources)
 
@@ -87,7 +91,7 @@ class InfiniteWidthFrame(Frame):
         """New directions, one for each of so many rows."""
         d = self.directions
         self.directions += sources
-        self.build.room((self.group.frames, sources, self.directions))
+        self.build.allocate((self.group.frames, sources, self.directions))
         self.blocks.append(Directions(d, self.directions, number, feature))
         rows = np.eye(sources, d + sources, d)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
@@ -96,13 +100,13 @@ class InfiniteWidthFrame(Frame):
         """Features: coordinates along what they are functions of, and along directions of their own."""
         build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
         count = at.rows[0].shape[1]
-        reached = [bits(marks) for marks in at.marks]
+        reached = [to_bits(marks) for marks in at.marks]
         if any(reach & block.bits for reach in reached for block in self.blocks if block.feature is not None):
             raise NestedNonlinearity(self.group.number)
         supports, centred = tuple(reach & ~ones for reach in reached), tuple(not reach & ones for reach in reached)
         u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
         new = ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
-        along = ranged(d, d + count) | ones | (new.slopes if at.linear else 0)
+        along = bit_range(d, d + count) | ones | (new.slopes if at.linear else 0)
         for block in self.blocks:
             if block.feature is not None and block.feature.rests is at.rests and new.related(block.feature):
                 along |= block.bits
@@ -189,19 +193,37 @@ class InfiniteWidthFrame(Frame):
             known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
         # the factor for the first of the differences is that of fewer: what was drawn for them stays
         root = build.step("factor", build.constant(law.kappa(known.gaps[:, None] - known.gaps)))
-        rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
+        rows = build.take(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
         normals = build.step("join", *known.normals, axis=3)
         made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
         made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
         return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
 
-    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
         means = int(self.group.constant)
         _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
-        self.directions, self.scores = made.shape[-1], False
+        self.directions, self.has_fluctuations = made.shape[-1], False
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
         return self, of_each(self.build, made, rows)
+
+
+def may_compare_arguments(f: Function, vectors: int) -> bool:
+    """Whether a function might tell equal arguments from others: not a product of functions of one vector each."""
+    if isinstance(f, Composed) and f.factors:
+        return any(sum(number < vectors for number in numbers) > 1 for _, numbers in f.factors)
+    return vectors > 1 and f is not MULTIPLY
+
+
+def tie_equal_arguments(build: Builder, rows: Sequence[Register], arrays: Sequence[Register]) -> list[Register]:
+    """The arrays of arguments; of those whose rows are one vector, or opposite ones, the same numbers: see `_ops`."""
+    made = list(arrays)
+    for later in range(1, len(made)):
+        for earlier in range(later):
+            if rows[earlier] is not rows[later]:
+                same = build.step("alike", rows[earlier], rows[later])
+                made[later] = build.step("identified", same, made[earlier], made[later])
+    return made
 
 
 class QmcFrame(Frame):
@@ -211,7 +233,7 @@ class QmcFrame(Frame):
         super().__init__(group, build, NODES, 1 / math.sqrt(NODES) if group.constant else None)
         self.sources = 0  # the rows in use
 
-    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+    def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The values of Gaussian sources at the nodes."""
         self.sources += sources
         first = self.sources - sources + bool(self.group.constant)

@@ -1,28 +1,110 @@
-"""Frames that grow: chosen at finite width where Gram matrices are all that is asked (theory, "Gram of the sources").
+"""Frames: orthonormal directions in the space of a cluster, along which its vectors have coordinates.
 
-A standard isotropic vector of R^m has coordinates (N(0,1), …, N(0,1), χ_{m−d}) in a frame of d earlier directions, the
-last along a new direction of its own (Bartlett); once d = m the frame is full and there are m normal coordinates and no
-χ. Frames of whole coordinates become such frames when they are turned.
+A `Frame` holds the frames of one group of clusters while a program is lowered; coordinates are registers (frames,
+vectors, directions). Frames of infinite width are in `_infinite_frames`. At finite width there are two kinds:
+
+`BartlettFrame`, where Gram matrices are all that is asked for (docs/theory.md, equation 7). A standard isotropic vector
+of R^m has coordinates (N(0,1), …, N(0,1), χ_{m−d}) in a frame of d earlier directions, the last along a new direction
+of its own. This is Bartlett's decomposition of a Wishart matrix, made one vector at a time. Once d = m the frame is
+full: there are m normal coordinates and no χ.
+
+`StandardBasis`, where a nonlinearity acts, data is given, or it costs less (see `_sources`): the directions are the m
+coordinates of the space themselves. It becomes a Bartlett frame when it is rebased (see `_rebase`).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from ..._ir import Register
-from ..._ir_builder import Builder
-from ..._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
-from .._components import FrameBatch, Number
-from ._frame import Frame, of_each, spanned
+from ...activations import Function
+from ...language._vector import Vector
+from .._ir import Register
+from .._ir_builder import Builder
+from .._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
+from ._components import FrameBatch, Number
+from ._residual_features import ResidualBasis
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Application:
+    """A nonlinearity in the frames of a group at infinite width: φ(u_1, …; p) for k vectors of each frame."""
+
+    f: Function
+    rows: Sequence[Register]  # of each argument, (frames, k, directions)
+    marks: Sequence[Bools]  # and along which directions it can have coordinates
+    params: Sequence[Register]  # (frames, k) each
+    vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
+    rests: ResidualBasis  # the outputs that are asked for products with these
+    linear: bool  # whether products with linear vectors are asked for too
+    number: Number  # of the value, for seeds
+
+
+class Frame(ABC):
+    """The frames of one group: how many directions they have, and what is known of those."""
+
+    is_standard_basis = False  # its directions are the coordinates α themselves, until it is turned
+    has_fluctuations = False  # the normals of its directions are known, so that products of order n^(−1/2) are
+    can_rebase = False  # it gets more and more directions as a program goes on: it is turned when they are many
+
+    def __init__(self, group: FrameBatch, build: Builder, directions: int, one: float | None) -> None:
+        self.group, self.build, self.directions = group, build, directions
+        self.constant: Register | None = None  # the coordinates of (1, …, 1), (frames, directions)
+        if one is not None:
+            self.constant = build.constant(np.full((group.frames, directions), one))
+
+    @abstractmethod
+    def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+        """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
+
+    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+        """The coordinates (frames, k, directions) of what a nonlinearity makes at infinite width.
+
+        And where they can be other than 0, and the first direction along which they can.
+        """
+        raise TypeError(f"{type(self).__name__} frames are those of a finite width")
+
+    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+        """A frame that spans these vectors in place of this one, and their coordinates in it.
+
+        `outputs`: whether coordinates α of vectors are asked for; if not, the directions before `first` may stay.
+        """
+        raise TypeError(f"{type(self).__name__} frames are not turned")
+
+    def orientation(self) -> Register:
+        """The coordinates α of each direction that are asked for, (frames, asked, directions)."""
+        raise TypeError(f"coordinates of {type(self).__name__} frames are not asked for")
+
+
+def spanned(frame: Frame, vectors: Register, first: int) -> tuple[Register, Register]:
+    """Directions that span vectors from direction `first` on, and the vectors' coordinates: those before, and along."""
+    build = frame.build
+    rest = build.step("part", vectors, start=first, stop=frame.directions)
+    basis = build.step("basis", rest, words="turn the frame to span the vectors still in use")
+    made = build.step("gram", rest, basis)
+    if first:
+        made = build.step("join", build.step("part", vectors, start=0, stop=first), made, axis=2)
+    return basis, made
+
+
+def of_each(build: Builder, made: Register, given: Sequence[Register]) -> list[Register]:
+    """The rows of arrays that were joined."""
+    ends = np.cumsum([0, *(row.shape[1] for row in given)])
+    return [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
 
 
 class BartlettFrame(Frame):
     """Frames whose directions come from their vectors; `picked` are the coordinates α that outputs ask for."""
 
-    loosens = True
+    can_rebase = True
 
     def __init__(self, group: FrameBatch, build: Builder, picked: Sequence[int]) -> None:
         super().__init__(group, build, int(group.constant), math.sqrt(group.width) if group.constant else None)
@@ -30,7 +112,7 @@ class BartlettFrame(Frame):
         self.oriented: Register | None = None  # the coordinates of each direction that are asked for, as far as known
         self.asked = 0  # how often the frame was oriented
 
-    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+    def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """Bartlett's coordinates of new isotropic vectors."""
         frames, d, build, key = self.group.frames, self.directions, self.build, number
         new = 0 if leaf else min(sources, int(self.group.width) - d)
@@ -42,16 +124,16 @@ class BartlettFrame(Frame):
         chi = build.draw("chi", (*key, CHI, 0), (frames, new), f"{words}: norms outside the frame", freedom=freedom)
         return self._triangle(cross, chi, (*key, OWN, 0), f"{words}: along each other")
 
-    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """Directions that span the vectors, from their coordinates: what is small beside others keeps its digits."""
         build, given = self.build, with_ones(self, rows, first)
         vectors = build.step("join", *given, axis=1)
-        known = self.coordinates() if outputs else None
+        known = self.orientation() if outputs else None
         basis, made = spanned(self, vectors, first)
         along = None if known is None else build.step("gram", known, basis)
         return turned(self, self.picked, made, given, along, self.asked, first)
 
-    def coordinates(self) -> Register:
+    def orientation(self) -> Register:
         """The frame is uniformly oriented.
 
         The coordinates asked for are those of unit vectors along the directions. For one unit vector the coordinates
@@ -100,7 +182,7 @@ def with_ones(frame: Frame, rows: Sequence[Register], first: int = 0) -> list[Re
     """Vectors of a frame that is turned from `first` on, and (1, …, 1) if it changes, (frames, vectors, directions)."""
     build, given = frame.build, list(rows)
     if frame.constant is not None and frame.constant.shape[-1] > first:
-        wide = build.fitted(frame.constant, frame.directions)
+        wide = build.pad_or_cut(frame.constant, frame.directions)
         given.append(build.reshape(wide, frame.group.frames, 1, frame.directions))
     return given
 
@@ -131,28 +213,28 @@ def turned(
 class StandardBasis(Frame):
     """Frames whose directions are the coordinates of the space; `picked` are those that outputs ask for."""
 
-    standard = True
+    is_standard_basis = True
 
     def __init__(self, group: FrameBatch, build: Builder, picked: Sequence[int]) -> None:
         super().__init__(group, build, int(group.width), 1.0 if group.constant else None)
         self.picked = picked
 
-    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+    def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """All coordinates of new sources are normal."""
         shape = self.group.frames, sources, self.directions
         key = (*number, COORDINATES, 0)
         return self.build.draw("normals", key, shape, f"{words}: all coordinates")
 
-    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """A frame that spans the vectors: there are many coordinates, so by the products where these tell enough."""
+    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+        """Rebase by the Gram matrix, which is small beside the vectors, and by these where it is ill-conditioned."""
         build, given = self.build, with_ones(self, rows)
         vectors = build.step("join", *given, axis=1)
         gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
         made = build.step("reduced", gram, vectors, words="turn the frame to span them")
-        along = build.step("oriented", made, vectors, self.coordinates()) if outputs else None
+        along = build.step("oriented", made, vectors, self.orientation()) if outputs else None
         return turned(self, self.picked, made, given, along, 0)
 
-    def coordinates(self) -> Register:
+    def orientation(self) -> Register:
         """Each is the coordinate along one direction."""
         rows = (np.arange(self.directions) == np.reshape(self.picked, (-1, 1))) * 1.0
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))

@@ -1,4 +1,4 @@
-"""A function of the entries of an outer product, which Adam's first step is: coordinates, or a closed form.
+"""Adam's first step, a function of the entries of an outer product: by coordinates, or in closed form.
 
 y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂).
 
@@ -32,7 +32,7 @@ from ._rewrite import Context, linear_sources, rewritten
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
 
 
-def outer(outputs: Sequence[Value], context: Context) -> list[Value]:
+def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without functions of the entries of outer products."""
     values = context.ordered(outputs)
     if not any(isinstance(value.op, Outer) for value in values):
