@@ -257,7 +257,7 @@ def sane(command, found):
             assert 0 <= layer["entropy"]["low"] <= layer["entropy"]["high"] <= 1 + 1e-9
             assert -1 - 1e-9 <= layer["cosine"]["low"] <= layer["cosine"]["high"] <= 1 + 1e-9
             assert layer["attention_share"]["median"] + layer["mlp_share"]["median"] <= 1.1  # of medians
-        assert all(f["verdict"] in ("found", "not found", "undecided", "not measured") for f in found["findings"])
+        assert all(f["verdict"] in ("FLAG", "ok", "undecided", "n/a") for f in found["findings"])
     elif command == "check":
         assert found["verdict"] in ("proved", "conjectured", "no limit")
 

@@ -60,7 +60,7 @@ def test_no_row_is_missing():
 @pytest.mark.parametrize(
     ("read", "place"),
     [
-        (lambda net: net.simulate(n=4, draws=1), r"Flip has no row in LITERAL of engine/_literal.py"),
+        (lambda net: net.simulate(n=4, draws=1), r"Flip has no row in LITERAL of engine/_reference.py"),
         (lambda net: net.law(n=4, draws=2), r"Flip has no row in VECTORS of engine/lower/__init__.py"),
     ],
 )

@@ -84,7 +84,8 @@ def audited(
         if earlier is not None:
             earlier.check(request, request.models[0])
         try:
-            _audit.refuse_unmeasured(request, rules)
+            if rules:
+                _audit.refuse_unmeasured(request, rules)
         except ValueError as error:
             raise click.UsageError(f"--fail-on {shown(','.join(rules))}: {error}") from None
         what, less = f"{_names(request)}: {_drawn(request)}", "fewer --draws or --tokens, or a smaller model,"

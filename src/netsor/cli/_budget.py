@@ -1,14 +1,13 @@
-"""Estimates of a command's memory and time before it begins: it is refused if too large, and announced if long.
+"""Estimates of a command's memory and time from its plans: it is refused if too large, and announced if long.
 
-The estimates for the layer are formulas fitted to measured times and sizes. They are right within a factor of a few,
-which is enough to tell minutes from months. What a device takes for draws is not estimated: nothing is refused or
-announced for it.
+What a device takes for draws is not estimated: nothing is refused or announced for it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import click
@@ -16,12 +15,12 @@ import click
 from ..engine._parallel import cores, in_bytes, memory
 from ..engine._plan import Plan
 from ..engine._sampler import MAX_STORED_REPLICAS
-from ..engine.lower._relu_gram import MAX_VECTORS, MIN_COORDINATES_PER_PATTERN
-from ..studies._cost import Draw
+from ..engine.backends import Backend
+from ..studies._cost import BASE, Draw
 from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
-SILENT = 3.0  # seconds: if making the plan takes longer, that is announced first
+SILENT = 3.0  # seconds: if planning takes longer, that is said
 LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
 
 
@@ -32,55 +31,27 @@ class Cost(NamedTuple):
     seconds: float
 
 
-def layer_cost(
-    tokens: int,
-    heads: int,
-    width: float,
-    head_dim: float | None,
-    activation: str,
-    draws: int,
-    both: bool = False,
-    on_cores: bool = True,
-) -> Cost:
-    """The built-in layer at this width; with `both`, its limit too, from the same random numbers.
+def layer_bytes(tokens: int, heads: int, coordinates: float = 0.0) -> float:
+    """About the memory that the built-in layer needs, whatever its plan: what does not fit is not planned.
 
-    A clip that never clips is the activation "identity" here.
+    `coordinates` are those of a token that are drawn.
     """
-    s, h = float(tokens), float(heads)
-    size = 125 * h * s**2 + 200 * s**2 + 2e8
-    nanoseconds = 300 * h * s**2
-    if width == math.inf or both:  # the kernel, and the law of one head by quasi-random points
-        size = max(size, 500 * s**2)
-        nanoseconds += 0.6 * s**3 + 4e3 * s**2
-        if activation not in ("relu", "erf", "identity"):
-            nanoseconds += 5e5 * s**2
-    if width < math.inf or (head_dim or math.inf) < math.inf or both:
-        replica = 40 * h * s + h * s**2 + 10 * s**2 + 0.05 * s**3
-        if width < math.inf and activation != "identity":
-            if (
-                activation == "relu" and s <= MAX_VECTORS and width >= MIN_COORDINATES_PER_PATTERN * 2**s
-            ):  # drawn from counts of signs
-                replica += 400 * 2**s + (4 * s + s**2 / 4) * width
-            else:
-                replica += (16 * s + s**2) * width
-            size += 40 * s * width * cores() * on_cores
-        nanoseconds += draws * replica * (2 if both else 1) * on_cores
-        size += 48.0 * min(draws, MAX_STORED_REPLICAS) + 100 * h * s * cores()
-    return Cost(size, nanoseconds / 1e9)
+    return (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
 
 
-def plan_cost(plans: Sequence[Plan], draws: int, planning: float, on_cores: bool = True) -> Cost:
-    """So many draws of each plan; a block is held by every core. `planning` are the seconds to make them again."""
+def plan_cost(plans: Sequence[Plan], draws: int, planning: float, backend: Backend) -> Cost:
+    """So many draws of each plan. `planning` are the seconds to make plans again."""
     held = sum(
         8.0
         * (min(draws, MAX_STORED_REPLICAS) if p.mean.shape[0] == 1 else draws)
         * (p.mean.shape[0] + p.mean.shape[0] ** 2)
         for p in plans
     )
-    if not on_cores:
+    if backend.kind != "cpu":
         return Cost(held, planning)
-    block = max((Draw.of(p).room(draws) for p in plans), default=0.0)
-    return Cost(cores() * block + held, planning + sum(p.seconds(draws) for p in plans) / cores())
+    workers = cores() if backend.threads else 1  # every thread has a block
+    block = max((Draw.of(p, backend).in_worker(draws, backend) - BASE for p in plans), default=0.0)
+    return Cost(BASE + workers * block + held, planning + sum(backend.seconds(p, draws) for p in plans) / workers)
 
 
 def check_budget(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
@@ -108,10 +79,16 @@ def announce(seconds: float) -> None:
         echo_error(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
 
 
-def announce_plan(what: str, seconds: float, size: float) -> None:
-    """Print the time that making the plan takes, if that is long; the rest is estimated from the plan."""
-    if seconds > SILENT:
-        echo_error(f"{what}: planning this takes about {in_time(seconds)} and {in_bytes(size)}; Ctrl-C ends it")
+@contextmanager
+def slow_notice(what: str) -> Iterator[None]:
+    """Say what is being done, if it is not done within SILENT seconds."""
+    timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C ends it"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def in_time(seconds: float) -> str:

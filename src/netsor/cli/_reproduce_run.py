@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..engine._parallel import cores, in_bytes
-from ..studies.paper._experiments import Figure, figures
+from ..engine._parallel import cores, in_bytes, memory
+from ..engine.backends import Backend
+from ..studies._cost import Draw
+from ..studies.paper._experiments import Case, Figure, figures
 from ..studies.paper._reproduce import Options, prepare, reproduce
 from ._backend_options import BackendChoice, executor_context
-from ._budget import Cost, announce, check_budget, layer_cost
+from ._budget import Cost, announce, check_budget, layer_bytes, slow_notice
 from ._options import shown
 from ._output import echo
 from ._signals import Watch
@@ -32,7 +34,8 @@ def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: BackendCho
         raise click.UsageError(str(error)) from None
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
     modest = {name: small for name, small in MODEST.items() if given[name] is not None}
-    seconds = check_budget(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
+    with slow_notice("planning"):
+        seconds = check_budget(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
     try:
         with report_errors(watch, asked.out, resume_message("trials"), of_out):
             _check_disk(asked)
@@ -53,30 +56,30 @@ def _cost(chosen: Options) -> Cost:
     """The cost of the trials that are not there yet; the memory includes all draws, which the main process reads."""
     plan = chosen.plan
     parts = {part for figure in _figures(chosen) for part in replace(plan, trials=1).parts(figure)}
-    costs = {
-        part: layer_cost(
-            tokens=part.case.tokens,
-            heads=part.case.heads,
-            width=part.case.width,
-            head_dim=part.case.head_dim,
-            activation="identity" if part.case.activation == "clip" else part.case.activation,  # it clips at 100
-            draws=part.samples,
-            both=part.case.width == math.inf,
-            on_cores=chosen.backend.kind == "cpu",
-        )
-        for part in parts
-    }
+    large = max(layer_bytes(part.case.tokens, part.case.heads) for part in parts)
+    if large > memory():  # it could not even be planned
+        return Cost(large, 0.0)
     left = dict.fromkeys(parts, plan.trials)  # trials of each
     if plan.store.any():
         left = {
             part: sum(not plan.store.has(plan.part(part.case, k).key) for k in range(plan.trials)) for part in parts
         }
-    workers = min(chosen.workers or cores(), max(1, sum(left.values())))
-    draws = max(part.samples for part in parts)
-    return Cost(
-        workers * max(cost.bytes for cost in costs.values()) + 64.0 * plan.trials * draws,
-        sum(left[part] * costs[part].seconds for part in parts) / min(workers, cores()),
+    draws = {part: _draw(part.case, chosen.backend) for part in parts}
+    workers = min(chosen.workers or cores(), max(1, sum(left.values()))) if chosen.backend.threads else 1
+    one = max(draw.in_worker(part.samples, chosen.backend) for part, draw in draws.items())
+    seconds = sum(
+        draw.compiling * (left[part] > 0) + left[part] * part.samples * draw.seconds for part, draw in draws.items()
     )
+    most = max(part.samples for part in parts)
+    return Cost(
+        large + workers * one + 64.0 * plan.trials * most,
+        seconds / min(workers, cores()) if chosen.backend.kind == "cpu" else 0.0,
+    )
+
+
+@lru_cache(maxsize=256)
+def _draw(case: Case, backend: Backend) -> Draw:
+    return Draw.of(case.program.plan(backend=backend, **case.widths), backend)  # type: ignore[arg-type]
 
 
 def _rest(chosen: Options) -> float:

@@ -15,7 +15,7 @@ from ..models import Transformer, read, settings
 from ..studies._cache import Store
 from ..studies._cost import Cost
 from ._backend_options import BackendChoice, executor_context
-from ._budget import LONGEST, in_time
+from ._budget import LONGEST, in_time, slow_notice
 from ._options import shown
 from ._output import check_name, echo, echo_error, echo_json, reason
 from ._signals import Watch
@@ -45,7 +45,8 @@ def run_study(
 ) -> Any:  # fmt: skip
     """Run the study that is `asked` for, after its folder is prepared; `said` is an error as the command has it."""
     try:
-        request, cost, what, less, more = asked()
+        with slow_notice("planning"):
+            request, cost, what, less, more = asked()
     except ValueError as error:
         raise click.UsageError(said(error)) from None
     on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated

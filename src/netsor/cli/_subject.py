@@ -14,13 +14,13 @@ from click.core import ParameterSource
 from .._bound_program import picked
 from .._program import Program
 from ..engine import Plan
-from ..engine._parallel import check_memory
+from ..engine._parallel import check_memory, memory
 from ..engine.backends import Backend, Numpy
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
-from ..studies._cost import of_values
+from ..studies._cost import planning_bytes
 from ..studies.paper import layer
-from ._budget import Cost, announce_plan, check_budget, layer_cost, plan_cost
+from ._budget import Cost, check_budget, layer_bytes, plan_cost, slow_notice
 from ._load_program import bound, load
 from ._options import MAX_EXACT_INT, SIGMAS, shown
 
@@ -58,6 +58,9 @@ class Target:
     def law(self, draws: int, seed: int, **where: Any) -> Law:
         """The law of its one output."""
         where |= {"draws": draws, "seed": seed, "coordinates": self.coordinate}
+        if self.built_in and set(self.widths.values()) == {math.inf}:  # by a formula, without draws
+            with slow_notice("computing the limit"):
+                return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
         return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
 
     def plan(self, **place: Any) -> Plan:
@@ -77,7 +80,6 @@ def subject(
     backend: Backend = Numpy(),  # noqa: B008 (it is frozen)
 ) -> Target:
     """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
-    on_cores = backend.kind == "cpu"
     target, binds, arguments = (options[name] for name in ("program", "binds", "arguments"))
     if target is None:
         for option, values in (("--bind", binds), ("--arg", arguments)):
@@ -85,7 +87,7 @@ def subject(
                 raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
         if options["activation"] != "clip" and _is_given("clip"):
             raise click.UsageError(f"--clip {options['clip']:g} is for --activation clip, not {options['activation']}")
-        return _built_in(draws, both, on_cores, options["coordinate"], **{name: options[name] for name in LAYER})
+        return _built_in(draws, both, backend, options["coordinate"], **{name: options[name] for name in LAYER})
     for name in LAYER:
         if _is_given(name):
             option = f"--{name.replace('_', '-')}"
@@ -94,39 +96,41 @@ def subject(
     net = load(target, arguments)
     asked = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinate"])
     sides = [asked.widths, *([asked.limit().widths] if both else [])]
+    _refuse_large(net, sides)
     if not draws:
-        _announce_plan(net, sides)
         return asked
     if sum(math.prod(value.shape) for value in net.outputs) > 1:
         raise click.UsageError(f"{net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
     if both:
         _refuse_limit("--bind", asked.widths)
 
-    _announce_plan(net, sides)
-
     def cost(draws: int, bind: str) -> Cost:
         most = math.inf if bind == given else 64  # the cost at smaller widths tells whether --bind is to blame
-        narrow: list[dict[str, Any]] = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
-        start = time.perf_counter()
-        plans = [net.plan(backend=backend, **widths) for widths in narrow]
-        again = sum(PLANS[math.inf in widths.values()] for widths in narrow) / len(narrow)
-        return plan_cost(plans, draws, again * (time.perf_counter() - start), on_cores)
+        narrow = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
+        return _sampled(net, narrow, draws, backend)
 
     given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
     seconds = check_budget(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
     return replace(asked, seconds=seconds)
 
 
-def _announce_plan(net: Program, sides: list[dict[str, float]]) -> None:
-    """Print the time that planning takes, if it is long; refuse if planning needs more memory than there is."""
+def _sampled(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend) -> Cost:
+    """The cost of so many draws at each of some widths; the plans are kept for the draws themselves."""
+    start = time.perf_counter()
+    with slow_notice("planning"):
+        plans = [net.plan(backend=backend, **widths) for widths in sides]  # type: ignore[arg-type]
+    again = sum(PLANS[math.inf in widths.values()] - 1 for widths in sides) / len(sides)
+    return plan_cost(plans, draws, again * (time.perf_counter() - start), backend)
+
+
+def _refuse_large(net: Program, sides: list[dict[str, float]]) -> None:
+    """Refuse a program that needs more memory to plan than there is."""
     values = topological_order(net.outputs)
-    found = [of_values(values, widths) for widths in sides]
-    size = max(plan.bytes for plan in found)
+    size = planning_bytes(values, any(math.inf in widths.values() for widths in sides))
     try:
         check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    announce_plan(f"{len(values):,} operations", sum(plan.seconds for plan in found), size)
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
@@ -146,7 +150,7 @@ def _is_given(name: str) -> bool:
 def _built_in(
     draws: int,
     both: bool,
-    on_cores: bool,
+    backend: Backend,
     coordinate: int | None,
     width: float,
     head_dim: float | None,
@@ -168,14 +172,20 @@ def _built_in(
         raise click.UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
     if both and not infinite_heads:
         _refuse_limit("--width", widths)
-    never = model["activation"] == "clip" and model["clip"] > 10 * model["sigma_w"]
-    size = {"tokens": model["tokens"], "heads": model["heads"], "width": width, "head_dim": head_dim}
-    size |= {
-        "activation": "identity" if never else model["activation"],
-        "draws": draws,
-        "both": both,
-        "on_cores": on_cores,
-    }
-    seconds = check_budget(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
+
+    def cost(draws: int, width: float, tokens: int, heads: int) -> Cost:
+        given = model | {"tokens": tokens, "heads": heads}
+        linear = width == math.inf or model["activation"] in ("identity", "clip")  # nothing has coordinates then
+        size = layer_bytes(tokens, heads, 0.0 if linear else width)
+        at = {name: min(size, width) for name, size in widths.items()}
+        sides = [at, *([dict.fromkeys(at, math.inf)] if both else [])]
+        if size > memory() or not draws or sides == [dict.fromkeys(at, math.inf)]:  # a limit needs no draws
+            return Cost(size, 0.0)
+        narrow = layer(**given, token=min(token, tokens) - 1, mask=mask, low_rank=head_dim is not None)
+        found = _sampled(narrow, sides, draws, backend)
+        return found._replace(bytes=found.bytes + size)
+
+    given = {"draws": draws, "width": width, "tokens": model["tokens"], "heads": model["heads"]}
+    seconds = check_budget(cost, given, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
     return Target(net, widths, True, coordinate, seconds)

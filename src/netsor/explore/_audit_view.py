@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..models import Transformer, read, recipe, settings
-from ..studies.audit._audit import joined, measure, result_of, workers_of
-from ..studies.audit._audit_cost import draw_cost, planning_cost
+from ..studies.audit._audit import estimate, joined, measure, result_of
 from ..studies.audit._config import LENGTHS, AuditCase, Request, longest
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
@@ -123,25 +122,20 @@ class AuditViewRequest:
 
 
 def _seconds(request: Request) -> float:
-    """About how long it takes on one core, without what is kept; each plan is made twice."""
-    return sum(
-        draw_cost(each.model, each.tokens, each.infinite, each.gradients).seconds * request.draws_of(each.tokens)
-        + 2 * planning_cost(each.model, each.tokens, each.infinite, each.gradients).seconds
-        for each in request.asked
-        if (each, request.draws_of(each.tokens)) not in _kept
-    )
+    """About how long it takes on one core, without what is kept."""
+    cases = ((each, request.draws_of(each.tokens)) for each in request.subjects)
+    every = ((each.draw_at_depth, draws) for each, draws in cases if (each, draws) not in _kept)
+    return sum(draw.seconds * draws + draw.planning for draw, draws in every)
 
 
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     """The audit, here and now; what is kept is not drawn again. What `tell` raises ends it."""
     tell(0.0, seconds)
-    workers_of(request)  # which refuses what does not fit in memory
+    estimate(request)  # which refuses what does not fit in memory
     measured: dict[AuditCase, Draws] = {}
     parts = {subject: request.parts(subject) for subject in request.subjects}
     keys = {subject: (subject, request.draws_of(subject.tokens)) for subject in parts}
-    weights = {
-        s: draw_cost(s.model, s.tokens, s.infinite, s.gradients).seconds for s, key in keys.items() if key not in _kept
-    }
+    weights = {subject: subject.draw.seconds for subject, key in keys.items() if key not in _kept}
     total = sum(weights[subject] * key[1] for subject, key in keys.items() if subject in weights)
     done = 0.0
     for subject, key in keys.items():

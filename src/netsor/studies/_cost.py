@@ -1,44 +1,119 @@
-"""What a study takes, told before it begins: its seconds, its workers, and their memory."""
+"""What a study takes, as its plans say: its seconds, its workers, and their memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..engine import Plan
-from ..engine._parallel import cores, memory
-from ..engine.backends import Backend
-from ..engine.backends._numpy import block_of
+from ..engine._parallel import check_memory, cores, memory
+from ..engine.backends import Backend, Numpy
+from ..engine.backends._numpy import replicas_per_block
 from ..language import Value, Vector
+from ..language._array import Take
+from ..models import Transformer
 
-BASE = 2.0**28  # bytes of a worker before it does anything
+BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
 MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, however small they are
+VECTOR_BYTES, TAKE_BYTES, SCALAR_BYTES = 600.0, 34.0, 75.0  # to plan an entry; scalars count at infinite width alone
 START = 1.5  # seconds until workers have begun, one on each core
 REPORT = 3.0  # seconds for its pictures
+BACKWARD = 4  # times as many operations, at most, with gradients
+MAX_LAYERS = 2000
+SHALLOW = 2, 4  # blocks of the networks whose plans tell what a deep network takes
 
 
 class Draw(NamedTuple):
-    """What one draw takes, and how many are computed together."""
+    """What one draw takes on a backend, and what comes before the first one."""
 
-    seconds: float  # of one core
+    seconds: float  # of one worker
+    compiling: float  # seconds, once in a process
+    planning: float  # seconds, once in a process
+    planning_bytes: float
     numbers: float  # random ones
+    long_numbers: float  # those in long rows
     bytes: float
-    beside: float  # bytes of each more that is computed beside it
-    together: int
+    held: float  # bytes of each more that is computed in the same block
+    steps: float
 
     @classmethod
-    def of(cls, plan: Plan) -> Draw:
+    def of(
+        cls, plan: Plan, backend: Backend = Numpy(), planning: float = 0.0, planning_bytes: float = 0.0  # noqa: B008
+    ) -> Draw:  # fmt: skip
         """As a plan says it."""
-        return cls(plan.seconds(1), plan.random_numbers, plan.bytes, plan.held, block_of(plan))
+        compiling = backend.seconds(plan, 0)
+        return cls(
+            backend.seconds(plan, 1) - compiling,
+            compiling,
+            planning,
+            planning_bytes,
+            plan.random_numbers,
+            plan.long_numbers,
+            plan.bytes,
+            plan.held,
+            len(plan.steps),
+        )
 
-    def room(self, draws: int) -> float:
-        """The bytes that so many draws take: those computed together, or a draw with as much again for its steps."""
-        return max(2.0 * self.bytes, self.bytes + (min(draws, self.together) - 1) * self.beside)
+    def block_bytes(self, draws: int) -> float:
+        """The bytes of the arrays of so many draws, as far as numpy computes them together."""
+        block = replicas_per_block(
+            self.bytes, self.held, self.seconds, self.steps, 2 * self.long_numbers > self.numbers
+        )
+        return self.bytes + (min(draws, block) - 1) * self.held
 
-    def in_worker(self, draws: int, planning: float = 0.0) -> float:
-        """The bytes of a worker that makes so many, and before that a plan, which takes `planning` bytes."""
-        return BASE + max(MIN_DRAW_BYTES, self.room(draws), planning)
+    def in_worker(self, draws: int, backend: Backend = Numpy()) -> float:  # noqa: B008 (it is frozen)
+        """The bytes of a process that makes a plan, keeps it, and draws so many by it.
+
+        Steps have temporary arrays of their own, so that a block takes up to twice the bytes of its arrays.
+        """
+        block = 2 * self.block_bytes(draws) if backend.threads else backend.working_bytes(self.bytes)
+        return BASE + max(self.planning_bytes, self.bytes) + max(MIN_DRAW_BYTES, block)
+
+
+def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
+    """What a draw of a model takes, from shallow plans if it is deep: every number is affine in the depth.
+
+    A plan of a hundred blocks with gradients takes many seconds to make, and those of a few blocks tell as much.
+    """
+    depth, (few, more) = max(model.layers, model.decoder_layers), SHALLOW
+    if depth <= more:
+        return cost(model)
+
+    def shallow(blocks: int) -> Draw:
+        layers, decoder_layers = min(model.layers, blocks), min(model.decoder_layers, blocks)
+        return cost(model.replace(layers=layers, decoder_layers=decoder_layers))
+
+    first, second = shallow(few), shallow(more)
+    found = (a + (b - a) * (depth - few) / (more - few) for a, b in zip(first, second, strict=True))
+    return Draw(*found)._replace(planning=second.planning * depth / more)  # the first plan may have imported libraries
+
+
+def planning_bytes(values: Iterable[Value], infinite: bool) -> float:
+    """About the memory that it takes to plan a program, and to keep it; entries that are taken have their positions."""
+    found = 0.0
+    for value in values:
+        if isinstance(value, Vector):
+            each = VECTOR_BYTES
+        else:
+            each = TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
+        found += math.prod(value.shape) * each
+    return found
+
+
+def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
+    """Refuse what could not even be planned, by its size alone; all else is estimated from the plan."""
+    if model.layers + model.decoder_layers > MAX_LAYERS:
+        raise ValueError(f"layers={model.layers} of {model.name} must be at most {MAX_LAYERS} for an audit")
+    words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
+    sizes = f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
+    what = f"tokens={tokens} of {model.name} ({sizes})"
+    vectors = 4.0 * tokens * model.heads * (model.layers + 2 * model.decoder_layers) * (BACKWARD if gradients else 1)
+    numbers = 3.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
+    check_memory(max(8 * numbers, VECTOR_BYTES * vectors), what, "take fewer tokens, or a smaller model")
+    if infinite:  # every pair of tokens has a score
+        size = SCALAR_BYTES * vectors * tokens
+        check_memory(size, f"{what} at infinite width", "take fewer tokens, or widths='actual'")
 
 
 class Cost(NamedTuple):
@@ -65,30 +140,3 @@ def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, k
 def overhead_seconds(workers: int, report: bool) -> float:
     """Seconds until workers have begun, and for the report."""
     return START * math.ceil(workers / cores()) + (REPORT if report else 0.0)
-
-
-OPERATION = 5e-4, 9e-4  # seconds, at finite and at infinite width
-VECTOR = 1.5e-6, 6e2  # seconds and bytes: each has its place in a list of directions
-SCALAR = 3.5e-7, 1e2  # seconds and bytes at infinite width, where pairs of them have covariances
-
-
-class Planning(NamedTuple):
-    """Seconds of one core, and memory at its most."""
-
-    seconds: float
-    bytes: float
-
-
-def planning(values: float, vectors: float, scalars: float, infinite: bool) -> Planning:
-    """One plan of so many operations, on so many vectors and scalars in all."""
-    second, size = values * OPERATION[infinite] + vectors * VECTOR[0], vectors * VECTOR[1]
-    return Planning(second + scalars * SCALAR[0], size + scalars * SCALAR[1]) if infinite else Planning(second, size)
-
-
-def of_values(values: Iterable[Value], widths: Mapping[str, float]) -> Planning:
-    """One plan of a program that is written down, at these widths."""
-    sizes: dict[bool, list[int]] = {True: [], False: []}
-    for value in values:
-        sizes[isinstance(value, Vector)].append(math.prod(value.shape))
-    infinite = math.inf in widths.values()
-    return planning(sum(map(len, sizes.values())), sum(sizes[True]), sum(sizes[False]), infinite)

@@ -383,9 +383,9 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
-    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**28)
+    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**27)
     with pytest.raises(
-        ValueError, match=r"tokens=3 with workers=1 would need 320 MiB of memory, and there are 256 MiB"
+        ValueError, match=r"tokens=3 with workers=1 would need 16\d MiB of memory, and there are 128 MiB"
     ):
         ns.audit(TINY, workers=1, **SMALL)
     with pytest.raises(ValueError, match=r"layers=5000 of gpt2 must be at most 2000"):
@@ -398,10 +398,9 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     (subject,) = request.subjects
     for name in ("_cost.BASE", "_cost.MIN_DRAW_BYTES", "audit._audit.COPIES"):
         monkeypatch.setattr(f"netsor.studies.{name}", 0.0)
-    together = min(block_of(subject.plan), subject.part_draws)
+    together = min(block_of(subject.plan), 64)
     assert together > 2
-    found = []
-    monkeypatch.setattr("netsor.studies.audit._audit.check_memory", lambda size, *_: found.append(size))
-    assert _audit.workers_of(request) == 1
-    assert found == [max(2 * subject.plan.bytes, subject.plan.bytes + (together - 1) * subject.plan.held)]
-    assert found[0] > 2 * subject.plan.bytes
+    plan, (_, _, planning) = subject.plan, _config._planned(subject)
+    found = _audit.estimate(request)
+    assert found.workers == 1
+    assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)

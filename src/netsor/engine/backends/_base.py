@@ -25,6 +25,7 @@ DEVICE_BLOCK_BYTES = {
 }  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
 MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
+MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
 WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once
 
 
@@ -43,6 +44,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     threads: ClassVar[bool] = False  # whether to sample in several threads: else the library is parallel itself
+    slowness: ClassVar[float] = 1.0  # seconds on a CPU, for each that a plan says
+    library_bytes: ClassVar[float] = 0.0  # what the library takes itself
 
     def __post_init__(self) -> None:
         self.check()
@@ -100,6 +103,14 @@ class Backend(ABC):
         """The sums over cells of a block of replicas of one output: on the host, unless a backend overrides it."""
         m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
         return summed(cells, m, v)
+
+    def seconds(self, plan: Plan, draws: int) -> float:
+        """About the seconds that so many draws take on a CPU: on one core, or on all if the library uses them."""
+        return self.slowness * plan.seconds(draws)
+
+    def working_bytes(self, replica: float) -> float:
+        """About the memory that the library takes for a block of replicas of so many bytes."""
+        return self.library_bytes + WORKING * max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
 
     def fits(self, plan: Plan, replicas: int) -> int:
         """So many replicas, halved until the device has the memory for them; an error if it has too little for one."""

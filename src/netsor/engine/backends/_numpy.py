@@ -182,13 +182,12 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
 def block_of(plan: Plan, itemsize: int = 8) -> int:
     """How many replicas are in a block: it depends on the plan and the bytes of a number alone."""
     size, held = (itemsize * some // 8 for some in (plan.bytes, plan.held))
-    # long rows of coordinates do not stay in a cache anyway
-    room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    return together(size, held, plan.seconds(1), len(plan.steps), room)
+    return replicas_per_block(size, held, plan.seconds(1), len(plan.steps), 2 * plan.long_numbers > plan.random_numbers)
 
 
-def together(size: float, held: float, seconds: float, steps: float, room: int = BLOCK_BYTES) -> int:
-    """The same of a plan of so many steps: bytes and seconds of a replica, and bytes of each more beside it."""
+def replicas_per_block(size: float, held: float, seconds: float, steps: float, long: bool) -> int:
+    """The same from what a replica takes: its bytes, those of each more, seconds, steps, and whether rows are long."""
+    room = BLOCK_BYTES * (8 if long else 1)  # long rows of coordinates do not stay in a cache anyway
     worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
     whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # what is drawn in parts has parts of a power of 2
     few = min(MAX_BLAS_REPLICAS, whole, max(0, LARGE_BYTES - size) // max(held, 1) + 1)

@@ -15,14 +15,13 @@ from ...engine._parallel import Progress, check_memory
 from ...engine._precision import DIGITS, check_single
 from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
 from .._cache import Arrays, Store
-from .._cost import Cost, Draw, overhead_seconds, worker_count
+from .._cost import Cost, overhead_seconds, worker_count
 from .._process_pool import run_tasks
-from ._audit_cost import draw_cost, planning_cost
-from ._config import PART_DRAWS, PART_SECONDS, AuditCase, Part, Request, probes_of
+from ._config import AuditCase, Part, Request, probes_of
 from ._measurements import Draws, LengthResult
 from ._order_statistics import DECIDE
 from ._program_adapter import Model, ProgramModel
-from ._quantities import BLOCKS, FINAL
+from ._quantities import FINAL
 from ._results import FILES, Audit, Comparison, folder_of
 
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
@@ -53,48 +52,29 @@ COPIES = 4  # of the draws, at most, while they are put together and sorted
 
 
 def estimate(request: Request) -> Cost:
-    """About what it will take, within a moment: no plan is made. What can not fit in memory at all is refused."""
-    asked = request.asked
-    draws = [draw_cost(each.model, each.tokens, each.infinite, each.gradients, each.ranges) for each in asked]
-    plans = [planning_cost(each.model, each.tokens, each.infinite, each.gradients) for each in asked]
-    counts = [request.draws_of(each.tokens) for each in asked]
-    held = sum(
-        COPIES * 8.0 * count * len(BLOCKS) * (each.model.layers + each.model.decoder_layers)
-        for each, count in zip(asked, counts, strict=True)
-    )
-    check_memory(held, f"draws={max(counts)}", "take fewer draws")
-    seconds = [draw.seconds * count for draw, count in zip(draws, counts, strict=True)]
-    for k, each in enumerate(asked):
-        if each.infinite:  # the quadrature error: a few draws of every plan with moved expectations, and these plans
-            tries, draws_each = (5, QUADRATURE_PROBE_REPLICAS) if isinstance(each.model, ProgramModel) else (3, FEW)
-            seconds[k] += tries * draws_each * draws[k].seconds + (tries - 1) * plans[k].seconds
-    parts = [math.ceil(max(count / PART_DRAWS, s / PART_SECONDS)) for count, s in zip(counts, seconds, strict=True)]
-    every = zip(draws, plans, counts, parts, strict=True)
-    one = max(draw.in_worker(math.ceil(count / some), plan.bytes) for draw, plan, count, some in every)
-    workers = worker_count(request.workers, sum(parts), one, request.backend, held)
-    again = sum(plan.seconds * min(workers, count) for plan, count in zip(plans, parts, strict=True))
-    numbers = int(sum(draw.numbers * count for draw, count in zip(draws, counts, strict=True)))
-    first = sum(plan.seconds for plan in plans) + overhead_seconds(workers, request.out is not None)
-    return Cost(sum(seconds) + again, first, one, numbers, workers)
-
-
-def workers_of(request: Request) -> int:
-    """How many work, by the plans. An audit that does not fit in memory is refused."""
-    subjects = request.subjects
-    parts = sum(_parts(request, subject) for subject in subjects)
-    one = max(Draw.of(each.plan).in_worker(each.part_draws) for each in subjects)
-    held = COPIES * 8.0 * sum(request.draws_of(each.tokens) * each.plan.mean.shape[0] for each in subjects)
-    workers = worker_count(request.workers, parts, one, request.backend, held)
+    """What it takes, by the plans. An audit that does not fit in memory is refused."""
+    seconds, numbers, held, one, parts = 0.0, 0.0, 0.0, 0.0, []
+    for case in request.subjects:
+        draw, draws = case.draw, request.draws_of(case.tokens)
+        held += COPIES * 8.0 * draws * case.plan.mean.shape[0]
+        numbers += draw.numbers * draws
+        seconds += draw.seconds * draws + draw.compiling
+        if case.infinite:  # the quadrature error: a few draws of every plan with moved expectations, and these plans
+            tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if isinstance(case.model, ProgramModel) else (3, FEW)
+            seconds += tries * replicas * draw.seconds + (tries - 1) * draw.planning
+        one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
+        parts.append((math.ceil(draws / case.part_draws), draw.planning))  # perhaps more than fit a list
+    most = max(request.draws_of(tokens) for tokens in request.lengths)
+    check_memory(held, f"draws={most}", "take fewer draws")
+    workers = worker_count(request.workers, sum(count for count, _ in parts), one, request.backend, held)
     check_memory(
         workers * one + held,
         f"tokens={request.lengths[-1]} with workers={workers}",
         "take fewer tokens or workers, or a smaller model",
     )
-    return workers
-
-
-def _parts(request: Request, subject: AuditCase) -> int:
-    return math.ceil(request.draws_of(subject.tokens) / subject.part_draws)  # perhaps more than fit a list
+    if request.backend.threads and not request.own:  # every worker plans what it draws
+        seconds += sum(planning * min(workers, count) for count, planning in parts)
+    return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
 
 
 def refuse_unmeasured(request: Request, rules: Sequence[str]) -> None:
@@ -136,7 +116,7 @@ def run(request: Request, executor: Executor | None = None) -> Audit | Compariso
 
     An executor does the parts in place of processes here.
     """
-    count = workers_of(request)
+    count = estimate(request).workers
     prepare(request)
     parts = {subject: request.parts(subject) for subject in request.subjects}
     every = [part for some in parts.values() for part in some]

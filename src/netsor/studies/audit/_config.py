@@ -15,15 +15,16 @@ from typing import Any
 
 from ..._bound_program import AtWidths
 from ...engine import ExactError, Plan
-from ...engine._parallel import Progress, whole_number
+from ...engine._parallel import Progress, check_memory, whole_number
 from ...engine._precision import resolve_precision
 from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
+from ...language._graph import topological_order
 from ...models import Probes, Transformer
 from ...models._metric_program import STREAM
 from .._cache import cache_key, derive_seed
-from ._audit_cost import BACKWARD, draw_cost, planning_cost, refuse_large
+from .._cost import BACKWARD, Draw, at_depth, planning_bytes, refuse_large
 from ._order_statistics import DECIDE
 from ._program_adapter import Model, ProgramMetrics, ProgramModel, described
 
@@ -81,9 +82,17 @@ class AuditCase:
         return _planned(self)[0]
 
     @property
-    def planning(self) -> float:
-        """The seconds that it took to make the plan, which every worker makes again."""
-        return _planned(self)[1]
+    def draw(self) -> Draw:
+        """What a draw of it takes, in numbers."""
+        plan, seconds, size = _planned(self)
+        return Draw.of(plan, self.backend, seconds, size)
+
+    @property
+    def draw_at_depth(self) -> Draw:
+        """About the same, without a plan of a deep model."""
+        if isinstance(self.model, ProgramModel):
+            return self.draw
+        return at_depth(self.model, lambda shallow: dataclasses.replace(self, model=shallow).draw)
 
     @property
     def part_draws(self) -> int:
@@ -95,7 +104,7 @@ class AuditCase:
         if not self.backend.threads:
             return PART_DRAWS
         one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
-        most = PART_SECONDS * (BACKWARD if self.gradients else 1)  # each part is planned anew, and that takes longer
+        most = PART_SECONDS * (BACKWARD if self.gradients else 1)
         return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
 
     @property
@@ -121,11 +130,14 @@ def probes_of(subject: AuditCase) -> Probes | ProgramMetrics:
 
 
 @lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
-def _planned(subject: AuditCase) -> tuple[Plan, float]:
-    start = time.perf_counter()
+def _planned(subject: AuditCase) -> tuple[Plan, float, float]:
+    """A plan, and the seconds and bytes that it takes to make it: every worker does so again."""
+    start = time.process_time()
     try:
         widths: dict[str, Any] = {**subject.widths}
-        return probes_of(subject).plan(backend=subject.backend, **widths), time.perf_counter() - start
+        plan = probes_of(subject).plan(backend=subject.backend, **widths)
+        seconds = time.process_time() - start
+        return plan, seconds, planning_bytes(topological_order(subject.at().outputs), subject.infinite)
     except TraceError as error:
         raise ValueError(f"{subject.model.name}: {strip_location(error)}") from None
 
@@ -209,7 +221,11 @@ class Request:
             for tokens in self.lengths:
                 self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
                 infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
-                refuse_large(model, tokens, infinite, bool(self.gradients))
+                if isinstance(model, ProgramModel):
+                    remedy = "take fewer tokens, or smaller widths"
+                    check_memory(planning_bytes(model.values, infinite), model.name, remedy)
+                else:
+                    refuse_large(model, tokens, infinite, bool(self.gradients))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -286,17 +302,13 @@ class Request:
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:
-            with_them = (
+            every = (
                 self._subject(model, tokens, False, wanted and tokens == self.lengths[0]) for tokens in self.lengths
             )
-            return sum(map(self._seconds, with_them))
+            on_numpy = (dataclasses.replace(each, ranges=False, backend=Numpy()) for each in every)
+            return sum(each.draw_at_depth.seconds * self.draws_of(each.tokens) for each in on_numpy)
 
         return max(seconds(model, True) / seconds(model, False) for model in self.models)
-
-    def _seconds(self, each: AuditCase) -> float:
-        """About what the draws and the plan of a subject take, before it is planned."""
-        given = each.model, each.tokens, each.infinite, each.gradients
-        return draw_cost(*given).seconds * self.draws_of(each.tokens) + planning_cost(*given).seconds
 
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> AuditCase:
         ids = None if self.ids is None else tuple(self.ids)

@@ -27,7 +27,6 @@ from ...language._width import bind_widths
 from ...models import Transformer
 from ...models._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares
 from ...models._ranges import BLOCK, names_of, row_of
-from .._cost import Planning, of_values
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -82,15 +81,6 @@ class ProgramModel:
     def fields(self) -> dict[str, Any]:
         """What there is to write down of it."""
         return {"name": self.name, "program": str(self.program), "widths": self.widths()}
-
-    def planning(self, infinite: bool) -> Planning:
-        """What it takes to plan it."""
-        return of_values(self.values, dict.fromkeys(self._widths, math.inf) if infinite else self._widths)
-
-    @cached_property
-    def plan(self) -> Plan:
-        """What a draw takes, at its own widths."""
-        return self.probes().plan()
 
     def probes(self, ranges: bool = False, **_: Any) -> ProgramMetrics:
         """The quantities of an audit; its tokens are those of the program."""

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,19 +15,17 @@ from typing import Any
 from ..._program import Program
 from ...engine import Plan
 from ...engine.backends import Backend, Numpy
-from ...engine.backends._numpy import together
 from ...language import Scalar, TraceError, Width
 from ...language._given import shown
+from ...language._graph import topological_order
 from ...models import Transformer
 from .._cache import cache_key, derive_seed
-from .._cost import Draw, Planning, planning
+from .._cost import Draw, at_depth, planning_bytes
 from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
 PART_DRAWS = 64  # at most
 PART_SECONDS = 20.0  # of one core, at most, but for a single draw: what an interrupted run loses
-OPERATIONS = 1500  # of one block with its gradients, its step and what is measured of it
-STEPS = 900  # of its plan
-NUMBER, PRODUCT = 1.2e-8, 1e-9  # seconds of a random number, and of a multiplication
+NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 
 Build = Callable[[Any], Program]
 
@@ -116,28 +115,27 @@ class CheckCase:
         """The draws of a part, a power of two: each part is planned anew, so that short ones cost more than they do."""
         if self.model is None:
             return PART_DRAWS
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / self.a_draw().seconds)))))
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / self.draw().seconds)))))
 
-    def ahead(self) -> Planning:
-        """About what it takes to write it down and to plan it."""
-        if self.model is None:
-            return Planning(1.0, 2.0**26)
-        vectors = 40.0 * self.model.layers * len(self.ids)
-        found = planning(OPERATIONS * self.model.layers, vectors * self.model.heads / 4, 0.0, False)
-        return Planning(found.seconds, found.bytes + 100.0 * len(self.ids) * (self.model.vocabulary or 0))
+    def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
+        """What a draw takes; of a deep network, as those of few blocks say."""
+        return _draw(self, dataclasses.replace(backend, precision="float64"))
 
-    def a_draw(self) -> Draw:
-        """About what a draw takes."""
-        if self.model is None:
-            return Draw.of(self.plan) if self.entries else Draw(0.0, 0.0, 0.0, 0.0, 1)
-        m, t = self.model, float(len(self.ids))
-        wide = m.hidden * (1 + m.gated) + 3.0 * m.width
-        numbers = m.layers * t * wide * 2 + 3 * t * (m.vocabulary or 0)
-        products = m.layers * 30 * t * t * (m.hidden + 4.0 * m.width) + 30 * t * t * (m.vocabulary or 0)
-        if self.optimiser == "adam":  # every entry of a gradient, for inputs before the step and after it
-            products += 6 * t * m.weights
-        seconds, size = numbers * NUMBER + products * PRODUCT, 8 * (20 * t * (m.vocabulary or 0) + 8 * t * wide)
-        return Draw(seconds, numbers, size, size, together(size, size, seconds, STEPS * m.layers))
+
+@lru_cache(maxsize=256)
+def _draw(case: CheckCase, backend: Backend) -> Draw:
+    if not case.entries:
+        return NO_DRAW
+    if case.model is None or math.isinf(case.width):
+        return _planned(case, backend)
+    return at_depth(case.model, lambda shallow: _planned(dataclasses.replace(case, model=shallow), backend))
+
+
+def _planned(case: CheckCase, backend: Backend) -> Draw:
+    start = time.process_time()
+    plan = case.plan
+    seconds = time.process_time() - start
+    return Draw.of(plan, backend, seconds, planning_bytes(topological_order(case.program.outputs), False))
 
 
 @lru_cache(maxsize=8)  # a program that is the same object is planned once

@@ -18,7 +18,7 @@ from ...engine._precision import LEAST, PATIENCE, check_single
 from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
 from ...engine.backends import Backend
 from .._cache import Arrays, Store
-from .._cost import Cost, overhead_seconds, worker_count
+from .._cost import Cost, overhead_seconds, refuse_large, worker_count
 from .._process_pool import run_tasks
 from ._cases import CheckCase, Part
 from ._config import DRAWS, Request
@@ -36,7 +36,9 @@ def measure(part: Part, folder: Path | None = None) -> Arrays:
     with np.errstate(over="ignore", invalid="ignore"):  # what a step blows up is told as that
         how = Sampling(part.draws, part.stream, workers=1, progress=False, backend=part.backend)
         (found,) = part.subject.program._at(part.subject.widths).unchecked(how)  # `Check` has the quadrature errors
-    arrays: Arrays = {"numbers": found, "seconds": np.array(clock() - start)}
+    plan = part.subject.program.plan(backend=part.backend, **part.subject.widths)  # type: ignore[arg-type]
+    drawn = plan.random_numbers * part.draws
+    arrays: Arrays = {"numbers": found, "random_numbers": np.array(drawn), "seconds": np.array(clock() - start)}
     if folder is not None:
         Store(folder).save(part.key, arrays)
     return arrays
@@ -48,19 +50,21 @@ Floats = npt.NDArray[np.float64]
 
 
 def estimate(request: Request) -> Cost:
-    """About what it will take, within a moment. What can not fit in memory at all is refused."""
-    every = [subject for rule in request.checks for subject in request.subjects(rule)]
+    """What it takes, by the plans. What can not fit in memory at all is refused."""
+    every = [case for rule in request.checks for case in request.subjects(rule)]
     draws = request.draws or DRAWS
     seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
-    for subject in every:
-        draw, plan = subject.a_draw(), subject.ahead()
-        count = math.ceil(draws / subject.part_draws)
-        seconds += draw.seconds * draws + plan.seconds * count
-        if math.isinf(subject.width) and subject.entries and subject.plan.expects:  # the quadrature error
-            tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if subject.plan.nodes else (3, FEW)
-            seconds += draw.seconds * tries * replicas + plan.seconds * (tries - 1)
+    for case in every:
+        if case.model is not None:
+            refuse_large(case.model, len(case.ids), False, True)
+        draw, count = case.draw(request.backend), math.ceil(draws / case.part_draws)
+        alone = request.backend.threads and not request.own  # every worker plans what it draws
+        seconds += draw.seconds * draws + draw.compiling + draw.planning * (count if alone else 1)
+        if math.isinf(case.width) and case.entries and case.plan.expects:  # the quadrature error
+            tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if case.plan.nodes else (3, FEW)
+            seconds += draw.seconds * tries * replicas + draw.planning * (tries - 1)
         numbers += draw.numbers * draws
-        one = max(one, draw.in_worker(min(draws, subject.part_draws), plan.bytes))
+        one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
         parts += count
     check_memory(one, f"widths={list(request.at)}", "take smaller widths, or fewer tokens")
     workers = worker_count(request.workers, parts, one, request.backend)
@@ -79,7 +83,7 @@ def prepare(request: Request) -> None:
 
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
 def _check_single(subject: CheckCase, backend: Backend, draws: int) -> None:
-    if subject.entries and subject.a_draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
+    if subject.entries and subject.draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
         check_single(subject.plan, backend, draws)
 
 
@@ -98,16 +102,11 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
     found = run_tasks(every, measure, *how, request.name, request.progress)
     numbers = {s: np.concatenate([found[part]["numbers"] for part in some]) for s, some in parts.items()}
     checks = [_check(request, rule, numbers) for rule in request.checks]
-    drawn = sum(s.plan.random_numbers * len(some) for s, some in numbers.items()) if request.own else _numbers(numbers)
-    seconds = float(sum(arrays["seconds"] for arrays in found.values()))
+    drawn, seconds = (float(sum(arrays[name] for arrays in found.values())) for name in ("random_numbers", "seconds"))
     result = CoordCheck(request, checks, int(drawn), seconds)
     if request.out is not None:
         result.save(request.out)
     return result
-
-
-def _numbers(numbers: dict[CheckCase, Floats]) -> float:
-    return sum(subject.a_draw().numbers * len(some) for subject, some in numbers.items())
 
 
 def _check(request: Request, rule: Parametrisation, numbers: dict[CheckCase, Floats]) -> Check:
