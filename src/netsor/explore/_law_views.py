@@ -104,7 +104,7 @@ def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
         return sum(plan.seconds(draws) for plan in plans)
 
     draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if asked is None else asked
-    block = cores() * max((2 * Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)
+    block = cores() * max((Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)
     if block > memory() / 2:
         raise ValueError(
             f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
