@@ -140,7 +140,7 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
                 one, before = weights[subject], done
 
                 def told(draws: int, _: int, one: float = one, before: float = before) -> None:
-                    tell(seconds * (before + one * draws) / total, seconds)
+                    tell(seconds * ((before + one * draws) / total), seconds)
 
                 arrays.append(measure(part, progress=told))
                 done += one * part.draws
