@@ -111,3 +111,19 @@ def test_tables_are_whole():
             rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
             assert re.fullmatch(r"[|:\- ]+", table.splitlines()[1]), f"{page.name}: {table}"
             assert len(set(rows)) == 1, f"{page.name}: {table}"
+
+
+def test_files_of_the_developer_page_exist():
+    """Also the functions, classes and tables that it says are in a file, written as `name` in `file`."""
+    page = re.sub(r"```.*?```", "", (ROOT / "docs" / "developer.md").read_text(), flags=re.DOTALL)
+    page += (ROOT / "CONTRIBUTING.md").read_text()
+    files = [*(ROOT / "src" / "netsor").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").glob("*.py")]
+    named = set(re.findall(r"`([\w/]+\.py)`", page))
+    assert len(named) > 100  # they were found
+    assert {name for name in named if not any(str(file).endswith(f"/{name}") for file in files)} == set()
+    within = re.findall(r"((?:`\w+`(?:, | and | or ))*`\w+`)\s+in\s+`([\w/]+\.py)`", page)
+    assert len(within) > 30
+    for names, place in within:
+        text = "".join(file.read_text() for file in files if str(file).endswith(f"/{place}"))
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^ *(?:def |class )?{name}\b", text, re.MULTILINE), f"{name} is not in {place}"

@@ -184,7 +184,7 @@ def align_axes(ndim: int, to: int) -> tuple[int, ...]:
 def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R:
     """The row of an operation in the table of a reading; a missing one is an error that says where it is missing."""
     if type(op) not in table:
-        remedy = "docs/engine.md, 'Adding an operation', says what it is"
+        remedy = "docs/developer.md, 'Adding an operation', says what it is"
         raise TypeError(f"{type(op).__name__} has no row in {place}: {remedy}")
     return table[type(op)]
 
