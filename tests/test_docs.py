@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from netsor import _bayes
+from netsor.cli._options import cli
 from netsor.engine import _sampler
 from netsor.studies import _process_pool
 
@@ -111,3 +112,27 @@ def test_tables_are_whole():
             rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
             assert re.fullmatch(r"[|:\- ]+", table.splitlines()[1]), f"{page.name}: {table}"
             assert len(set(rows)) == 1, f"{page.name}: {table}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_command_line_reference_has_every_option(name):
+    """In the section of the command, or among the options that several commands share."""
+    page = (ROOT / "docs" / "cli.md").read_text()
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    text = sections[name] + sections["Conventions"]
+    if "as for `law`" in text or "Options of `law`" in text:
+        text += sections["law"]
+    for option in cli.commands[name].params:
+        for flag in option.opts if option.param_type_name == "option" else ():
+            assert re.search(rf"{flag}\b|`{flag[-2:]}`", text), f"{name} {flag}"
+
+
+def test_both_spellings_are_found():
+    """The search of the site knows the words of its pages."""
+    words = " ".join(path.read_text() for path in (ROOT / "docs").glob("*.md")).lower()
+    for word in ("initiali{}ation", "optimi{}er", "parametri{}ation", "normali{}ation"):
+        assert {word.format(letter) for letter in "sz" if word.format(letter) not in words} == set()

@@ -1,4 +1,4 @@
-"""What the README and the docs say that `netsor audit` and `netsor coord-check` print, they print, but for last digits."""
+"""What pages say that `netsor audit` and `netsor coord-check` print, they print, but for last digits."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from .command import netsor
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("audit-gpt2", "audit", "coord-check"))]
-# a command, in the text or alone in a block; what Python prints, which tests/test_docs.py looks at; what a command prints
+# a command, in the text or alone in a block; what Python prints, for tests/test_docs.py; what a command prints
 PART = re.compile(
     r"`(netsor (?:audit|coord-check) [^`]+)`|```sh\n(netsor (?:audit|coord-check) [^\n]+)\n```"
     r"|```python\n.*?```\n\n```text\n.*?```|```text\n(.*?)```",
