@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from netsor import _bayes
+from netsor.cli._options import cli
 from netsor.engine import _sampler
 from netsor.studies import _process_pool
 
@@ -127,3 +128,27 @@ def test_files_of_the_developer_page_exist():
         text = "".join(file.read_text() for file in files if str(file).endswith(f"/{place}"))
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^ *(?:def |class )?{name}\b", text, re.MULTILINE), f"{name} is not in {place}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_command_line_reference_has_every_option(name):
+    """In the section of the command, or among the options that several commands share."""
+    page = (ROOT / "docs" / "cli.md").read_text()
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    text = sections[name] + sections["Conventions"]
+    if "as for `law`" in text or "Options of `law`" in text:
+        text += sections["law"]
+    for option in cli.commands[name].params:
+        for flag in option.opts if option.param_type_name == "option" else ():
+            assert re.search(rf"{flag}\b|`{flag[-2:]}`", text), f"{name} {flag}"
+
+
+def test_both_spellings_are_found():
+    """The search of the site knows the words of its pages."""
+    words = " ".join(path.read_text() for path in (ROOT / "docs").glob("*.md")).lower()
+    for word in ("initiali{}ation", "optimi{}er", "parametri{}ation", "normali{}ation"):
+        assert {word.format(letter) for letter in "sz" if word.format(letter) not in words} == set()

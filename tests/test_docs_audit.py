@@ -1,4 +1,4 @@
-"""What docs/audit.md says that commands print, they print: every line of its blocks, but for last digits."""
+"""What pages say that `netsor audit` and `netsor coord-check` print, they print, but for last digits."""
 
 import json
 import re
@@ -8,22 +8,30 @@ import pytest
 
 from .command import netsor
 
-PAGE = (Path(__file__).parent.parent / "docs" / "audit.md").read_text()
-PART = re.compile(r"`(netsor audit [^`]+)`|```python\n.*?```\n\n```text\n.*?```|```text\n(.*?)```", re.DOTALL)
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("audit-gpt2", "audit", "coord-check"))]
+# a command, in the text or alone in a block; what Python prints, for tests/test_docs.py; what a command prints
+PART = re.compile(
+    r"`(netsor (?:audit|coord-check) [^`]+)`|```sh\n(netsor (?:audit|coord-check) [^\n]+)\n```"
+    r"|```python\n.*?```\n\n```text\n.*?```|```text\n(.*?)```",
+    re.DOTALL,
+)
 NUMBER = re.compile(r"(?<![\w^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
-# the model of the page's section on recipes
+# files that the pages name
 LLAMA = {"model_type": "llama", "num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 5632,
          "num_attention_heads": 16, "vocab_size": 32000, "tie_word_embeddings": False}  # fmt: skip
+BUG = 'name = "bug"\nlike = "mup"\nquery.lr = {width = 1.0}\nkey.lr = {width = 1.0}\n'
 
 
 def said():
-    """The lines of the blocks below each command; what Python prints, tests/test_docs.py looks at."""
+    """The lines of the blocks below each command."""
     found: dict[str, list[str]] = {}
-    command = ""
-    for given, text in PART.findall(PAGE):
-        command = " ".join(given.split()) or command
-        if text:
-            found.setdefault(command, []).extend(filter(str.strip, text.splitlines()))
+    for page in PAGES:
+        command = ""
+        for inline, alone, text in PART.findall(page.read_text()):
+            command = " ".join((inline or alone).split()) or command
+            if text and command:
+                found.setdefault(command, []).extend(filter(str.strip, text.splitlines()))
     return found
 
 
@@ -40,14 +48,26 @@ def shape(line):
 
 
 def test_commands_are_found():
-    assert len(SAID) == 6
-    assert sum(map(len, SAID.values())) > 30
+    assert len(SAID) == 9, sorted(SAID)
+    assert sum(map(len, SAID.values())) > 60
+
+
+def test_output_fits_a_terminal():
+    assert max(len(line) for lines in SAID.values() for line in lines) <= 80
+
+
+def test_files_are_those_of_the_pages():
+    text = "".join(page.read_text() for page in PAGES)
+    (config,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    assert json.loads(config) == LLAMA
+    assert f"```toml\n{BUG}```" in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SAID)
 def test_they_print_what_the_page_says(command, tmp_path):
     (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "bug.toml").write_text(BUG)
     result = netsor(*command.split()[1:], cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     printed: dict[str, list[list[float]]] = {}

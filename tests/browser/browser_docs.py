@@ -99,6 +99,17 @@ def test_search(browser, over_http, where):
     reader.context.close()
 
 
+@pytest.mark.parametrize("word", ["initialisation", "initialization", "optimiser", "optimizer", "parametrization"])
+def test_search_finds_both_spellings(browser, word):
+    reader = Reader(browser, SITE.as_uri())
+    reader.open("index.html")
+    reader.page.locator("input.md-search__input").click()
+    reader.page.keyboard.type(word, delay=20)
+    reader.page.locator(".md-search-result__link").first.wait_for()
+    assert reader.wrong == []
+    reader.context.close()
+
+
 def test_equations_are_readable(browser):
     """No letter of an equation is smaller than nine pixels, primes and bounds of sums included."""
     reader = Reader(browser, SITE.as_uri())
