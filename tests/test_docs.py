@@ -23,7 +23,7 @@ PAGES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 DRAWS = re.compile(r"draws=([\d_]+)")
 FEW = {"bayes.md", "scale.md", "signal.md"}  # in a quick run with few draws
-LONG = FEW | {"accuracy.md", "howto.md", "laws.md", "reproduce.md", "tangent.md"}
+LONG = FEW | {"howto.md", "laws.md", "reproduce.md", "tangent.md"}
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
