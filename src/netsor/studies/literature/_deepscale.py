@@ -114,7 +114,7 @@ LARGER = (*SCORES, 0.25, 0.5, 1.0, 2.0, 4.0)
 QUICK_DEPTHS = (4, 16, 64, 300, 1000)
 BACKWARD = (*SCORES, 0.4, 1.0)
 MAX_RELATIVE_ERROR = 0.1  # the errors that they publish are below this at the 99th percentile
-MAX_GRADIENT_ERROR = 0.445  # the 99th percentile of those that they publish for the gradient
+MAX_GRADIENT_ERROR = 0.445  # the 99th percentile of |actual − predicted|/actual that they publish for the gradient
 DEPTH, HEADS, LENGTH = 12, 4, 64
 
 
