@@ -359,7 +359,7 @@ def paper_kl(
     """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500 points, from draws of each.
 
     Both estimates have 1e-12 added and are normalised by the trapezoidal rule. It cannot see below about 5e-4: `ns.kl`
-    can, and docs/estimator.md shows it.
+    can, and docs/reproduce.md shows it.
 
     Parameters
     ----------

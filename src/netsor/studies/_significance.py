@@ -5,8 +5,14 @@ from __future__ import annotations
 from ..laws import Estimate
 
 AGREES, DISAGREES, UNDECIDED, ABSENT = "agrees", "disagrees", "undecided", "not run"
+OUTSIDE = "outside its stated range"
 SIGMAS = 4.0
-CLASSES = {AGREES: "good", DISAGREES: "bad", ABSENT: "absent"}  # colours of a report; others are "open"
+CLASSES = {
+    AGREES: "good",
+    DISAGREES: "bad",
+    OUTSIDE: "absent",
+    ABSENT: "absent",
+}  # colours of a report; others are "open"
 
 
 def decide_below(e: Estimate, bound: float) -> str:
@@ -23,5 +29,10 @@ def decide_decreasing(first: Estimate, second: Estimate) -> str:
 
 
 def combine(*verdicts: str) -> str:
-    """One verdict of several: disagrees if any does, else undecided if any is, else agrees."""
-    return next((v for v in (DISAGREES, UNDECIDED) if v in verdicts), AGREES)
+    """One verdict of several: disagrees if any does, else undecided, else outside its range, else agrees."""
+    return next((v for v in (DISAGREES, UNDECIDED, OUTSIDE) if v in verdicts), AGREES)
+
+
+def extrapolate(verdict: str) -> str:
+    """The verdict where the authors do not say that their statement holds: a failure there is no disagreement."""
+    return OUTSIDE if verdict == DISAGREES else verdict

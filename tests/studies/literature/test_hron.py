@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from netsor.studies._significance import AGREES, DISAGREES
+from netsor.studies._significance import AGREES, DISAGREES, OUTSIDE
 from netsor.studies.literature import _hron as study
 from netsor.studies.literature._result import mean
 
@@ -42,7 +42,7 @@ def numbers():
 
 
 def test_verdicts_come_out_either_way(numbers):
-    assert [claim.verdict for claim in study.judge(numbers)] == [AGREES, AGREES, AGREES, DISAGREES]
+    assert [claim.verdict for claim in study.judge(numbers)] == [AGREES, AGREES, AGREES, OUTSIDE]
     kernels = numbers["kernels"]
     changes = (
         (0, {"heads 1": {**numbers["heads 1"], "kurtosis": np.zeros(len(study.HEADS))}}, DISAGREES),

@@ -1,6 +1,7 @@
 """The study of published results as such: files, resuming, the command; and that every verdict has another side."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from netsor._mpl_style import new
 from netsor.cli._options import cli
 from netsor.cli._signals import Watch
 from netsor.cli._study_commands import literature_command
-from netsor.studies._significance import AGREES, decide_below
+from netsor.studies._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate
 from netsor.studies.literature import _study
 from netsor.studies.literature._result import Claim, Part, Picture, Result, mean, within
 from netsor.studies.literature._study import RESULTS, Options, run
@@ -142,6 +143,36 @@ def test_a_share_is_within_or_not():
     assert within(1.05, ns.Estimate(1.0, 1e-3), 0.1) == "agrees"
     assert within(1.2, ns.Estimate(1.0, 1e-3), 0.1) == "disagrees"
     assert within(1.11, ns.Estimate(1.0, 1e-2), 0.1) == "undecided"
+
+
+def test_a_failure_outside_the_stated_range_is_no_disagreement():
+    assert extrapolate(DISAGREES) == OUTSIDE
+    assert [extrapolate(verdict) for verdict in (AGREES, UNDECIDED)] == [AGREES, UNDECIDED]
+    assert combine(AGREES, OUTSIDE) == OUTSIDE
+    assert combine(OUTSIDE, DISAGREES) == DISAGREES
+    assert combine(OUTSIDE, UNDECIDED) == UNDECIDED
+
+
+def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(small, monkeypatch, tmp_path):
+    def partly(numbers):
+        claim = judge(numbers)[0]
+        return [claim, replace(claim, verdict=OUTSIDE), replace(claim, verdict=UNDECIDED)]
+
+    monkeypatch.setitem(RESULTS, "small", replace(SMALL, judge=partly, unread="the second half."))
+    found = run(Options(("small",), tmp_path, workers=1))
+    assert (
+        found.summary == "3 statements from 1 papers: 1 agree, 0 disagree, 1 outside their stated range, 1 undecided."
+    )
+    head, row, *_ = found.table().split("\n\n")[2].splitlines()
+    assert head.split() == ["result", "agree", "disagree", "outside", "undecided"]
+    assert row.split() == ["Halves", "<of", "numbers>", "*", "1", "0", "1", "1"]
+    assert "* Not all of the paper could be read; verdicts are on what was read." in found.table()
+    assert max(map(len, found.table(verbose=True).splitlines())) <= 80
+    page = found.report.read_text()
+    assert "Not read: the second half." in page
+    assert '<span class="absent">outside its stated range' in page
+    monkeypatch.setitem(RESULTS, "small", SMALL)
+    assert "Not all of the paper" not in run(Options(("small",), tmp_path / "read", workers=1)).table()
 
 
 def test_means_have_errors():

@@ -10,6 +10,7 @@ from netsor.studies.literature import _deepscale, _giorlandino, _unit_scaling
 from netsor.studies.literature._deepscale import attention_told, gradient_told, perceptron_told, stack_told
 from netsor.studies.literature._giorlandino import condensed, theory
 
+OUTSIDE = "outside its stated range"
 NOISE = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # of four draws
 
 
@@ -64,10 +65,11 @@ def giorlandino(shift=0.0, factor=1.0, share=None):
 def test_giorlandino():
     """As published: theory and measurements part at β = 3, whatever the law is."""
     found = verdicts(_giorlandino, giorlandino())
-    assert found == ["agrees", "disagrees", "agrees", "agrees", "agrees", "agrees", *["agrees"] * 4]
-    assert verdicts(_giorlandino, giorlandino(shift=0.1))[:6] == ["disagrees"] * 6
-    assert verdicts(_giorlandino, giorlandino(share=0.6))[6] == "disagrees"
-    assert verdicts(_giorlandino, giorlandino(factor=1.5))[7:9] == ["disagrees"] * 2
+    assert found == ["agrees", OUTSIDE, "agrees", "agrees", "agrees", "agrees", *["agrees"] * 4]
+    # a theory of infinitely many tokens says nothing of 192; measurements do, with the dropout that they had
+    assert verdicts(_giorlandino, giorlandino(shift=0.1))[:6] == [OUTSIDE] * 4 + ["disagrees"] * 2
+    assert verdicts(_giorlandino, giorlandino(share=0.6))[6] == OUTSIDE
+    assert verdicts(_giorlandino, giorlandino(factor=1.5))[7:9] == ["disagrees", OUTSIDE]
     numbers = giorlandino()
     for label, arrays in numbers.items():
         if label.startswith("gradient 64 0.65"):
@@ -107,10 +109,13 @@ def deepscale(factor=1.0):
 
 def test_deepscale():
     assert verdicts(_deepscale, deepscale()) == ["agrees"] * 10
-    assert verdicts(_deepscale, deepscale(1.3)) == ["disagrees"] * 10
+    # off by 30 %: forward on their grid that is too much, backward they publish errors of 44.5 %
+    found = ["disagrees"] * 2 + [OUTSIDE] * 3 + ["agrees"] * 2 + ["disagrees"] + [OUTSIDE] * 2
+    assert verdicts(_deepscale, deepscale(1.3)) == found
+    assert verdicts(_deepscale, deepscale(2.0))[5:7] == ["disagrees", OUTSIDE]
     numbers = deepscale()
     numbers["stack 4"]["moments"][..., 1] *= 1.3  # correlations alone
-    assert verdicts(_deepscale, numbers) == ["agrees"] * 9 + ["disagrees"]
+    assert verdicts(_deepscale, numbers) == ["agrees"] * 9 + [OUTSIDE]
 
 
 @pytest.mark.parametrize(

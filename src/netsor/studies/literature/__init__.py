@@ -20,7 +20,9 @@ def literature(
     quick: bool = False,
     progress: Progress = True,
 ) -> Finished:
-    """Published results beside the exact law, as the command `netsor literature` does it.
+    """Compare published results with the exact law, as the command `netsor literature` does.
+
+    Each statement agrees, disagrees, is undecided, or is outside the range that its authors state.
 
     Parameters
     ----------
@@ -47,7 +49,7 @@ def literature(
     --------
     >>> import tempfile
     >>> found = ns.literature("unit-scaling", out=tempfile.mkdtemp(), quick=True, workers=1)
-    >>> {claim.verdict for claim in found.claims["unit-scaling"]} <= {"agrees", "disagrees", "undecided"}
+    >>> {claim.verdict for claim in found.claims["unit-scaling"]} <= {"agrees", "disagrees"}
     True
     """
     return _study.run(_study.Options(results, out_path(out), seed, workers, quick, progress))

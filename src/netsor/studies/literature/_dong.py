@@ -27,7 +27,7 @@ from ...language import (
 )
 from ...nn import attention
 from .._cache import Arrays
-from .._significance import ABSENT, AGREES, DISAGREES, combine, decide_below
+from .._significance import ABSENT, AGREES, DISAGREES, combine, decide_below, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 
 N = Width("n")
@@ -245,15 +245,14 @@ def _theorem(numbers: Numbers) -> Claim:
     grown, scale = mean(found["log"][1]), mean(found["scale"])
     truly = mean(exact[1] - exact[0])
     return Claim(
-        "The theorem explains the collapse at initialisation: ‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) "
-        "‖res X‖^(3^L), which vanishes if ‖res X‖² < √d/(4β).",
+        "‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), which vanishes if ‖res X‖² < √d/(4β).",
         "That condition holds at a usual initialisation (tokens with mean square 1, weights N(0, 1/d), d = 64): the "
         "bound after one layer is below ‖res X‖, by four standard errors.",
         f"After one layer the bound is 10^({grown.value:.2f} ± {grown.error:.1g}) times ‖res X‖, and it grows with "
         f"depth; the relative residual itself is 10^({truly.value:.3f} ± {truly.error:.3f}) of what it was. The "
         f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size: the theorem is "
         "true, and does not reach as far as the collapse does.",
-        decide_below(grown, 0.0),
+        extrapolate(decide_below(grown, 0.0)),
     )
 
 
@@ -329,8 +328,9 @@ RESULT = Result(
     "‖·‖_∞). Their tokens are of 32 texts, whose ids could not be read: ours are 128 different ones. For the "
     f"theorem: one head, no norm, {PURE['tokens']} independent tokens with mean square 1, weights N(0, 1/d), d = 64 "
     "and ∞, written for the mean of the tokens and for their residual by itself, so that nothing cancels at "
-    "10^(−100). The bound is computed with matrices that are drawn. Its inequality could not be read in the paper "
-    "itself: it is that of secondary sources, for one head; some have a factor γ of the attention weights beside β.",
+    "10^(−100). The bound is computed with sampled matrices.",
+    unread="the theorem. Its inequality is that of secondary sources, for one head; some have a factor γ of the "
+    "attention weights next to β.",
     quick="the curves with residual connections are left out, others have fewer draws.",
     parts=parts,
     judge=judge,

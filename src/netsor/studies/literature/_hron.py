@@ -14,7 +14,7 @@ from ...language import Width, data, dot, gaussian, inf, mean_dot, ntk, softmax,
 from ...laws import Estimate
 from ...nn import Attention
 from .._cache import Arrays
-from .._significance import AGREES, DISAGREES, combine, decide_below
+from .._significance import AGREES, DISAGREES, combine, decide_below, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import word_kernel
 
@@ -160,13 +160,13 @@ def _stand_in(numbers: Numbers) -> Claim:
     said = 2 * float(found["tied"][one, 0, 0])
     verdicts.append(within(said, tangent, SHARE))
     return Claim(
-        "With softmax and scores over √d no closed form is known (the library refuses); the kernel with scores over "
-        "d and tied weights is offered instead.",
+        "With softmax and scores over √d no closed form is known (the library raises an error); it offers the kernel "
+        "with scores over d and tied weights, without a statement on how near that is.",
         f"The variance of the first word, and its tangent kernel, are within {SHARE:.0%} of those with scores over "
         "√d, by four errors.",
         f"Variance, {'; '.join(told)}. Tangent kernel at 1: {said:.4f}, ours {tangent.value:.4f} ± "
         f"{tangent.error:.0e}.",
-        combine(*verdicts),
+        extrapolate(combine(*verdicts)),
     )
 
 

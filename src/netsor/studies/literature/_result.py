@@ -64,9 +64,9 @@ class Picture:
 class Result:
     """A published result: where it stands, what is run of it, and what that says.
 
-    `setting` says what was published and what is run, and which settings could not be read; `quick` what a quick run
-    leaves out. `parts(quick)` is the work; `judge` and the pictures get the arrays of all parts by label, of a quick
-    run or a whole one. Errors are standard errors throughout.
+    `setting` says what was published and what is run; `unread` what of the source could not be read, so that verdicts
+    are on the rest; `quick` what a quick run leaves out. `parts(quick)` is the work; `judge` and the pictures get the
+    arrays of all parts by label, of a quick run or a whole one. Errors are standard errors throughout.
     """
 
     name: str
@@ -78,6 +78,7 @@ class Result:
     parts: Callable[[bool], list[Part]]
     judge: Callable[[Numbers], list[Claim]]
     pictures: tuple[Picture, ...]
+    unread: str = ""
 
 
 def within(published: float, ours: Estimate, share: float) -> str:

@@ -22,7 +22,7 @@ from .._document import Block, Cell, Document, Figure, Figures, Paragraph, Row, 
 from .._html_report import FIGURE_FILES, provenance, to_page
 from .._output_dir import Folder, environment, to_csv
 from .._process_pool import Workers, wait
-from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
 from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
 from ._result import Claim, Numbers, Part, Result
 
@@ -39,9 +39,11 @@ def chosen(names: tuple[str, ...]) -> list[Result]:
 
 
 RULE_NOTE = (
-    "A verdict is about what was published. It agrees with our law, or disagrees, if its rule holds, or fails, by four "
-    "standard errors; otherwise it is undecided. A quick run uses the same rules. Laws at finite width are exact."
+    "A verdict is about what was published. A statement agrees with our law if its rule holds by four standard errors, "
+    "and disagrees if it fails by four; otherwise it is undecided. If it fails where its authors do not say that it "
+    "holds, it is outside its stated range. A quick run uses the same rules. Laws at finite width are exact."
 )
+UNREAD_NOTE = "* Not all of the paper could be read; verdicts are on what was read."
 
 
 def document(
@@ -52,12 +54,16 @@ def document(
     manifest: Mapping[str, Any] | None = None,
 ) -> Document:
     """The results with their verdicts; with figures and manifest, for a folder."""
-    rows: list[Row] = [[Cell("", links={r.title: f"#{r.name}"}), *map(str, _counts(claims[r.name]))] for r in results]
+    rows: list[Row] = [
+        [Cell("", links={r.title + " *" * bool(r.unread): f"#{r.name}"}), *map(str, _counts(claims[r.name]))]
+        for r in results
+    ]
+    notes = [Paragraph(UNREAD_NOTE)] if any(result.unread for result in results) else []
     subject = "Published results on transformers at initialisation, compared with the exact law of the same network."
     warning = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
     sections = [Section("", [Paragraph(warning, "warning")])] if quick else []
     sections += [
-        Section("", [Table(["result", "agree", "disagree", "undecided"], rows)]),
+        Section("", [Table(["result", "agree", "disagree", "outside", "undecided"], rows), *notes]),
         Section("", [Paragraph(RULE_NOTE)], "html"),
         *(_section(result, claims[result.name], svg or {}, quick) for result in results),
     ]
@@ -70,17 +76,17 @@ def document(
 def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
     """How many of each verdict there are, in one sentence; what a quick run leaves out does not count."""
     run = [claim for some in claims.values() for claim in some if claim.verdict != ABSENT]
-    agree, disagree, undecided = _counts(run)
-    text = f"{len(run)} statements from {len(claims)} papers: {agree} agree with the exact law, {disagree} disagree"
+    agree, disagree, outside, undecided = _counts(run)
+    text = f"{len(run)} statements from {len(claims)} papers: {agree} agree, {disagree} disagree"
+    text += f", {outside} outside their stated range" if outside else ""
     return text + (f", {undecided} undecided." if undecided else ".")
 
 
-def _counts(claims: Sequence[Claim]) -> tuple[int, int, int]:
-    """How many agree, disagree and are undecided."""
-    agree, disagree, undecided = (
-        sum(claim.verdict == verdict for claim in claims) for verdict in (AGREES, DISAGREES, UNDECIDED)
+def _counts(claims: Sequence[Claim]) -> tuple[int, ...]:
+    """How many agree, disagree, are outside their stated range, and are undecided."""
+    return tuple(
+        sum(claim.verdict == verdict for claim in claims) for verdict in (AGREES, DISAGREES, OUTSIDE, UNDECIDED)
     )
-    return agree, disagree, undecided
 
 
 def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool) -> Section:
@@ -90,6 +96,7 @@ def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], 
     ]
     figures = [Figure(p.name, p.caption, partial(svg.__getitem__, p.name)) for p in result.pictures]
     blocks: list[Block] = [Paragraph(result.source, links=result.links), Paragraph(result.setting)]
+    blocks += [Paragraph(f"Not read: {result.unread}")] if result.unread else []
     blocks += [Paragraph(f"Quick: {result.quick}", "warning")] if quick else []
     blocks += [Table(["Published", "Our law", "Verdict"], rows, prose=True), Figures(figures)]
     return Section(result.title, blocks, "verbose", anchor=result.name)
@@ -161,7 +168,7 @@ class Finished:
 
     @property
     def summary(self) -> str:
-        """How many statements agree, disagree and are undecided, in one line."""
+        """How many statements there are of each verdict, in one line."""
         return summary(self.claims)
 
     def table(self, verbose: bool = False) -> str:
