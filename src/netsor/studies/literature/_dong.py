@@ -250,8 +250,8 @@ def _theorem(numbers: Numbers) -> Claim:
         "bound after one layer is below ‖res X‖, by four standard errors.",
         f"After one layer the bound is 10^({grown.value:.2f} ± {grown.error:.1g}) times ‖res X‖, and it grows with "
         f"depth; the relative residual itself is 10^({truly.value:.3f} ± {truly.error:.3f}) of what it was. The "
-        f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size: the theorem is "
-        "true, and does not reach as far as the collapse does.",
+        f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size, so a usual "
+        "initialisation is outside its condition. Tokens collapse there all the same.",
         extrapolate(decide_below(grown, 0.0)),
     )
 
