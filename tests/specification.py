@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from netsor._validate import Shape
 from netsor.engine.passes._operations import (
     AdjointCorrection,
     Append,
@@ -27,7 +28,6 @@ from netsor.engine.passes._operations import (
 )
 from netsor.language import _operation as ops
 from netsor.language._array import Operation, Value
-from netsor.language._given import Shape
 from netsor.language._graph import topological_order
 from netsor.language._operation import SteppedMatMul, SteppedParameter
 from netsor.language._rotary import Rotate

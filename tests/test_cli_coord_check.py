@@ -160,25 +160,28 @@ def test_a_file_says_how_things_scale(folder):
     ("options", "said"),
     [
         (["--widths", "16,x"], "--widths '16,x' must be whole numbers"),
-        (["--widths", "16"], "widths=[16] must be two or more"),
-        (["--widths", "16,20"], "--widths=20 of tiny must be a multiple of 8"),
-        (["--widths", "16,9007199254740992"], "must be below 2^53"),
+        (["--widths", "16"], "--widths [16] must be two or more"),
+        (["--widths", "16,20"], "--widths 20 must be a multiple of 8 for tiny"),
+        (["--widths", "16,9007199254740992"], "(below 2^53)"),
         (["--widths", "16,inf"], "must be finite"),
         (["--widths", "16,32", "--depths", "1,2"], "one of them must be a single number"),
         (["--parametrisation", "mut"], "must be one of fixed, sp, ntk, mup, mean-field"),
-        (["--parametrisation", "none.toml"], "cannot be read"),
-        (["--parametrisation", "odd.toml"], "--parametrisation 'odd.toml': like=3 of a parametrisation must be one of"),
+        (["--parametrisation", "none.toml"], "must be a valid .json or .toml file: No such file"),
+        (
+            ["--parametrisation", "odd.toml"],
+            "must be a valid .json or .toml file: like=3 of a parametrisation",
+        ),
         (["--set", "heads=0"], "--set 'heads=0': heads=0 of a Transformer must be"),
         (["--lr", "fast"], "--lr 'fast' must be a number"),
-        (["--lr", "heads=1"], "--lr='heads' is no kind of weights: kinds of weights are embedding"),
-        (["--lr", "-1"], "must be a number, 0 or more"),
-        (["--ids", "3"], "--ids=[3] must be two or more"),
+        (["--lr", "heads=1"], "--lr 'heads' must be for one of the kinds of weights embedding"),
+        (["--lr", "-1"], "must be a finite number from 0 to 1e+12"),
+        (["--ids", "3"], "--ids [3] must be two or more"),
         (["--tokens", "1.5"], "'--tokens': '1.5' must be a positive integer"),
         (["--ids", "3,99"], "below the vocabulary of 12"),
-        (["--targets", "3,1"], "need ids"),
+        (["--targets", "3,1"], "must be left out without ids"),
         (["--tokens", "17"], "must be at most 16"),
         (["--draws", "3"], "must be an integer, 4 or more"),
-        (["--tolerance", "0"], "must be a number above 0"),
+        (["--tolerance", "0"], "must be a finite number above 0"),
         (["--set", "n=3"], "is no field"),
     ],
 )
@@ -196,16 +199,16 @@ def test_bad_input(folder, options, said):
     [
         (["mine.py:net"], "--lr must be given"),
         (["mine.py:net", "--lr", "none"], "must be a number, or the name of rates"),
-        (["mine.py:net", "--lr", "nan"], "--lr 'nan' must be a number, 0 or more (below 1e12)"),
-        (["mine.py:net", "--lr", "1e99"], "--lr '1e99' must be a number, 0 or more (below 1e12)"),
-        (["mine.py:net", "--lr", "1", "--widths", "8,inf"], "--widths=[8] must be two or more that are finite"),
-        (["mine.py:net", "--lr", "1", "--parametrisation", "mup"], "is for models"),
-        (["mine.py:net", "--lr", "1", "--ids", "1,2"], "is for models"),
+        (["mine.py:net", "--lr", "nan"], "--lr 'nan' must be a finite number from 0 to 1e+12"),
+        (["mine.py:net", "--lr", "1e99"], "--lr '1e99' must be a finite number from 0 to 1e+12"),
+        (["mine.py:net", "--lr", "1", "--widths", "8,inf"], "--widths [8] must be two or more that are finite"),
+        (["mine.py:net", "--lr", "1", "--parametrisation", "mup"], "must be left out: "),
+        (["mine.py:net", "--lr", "1", "--ids", "1,2"], "must be left out: "),
         (["mine.py:no_loss", "--lr", "1", "--widths", "4,8"], "must return its loss"),
-        (["mine.py:alone", "--lr", "1"], "MODEL alone must be a function of the width alone: too many positional"),
+        (["mine.py:alone", "--lr", "1"], "MODEL 'alone' must be a function of the width alone: too many positional"),
         (["mine.py:fails", "--lr", "1"], "FILE:PROGRAM failed: RuntimeError: on purpose"),
         (["", "--lr", "1"], "MODEL '' must be the name of a model, or a file"),
-        (["mine.py:text", "--lr", "1", "--widths", "4,8"], "must be a function of the width that returns a Program"),
+        (["mine.py:text", "--lr", "1", "--widths", "4,8"], "that returns a Program, not"),
         (["gpt3"], "is no file"),
     ],
 )
@@ -236,7 +239,7 @@ def test_odd_parametrisations_are_refused_at_once(name, text, folder):
         os.mkfifo(folder / name)
     result = netsor(*SMALL, "--parametrisation", name, "--out", "out", cwd=folder)
     assert result.returncode == 2
-    assert result.stderr.startswith(f"netsor: --parametrisation='{name}' ")
+    assert result.stderr.startswith(f"netsor: --parametrisation '{name}' ")
     assert result.stderr.count("\n") == 1
     assert not (folder / "out").exists()
 

@@ -209,8 +209,14 @@ OWN = {
     ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
     ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is no function",
     ("mine.py:own[0]", "--heads", "3"): "--heads is of the built-in layer; FILE:PROGRAM takes --bind and --arg",
-    ("mine.py:shifted", "--bind", "n=9", "--coordinate", "3"): "--coordinate 3: 3 must be from -3 to 2",
-    ("mine.py:score", "--bind", "n=9", "--coordinate", "0"): "--coordinate 0: a scalar has no coordinates",
+    ("mine.py:shifted", "--bind", "n=9", "--coordinate", "3"): "--coordinate 3 must be from -3 to 2",
+    (
+        "mine.py:score",
+        "--bind",
+        "n=9",
+        "--coordinate",
+        "0",
+    ): "--coordinate 0 must be left out: a scalar",
     ("mine.py:own[0]", "--coordinate", "x"): "Invalid value for '--coordinate': 'x' must be an integer",
     ("mine.py:fails", "--bind", "n=99"): "FILE:PROGRAM failed: KeyError: 'theirs'",
     ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "a nonlinearity at width 1000000000000 needs",
@@ -314,7 +320,7 @@ def test_an_output_that_is_always_zero_is_compared(folder):
 def test_an_argument_that_the_library_refuses_is_named_as_the_option(folder):
     result = netsor("law", "mine.py:offset", "--bind", "n=4", "--draws", "100", "--precision", "float32", cwd=folder)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("netsor: --precision='float32' is not accurate enough")
+    assert result.stderr.startswith("netsor: --precision 'float32' must be 'float64': single precision is not accurate")
 
 
 def test_plans_are_counted(folder, monkeypatch):
@@ -376,7 +382,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
     (tmp_path / "old.json").write_text(done.stdout)
     words = ("audit", "own.py:net", "--arg", "tokens=2", "--draws", "20", "--seed", "1", "--baseline", "old.json")
     assert "all 6 medians are within their bands" in netsor(*words, "--bind", "n=8", "--fail-on", "rank").stdout
-    assert "is of another model: it has 1 block, n = 8, and " in netsor(*words, "--bind", "n=9").stderr
+    assert "must be of the same model: it has 1 block, n = 8, and " in netsor(*words, "--bind", "n=9").stderr
     done = netsor("audit", "own.py:net", "--bind", "n=8", "--draws", "20", "--ranges", "--out", "out")
     assert "Activation ranges and short formats" in done.stdout
     command = json.loads((tmp_path / "out" / "manifest.json").read_text())["command"]
@@ -392,12 +398,15 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         (("--bind", "n=inf"), "--bind n=inf must be a positive integer: --widths inf is the limit"),
         (("--bind", "n=8", "--tokens", "4"), "--tokens is for models"),
         (("--bind", "n=8", "--set", "std=1"), "--set is for models"),
-        (("--bind", "n=8", "--gradients"), "is for models"),
+        (("--bind", "n=8", "--gradients"), "must be left out: "),
         (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),
         (("--bind", "n=8", "--fail-on", "rank,loss"), "--fail-on 'rank,loss': loss is not measured of net("),
         (("--bind", "n=8", "--fail-on", "entropy"), "--fail-on 'entropy': entropy is not measured of net("),
         (("--bind", "n=8", "--fail-on", "branches"), ": both branches are not watched"),
-        (("--bind", "n=8", "--baseline", "own.py"), "--baseline='own.py' is not valid JSON"),
+        (
+            ("--bind", "n=8", "--baseline", "own.py"),
+            "'own.py' is not valid JSON",
+        ),
     ],
 )
 def test_audits_of_programs_that_are_refused(words, message, tmp_path, monkeypatch):

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from netsor.cli import _study
+from netsor._validate import ArgumentError, TraceError
 from netsor.cli._backend_options import BackendChoice
+from netsor.cli._options import Command
 from netsor.cli._signals import Watch
 from netsor.cli._study import StudyJob, run_study
 from netsor.engine.backends import Numpy
@@ -32,10 +33,6 @@ class Request:
     workers: int | None = 1
 
 
-def said(error):
-    return f"as an option: {error}"
-
-
 def fails(error):
     def run(request, executor=None):
         raise error
@@ -47,7 +44,7 @@ def run(
     request, run=lambda request, executor: "found", prepare=lambda request: None, cost=COST, watch=None, where=HERE
 ):
     asked = StudyJob(request, cost, "net: 2 draws", "fewer --draws", "; and more")
-    return run_study(watch or Watch(), where, lambda: asked, prepare, run, said)
+    return run_study(watch or Watch(), where, lambda: asked, prepare, run)
 
 
 def test_it_is_announced_and_run(capsys):
@@ -81,8 +78,8 @@ def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     never = fails(AssertionError("it is begun"))
     with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.31 days; fewer --draws take less"):
         run(Request(), never, never, COST._replace(seconds=200_000.0))
-    with pytest.raises(click.UsageError, match="as an option: draws=0"):
-        run_study(Watch(), HERE, lambda: fails(ValueError("draws=0"))(None), never, never, said)
+    with pytest.raises(click.UsageError, match="what is wrong"):
+        run_study(Watch(), HERE, lambda: fails(ValueError("what is wrong"))(None), never, never)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +108,35 @@ def test_a_folder_that_cannot_be_written_to_is_told():
         run(Request(Path("out")), prepare=fails(full))
     with pytest.raises(OSError, match="No space"):
         run(Request(), fails(full))  # no --out to blame
-    with pytest.raises(click.UsageError, match="as an option: tokens=3"):
-        run(Request(), fails(ValueError("tokens=3")))
+    with pytest.raises(click.UsageError, match="what is wrong"):
+        run(Request(), fails(ValueError("what is wrong")))
 
 
-def test_errors_of_other_studies_are_theirs():
-    assert _study.of_out(ValueError("out='x' holds a report.html")) == "--out='x' holds a report.html"
-    with pytest.raises(ValueError, match="an error of ours"), _study.report_errors(Watch(), None, "", _study.of_out):
-        raise ValueError("an error of ours")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ArgumentError("tokens", 3, "even"), "--tokens 3 must be even"),
+        (ArgumentError("model", "gpt3", "known"), "MODEL 'gpt3' must be known"),
+        (ArgumentError("parametrisation", "odd", "known"), "--parametrisation 'odd' must be known"),
+        (ArgumentError("ranges", True, "left out"), "--ranges must be left out"),
+        (ArgumentError("layers", 3, "even"), "layers=3 must be even"),
+        (TraceError("softmax", "tokens", 3, "even"), "--tokens 3 must be even"),
+    ],
+)
+def test_arguments_are_named_as_options(error, said):
+    """The name of an argument finds its option: no message is rewritten."""
+
+    def refuse(**options):
+        raise error
+
+    options = ["--tokens"], ["--parametrisation", "rules"], ["--ranges"]
+    params = [click.Argument(["model"]), *map(click.Option, options)]
+    command = Command("check", callback=refuse, params=params)
+    with pytest.raises(click.UsageError) as caught:
+        command.main(["gpt2"], standalone_mode=False)
+    assert caught.value.message == said
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(ValueError, match="an error of ours"):
+        Command("check", callback=lambda: fails(ValueError("an error of ours"))(None)).main([], standalone_mode=False)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 import netsor as ns
+from netsor._validate import ArgumentError
 from netsor.cli import _budget
 from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy, prices
@@ -54,8 +55,11 @@ def test_the_paper_on_another_backend(tmp_path, monkeypatch):
 def test_what_is_not_there(command, tmp_path):
     for words, said in (
         (("--backend", "cupy"), "cupy"),
-        (("--backend", "numpy", "--device", "cuda"), "--device 'cuda' needs --backend 'jax' or 'torch'"),
-        (("--backend", "jax", "--device", "cuda:99"), "--device 'cuda:99': JAX sees no such device here"),
+        (
+            ("--backend", "numpy", "--device", "cuda"),
+            "--device 'cuda' must be 'cpu' for numpy; the backends jax and torch",
+        ),
+        (("--backend", "jax", "--device", "cuda:99"), "--device 'cuda:99' must be one that JAX sees here"),
         (("--device", "moon"), "--device 'moon' must be 'cpu', 'cuda' or 'cuda:N'"),
         (("--precision", "auto"), "'auto' is not one of 'float64', 'float32'"),  # which audits alone have
     ):
@@ -82,7 +86,7 @@ def test_the_plan_for_a_device_that_is_not_here(library):
 def test_wrong_places_of_a_plan():
     for words, said in (
         (("--backend", "cupy"), "cupy"),
-        (("--device", "cuda"), "--device 'cuda' needs --backend 'jax' or 'torch'"),
+        (("--device", "cuda"), "--device 'cuda' must be 'cpu' for numpy; the backends jax and torch"),
         (("--backend", "torch", "--device", "cuda:"), "--device 'cuda:' must be 'cpu', 'cuda' or 'cuda:N'"),
     ):
         found = netsor("plan", *words)
@@ -145,12 +149,12 @@ def test_single_precision_is_refused_before_any_work(command, tmp_path, monkeypa
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
 
     def refuse(plan, backend, draws, digits=0.0):
-        raise ValueError(f"precision={backend.precision!r} is not accurate enough; use precision='float64'")
+        raise ArgumentError("precision", backend.precision, "'float64': this is not accurate enough")
 
     for module in (_audit, _check):
         monkeypatch.setattr(module, "check_single", refuse)
     words = ["--tokens", "2", "--draws", "15", *(["--widths", "16,32"] if command == "coord-check" else [])]
     found = netsor(command, "tiny.json", *words, "--precision", "float32", "--out", "out", cwd=tmp_path)
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)
-    assert "float32' is not accurate enough" in found.stderr
+    assert "--precision 'float32' must be 'float64': this is not" in found.stderr
     assert not (tmp_path / "out").exists()

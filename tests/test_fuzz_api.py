@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor._validate import shown
 from netsor.engine import _parallel
 from netsor.studies.paper._reproduce import Options
 
@@ -127,16 +128,8 @@ def unknown(value):
         return False
 
 
-def told(value):
-    """A value for the message of a test, also if it will not be written."""
-    try:
-        return repr(value)[:80]
-    except Exception:
-        return f"<{type(value).__name__}>"
-
-
 def check(name, function, arguments, named=""):
-    given = {key: told(value) for key, value in arguments.items()}
+    given = {key: shown(value) for key, value in arguments.items()}
     try:
         wrong = examine(name, function, arguments, named)
     except BaseException as error:

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array_api import one_blas_thread
-from .engine._parallel import Progress, check_memory, in_bytes, whole_number
+from ._validate import seed_number, whole
+from .engine._parallel import Progress, check_memory, in_bytes
 from .engine._plan import in_time
 from .engine._reparametrise import Latent, matched
 from .engine._rng_keys import generator
 from .engine.backends import Device
-from .language._given import shown
 from .laws import Estimate, Joint, Provenance
 from .laws._estimate import combined
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations, fitted, log_likelihood, updated_by_columns
@@ -130,14 +130,6 @@ class Cost:
         return f"about {in_time(self.seconds)} and {in_bytes(self.bytes)}, for {self.likelihoods:,} likelihoods"
 
 
-def checked_number(name: str, value: object, least: int) -> int:
-    """Check a number of draws, chains, particles, moves or runs."""
-    number = whole_number(name, value, least)
-    if number > MOST:
-        raise ValueError(f"{name}={shown(value)} must be an integer from {least} to {MOST:,}")
-    return number
-
-
 class Schedule(NamedTuple):
     """How many states are kept in all, by how many chains, how many moves apart; and how particles are tempered."""
 
@@ -149,8 +141,9 @@ class Schedule(NamedTuple):
 
     def checked(self) -> Schedule:
         """Check the numbers that a user gave."""
-        least = (8, 2, 1, checked_number("chains", self.chains, 2), 1)
-        return Schedule(*map(checked_number, self._fields, self, least))
+        least = (8, 2, 1, whole(self.chains, "chains", least=2, most=MOST), 1)
+        fields = zip(self, self._fields, least, strict=True)
+        return Schedule(*(whole(value, name, least=low, most=MOST) for value, name, low in fields))
 
     @property
     def kept(self) -> int:
@@ -204,7 +197,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     The chains start from particles that were brought from the prior to the posterior by tempering. There is one state,
     and no chain, where nothing that is drawn matters.
     """
-    how, seed = how.checked(), whole_number("seed", seed, 0)
+    how, seed = how.checked(), seed_number(seed)
     draws, chains, thin, particles, moves = how
     if latent.plan.constant:
         return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
@@ -263,7 +256,7 @@ def posterior(
     """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
     size, number = latent.entries, len(data.entries)
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
-    kept = 1 if latent.plan.constant else whole_number("draws", how.draws, 8)
+    kept = 1 if latent.plan.constant else whole(how.draws, "draws", least=8)
     check_memory(
         16.0 * kept * size**2 + thread_bytes(latent),
         f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
@@ -287,8 +280,8 @@ def evidence(
     shifted: Sequence[Latent] = (),
 ) -> Estimate:
     """The log evidence by tempering; `shifted` are plans whose Gaussian expectations are moved by their errors."""
-    runs, particles = checked_number("runs", runs, 2), checked_number("particles", particles, 8)
-    moves, seed = checked_number("moves", moves, 1), whole_number("seed", seed, 0)
+    runs, particles = whole(runs, "runs", least=2, most=MOST), whole(particles, "particles", least=8, most=MOST)
+    moves, seed = whole(moves, "moves", least=1, most=MOST), seed_number(seed)
     check_memory(
         24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent),
         f"runs={runs} of particles={particles} with {latent.size:,} random numbers each",

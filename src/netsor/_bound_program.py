@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._validate import ArgumentError, as_whole
 from .engine import Plan, PlanQuery, QuadratureWarning, Sampling
 from .engine._cost_model import Prices
 from .engine._match_attention import recognise
@@ -26,7 +27,6 @@ from .engine._sampler import (
 )
 from .engine.backends import Backend, Numpy
 from .language._array import Value
-from .language._given import as_whole, shown
 from .language._vector import Vector
 from .language._width import inf
 from .laws import HeadSum, Joint, Mixture, Provenance, head_sum
@@ -42,18 +42,18 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     places = [as_whole(place) for place in several]
     found = [place for place in places if place is not None]
     if not found or len(found) < len(places):
-        raise ValueError(f"coordinates={shown(argument)} must be an integer or a list of integers")
+        raise ArgumentError("coordinates", argument, "an integer or a list of integers")
     widths = {value.width.bind(bound) for value in outputs if isinstance(value, Vector)}
     if not widths:
-        raise ValueError(f"coordinates={shown(argument)}: a scalar has no coordinates; leave them out")
+        raise ArgumentError("coordinates", argument, "left out: a scalar has no coordinates")
     for width in widths:
         low = 0 if math.isinf(width) else -int(width)  # there is no last one of infinitely many
         outside = [place for place in found if not low <= place < width]
         if outside:
             allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
-            raise ValueError(f"coordinates={shown(argument)}: {shown(outside[0])} must be {allowed}")
+            raise ArgumentError("coordinates", argument, allowed)
         if len({place if math.isinf(width) else place % int(width) for place in found}) < len(found):
-            raise ValueError(f"coordinates={shown(argument)} names a coordinate twice")
+            raise ArgumentError("coordinates", argument, "integers that name each coordinate once")
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec
 
 from ._program import Program, key_text
-from .language._given import TraceError, shown
+from ._validate import TraceError, shown
 from .language._probe import watching
 
 P = ParamSpec("P")
@@ -19,9 +19,7 @@ class Traced(Generic[P]):
 
     def __init__(self, function: Callable[P, Any]) -> None:
         if not callable(function):
-            raise TraceError(
-                "program", f"function={shown(function)} must be a function that returns vectors or scalars"
-            )
+            raise TraceError("program", "function", function, "a function that returns vectors or scalars")
         functools.update_wrapper(self, function)
         self._function = function
         self._name = str(getattr(function, "__name__", type(function).__name__))  # an object that is called has none

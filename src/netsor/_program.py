@@ -14,13 +14,13 @@ from . import _bayes
 from ._array_api import one_blas_thread
 from ._bound_program import AtWidths
 from ._repr_html import note, scrolled, table, title
+from ._validate import ArgumentError, TraceError, TraceIndexError, as_whole, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
-from .language._array import Value
+from .language._array import Value, index_positions
 from .language._check import NO_LIMIT, Report, verdict_of
-from .language._given import TraceError, TraceIndexError, as_whole, index_positions, shown
 from .language._graph import source_order, topological_order, widths_of
 from .language._latex import latex
 from .language._latex_paper import display, paper
@@ -68,7 +68,7 @@ class Program:
         probes: Sequence[Probe] = (),
     ) -> None:
         if not isinstance(name, str):
-            raise TraceError("Program", f"name={shown(name)} must be a string")
+            raise TraceError("Program", "name", name, "a string")
         if isinstance(output, list):
             output = tuple(output)
         outputs = output if isinstance(output, tuple) else (output,)
@@ -155,7 +155,7 @@ class Program:
             needs, with linear steps carried out, and that law in a box.
         """
         if style not in ("full", "paper"):
-            raise ValueError(f"style={shown(style)} must be 'full' or 'paper'")
+            raise ArgumentError("style", style, "'full' or 'paper'")
         if style == "paper":
             return paper(self.name, self.outputs, self.check(), document)
         return latex(self.name, self.outputs, self.check(), document, self.probes)

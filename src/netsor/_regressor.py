@@ -22,10 +22,10 @@ from ._array_api import one_blas_thread, single_threaded
 from ._bound_program import AtWidths
 from ._decorator import program
 from ._program import Program
+from ._validate import LARGEST, SCALE, ArgumentError, as_number, as_whole, flag, progress_of, real, scale, shown, whole
 from .engine._parallel import check_memory
 from .engine._reparametrise import Latent, embedding
 from .engine.backends import choose
-from .language._given import LARGEST, SCALE, as_number, as_whole, shown
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance
 from .laws._estimate import combined
@@ -128,15 +128,6 @@ def as_tokens(x: Array) -> Array:
     return np.concatenate([names, x[:, :, None]], axis=2)
 
 
-def checked_deviation(name: str, value: Any, zero: bool = False) -> float:
-    """Check a standard deviation whose square is a double."""
-    number = as_number(value)
-    if number is None or not (1 / SCALE <= number <= SCALE or (zero and number == 0)):
-        least = "0, or" if zero else "above 0,"
-        raise ValueError(f"{name}={shown(value)} must be a standard deviation {least} from {1 / SCALE:g} to {SCALE:g}")
-    return number
-
-
 def checked_count(name: str, value: Any) -> float:
     """Check a number of heads or a width, which may be infinite."""
     number = as_whole(value)
@@ -144,13 +135,13 @@ def checked_count(name: str, value: Any) -> float:
         return number
     if number is None and as_number(value) == inf:
         return inf
-    raise ValueError(f"{name}={shown(value)} must be an integer from 1 to 2^53, or inf")
+    raise ArgumentError(name, value, "an integer from 1 to 2^53, or inf")
 
 
 def checked_mapping(name: str, value: Any, what: str) -> dict[str, Any]:
     """Check a mapping by names; None is an empty one."""
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-        raise ValueError(f"{name}={shown(value)} must be None or a mapping of names to {what}")
+        raise ArgumentError(name, value, f"None or a mapping of names to {what}")
     return dict(value or {})
 
 
@@ -321,7 +312,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         except ValueError:
             allowed = "None, an integer from 0 to 2^32 − 1 or a numpy.random.RandomState"
-            raise ValueError(f"random_state={shown(self.random_state)} must be {allowed}") from None
+            raise ArgumentError("random_state", self.random_state, allowed) from None
         self._check_size(len(self.X_), max(tried, key=planned_heads))
         return tried
 
@@ -329,19 +320,17 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Check all parameters but X and y; returns all combinations of the grid, with the noise."""
         prior, heads = self.prior, checked_count("heads", self.heads)
         if prior is not None and (not callable(prior) or inspect.isclass(prior) or inspect.isbuiltin(prior)):
-            raise ValueError(f"prior={shown(prior)} must be None or a function decorated with ns.program")
+            raise ArgumentError("prior", prior, "None or a function decorated with ns.program")
         if prior is not None and heads not in (1, inf):
             raise ValueError(f"heads={heads} is for the default prior; give arguments={{'heads': {heads}}} to your own")
         checked_count("width", self.width)
         for name, least in LEAST.items():
-            _bayes.checked_number(name, getattr(self, name), least)
+            whole(getattr(self, name), name, least=least, most=_bayes.MOST)
         if self.workers is not None:
-            _bayes.checked_number("workers", self.workers, 1)
+            whole(self.workers, "workers")
         choose(self.backend, self.device)
-        if not isinstance(self.evidence, bool | np.bool):
-            raise ValueError(f"evidence={shown(self.evidence)} must be True or False")
-        if not (isinstance(self.progress, bool | np.bool) or callable(self.progress)):
-            raise ValueError(f"progress={shown(self.progress)} must be True, False or a function of (done, total)")
+        flag(self.evidence, "evidence")
+        progress_of(self.progress)
         arguments = checked_mapping("arguments", self.arguments, "values")
         if "noise" in arguments:
             raise ValueError(f"arguments={shown(self.arguments)} must not contain 'noise', which is a parameter itself")
@@ -361,7 +350,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         def label(name: str) -> str:
             return source.get(name, "") + name
 
-        given["noise"] = checked_deviation(label("noise"), given["noise"])
+        given["noise"] = real(given["noise"], label("noise"), least=1 / SCALE, most=SCALE)
         if "heads" in given:
             given["heads"] = checked_count(label("heads"), given["heads"])
             if given["heads"] == inf and self.width != inf:
@@ -371,7 +360,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 )
         used = {k: v for k, v in given.items() if k != "noise" and not (k == "heads" and v == inf)}
         for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
-            checked_deviation(label(name), used[name], zero=True)
+            scale(used[name], label(name))
         try:
             signature = inspect.signature(self.prior or attention_prior)
         except (TypeError, ValueError):  # some functions written in C have none

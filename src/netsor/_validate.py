@@ -1,23 +1,376 @@
-"""Values in error messages."""
+"""Validation of arguments: errors that name the argument, and checks of type and range.
+
+The command line derives option names from `ArgumentError.name`, so messages are never rewritten. numpy is imported
+where it is needed: `netsor --help` does not wait for it.
+"""
 
 from __future__ import annotations
 
+import linecache
+import math
+import operator
+import os
 import reprlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from decimal import Decimal
+from functools import cache, partial
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SHOWN = 60  # most characters of an argument that an error message repeats
 
 
 def shown(argument: object) -> str:
-    """An argument as a message repeats it: short and in one line, however large it is and whatever its repr does."""
+    """An argument as a message repeats it: short and in one line."""
     if isinstance(argument, int) and argument.bit_length() > 128:
-        return f"an integer of {argument.bit_length()} bits"  # Python refuses to write the longest
-    if isinstance(argument, np.ndarray) and argument.size > 4:
-        return f"an array of shape {argument.shape}"
+        return f"an integer of {argument.bit_length()} bits"
+    if type(argument).__module__ == "numpy" and getattr(argument, "size", 0) > 4:
+        return f"an array of shape {getattr(argument, 'shape', ())}"
+    known = isinstance(argument, list | tuple | dict | set)
     try:
-        known = isinstance(argument, list | tuple | dict | set | str)
         brief = " ".join((reprlib.repr if known else repr)(argument).split())
-    except Exception:  # a user's __repr__ may raise anything
+    except ValueError:  # Python refuses to write an integer of thousands of digits
         return f"an object of type {type(argument).__name__}"
-    return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 1]}…"
+    return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
+
+
+class ArgumentError(ValueError):
+    """An argument that is not allowed: its name, what was given, and the words after "must be"."""
+
+    def __init__(self, name: str, value: Any, allowed: str) -> None:
+        super().__init__(name, value, allowed)  # the three parts, so that it can be pickled
+        self.name, self.value, self.allowed = name, value, allowed
+
+    @property
+    def argument(self) -> ArgumentError:
+        """The error itself; errors that carry an ArgumentError have it under the same name."""
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.name}={shown(self.value)} must be {self.allowed}"
+
+
+INTERNAL_MODULES = (
+    "netsor",
+    "functools",
+    "contextlib",
+)  # modules whose lines are not the user's: these call methods of ours
+
+
+class SourceLocation(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        here = self.file
+        with suppress(OSError, ValueError):  # the current folder was removed, or is on another drive
+            here = os.path.relpath(self.file) if os.path.exists(self.file) else self.file
+        return f"{min(here, self.file, key=len)}:{self.line}" + (f": {code}" if code else "")
+
+
+@cache
+def _own(module: str) -> bool:
+    return module.split(".")[0] in INTERNAL_MODULES
+
+
+def user_line() -> SourceLocation:
+    """The innermost line on the call stack that is not netsor's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _own(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
+
+
+class PlacedError(ValueError):
+    """An error that names the operation, the problem, and the line of the user's code."""
+
+    def __init__(self, operation: str, problem: str, value: Any = None, allowed: str = "") -> None:
+        self.where = user_line()
+        self.argument = ArgumentError(problem, value, allowed) if allowed else None
+        self.plain = f"{operation}: {self.argument or problem}"  # without the line
+        super().__init__(f"{self.plain} (at {self.where})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made, so that a worker can send it to the process that waits for it."""
+        return ValueError.__new__, (type(self), *self.args), self.__dict__
+
+
+class TraceError(PlacedError):
+    """A program that cannot be written: names the operation, what was given, what is allowed, and the line.
+
+    Parameters
+    ----------
+    operation : str
+        The function of the language.
+    problem : str
+        What was given, and what is allowed; or the name of an argument.
+    value : Any
+        The value of that argument.
+    allowed : str
+        What it must be.
+
+    Examples
+    --------
+    >>> ns.weight(ns.Width("n"), ns.Width("m")) @ ns.gaussian(ns.Width("n"))
+    Traceback (most recent call last):
+        ...
+    netsor._validate.TraceError: W @ x: W maps R^m to R^n, but x lives in R^n (at ...)
+    """
+
+
+class TraceIndexError(TraceError, IndexError):
+    """An index outside the shape of a value; also an IndexError, so that values can be iterated over."""
+
+
+Shape = tuple[int, ...]
+
+LARGEST = 2**53  # integers below it are doubles without rounding
+SCALE = 1e50  # largest size of a number that will be squared (1/SCALE is the smallest): squares stay doubles
+NUMBERS = 2**28  # most numbers in one array of a program: 2 GiB
+AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes of its own
+
+
+def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
+    """The real numbers that were written, infinite ones too; None if it is anything else."""
+    import numpy as np
+
+    if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
+        return None  # numpy would read the masked entries
+    if type(argument) is np.ndarray and argument.dtype == np.float64 and _is_frozen(argument):
+        return argument
+    try:
+        given = np.array(argument)
+        # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
+        if given.dtype.kind == "O" and not all(isinstance(number, Real | Decimal) for number in given.flat):
+            return None
+        with np.errstate(over="ignore"):  # a longdouble beyond the doubles is infinite
+            return given.astype(np.float64, copy=False) if given.dtype.kind in "biufO" else None
+    except OverflowError:
+        return np.array(math.inf)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of torch that requires a gradient
+        return None
+
+
+def _is_frozen(array: npt.NDArray[np.float64]) -> bool:
+    """Whether an array cannot be written to any more, so that it need not be copied: the largest are gigabytes."""
+    return array.base is None and not array.flags.writeable
+
+
+def as_number(argument: Any) -> float | None:
+    """The one real number that was written, finite or not; None if it is anything else: text, a bool, an array."""
+    number = as_floats(argument)
+    return None if number is None or number.ndim or is_bool(argument) else float(number)
+
+
+def as_whole(argument: Any) -> int | None:
+    """The integer that was written; None if it is anything else."""
+    try:
+        return None if is_bool(argument) else int(operator.index(argument))
+    except TypeError:
+        return None
+
+
+def is_bool(argument: object) -> bool:
+    """Whether it is a bool, which Python takes for 0 or 1: heads=True is a mistake."""
+    numpy = type(argument).__module__ == "numpy"
+    return isinstance(argument, bool) or (numpy and getattr(getattr(argument, "dtype", None), "kind", "") == "b")
+
+
+def _refused(
+    name: str, argument: Any, allowed: str, operation: str = "", error: type[PlacedError] | None = None
+) -> ValueError:
+    """The error about an argument: of an operation, if one is named, with the user's line."""
+    made = (error or TraceError)(operation, name, argument, allowed) if operation else None
+    return made or ArgumentError(name, argument, allowed)
+
+
+def real(
+    argument: Any,
+    name: str,
+    operation: str = "",
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    zero: bool = False,
+    error: type[PlacedError] | None = None,
+) -> float:
+    """One finite number, within bounds; with `zero` also 0."""
+    number = as_number(argument)
+    if number == 0 and zero:
+        return number
+    if number is None or not math.isfinite(number) or not (least <= number <= most and number > above):
+        allowed = "a finite number" + ", 0 or" * zero
+        if least > -math.inf and most < math.inf:
+            allowed += f" from {least:g} to {most:g}"
+        else:
+            allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > -math.inf else ""
+            allowed += f" and at most {most:g}" if most < math.inf else ""
+        raise _refused(name, argument, allowed, operation, error)
+    return number
+
+
+def scale(argument: Any, name: str, operation: str = "") -> float:
+    """A standard deviation: 0, or so far from 0 and infinity that its square, and the product of two, is a double."""
+    return real(argument, name, operation, least=1 / SCALE, most=SCALE, zero=True)
+
+
+def whole(
+    argument: Any,
+    name: str,
+    operation: str = "",
+    least: int = 1,
+    *,
+    most: int = LARGEST - 1,
+    why: str = "",
+    error: type[PlacedError] | None = None,
+) -> int:
+    """One integer, from `least` to `most`."""
+    number = as_whole(argument)
+    if number is None or not least <= number <= most:
+        allowed = f"an integer from {least:,} to {most:,}"
+        if most >= LARGEST - 1:  # bounds that few will meet
+            allowed = f"an integer, {least} or more" if least > 1 - LARGEST else "an integer"
+            allowed = "a positive integer" if least == 1 else allowed
+            allowed += f" (below 2^{most.bit_length()})" * (number is not None and number > most)
+        raise _refused(name, argument, allowed + why, operation, error)
+    return number
+
+
+def seed_number(argument: Any, name: str = "seed") -> int:
+    """A seed of random numbers."""
+    return whole(argument, name, least=0, most=2**128 - 1)  # numpy recommends no more bits
+
+
+def flag(argument: Any, name: str) -> bool:
+    """True or False."""
+    if not is_bool(argument) or getattr(argument, "shape", ()):
+        raise ArgumentError(name, argument, "True or False")
+    return bool(argument)
+
+
+def progress_of(argument: Any, name: str = "progress") -> Any:
+    """What reports progress."""
+    if not is_bool(argument) and not callable(argument):
+        raise ArgumentError(name, argument, "True, False or a function of (done, total)")
+    return argument
+
+
+def numbers(
+    argument: Any, operation: str, name: str = "", error: type[PlacedError] = TraceError
+) -> npt.NDArray[np.float64]:
+    """An array of finite numbers. Without a name it is the operand of an operator, where a value could stand too."""
+    import numpy as np
+
+    array = as_floats(argument)
+    if array is None:
+        if name:
+            raise _refused(name, argument, "a real number or an array of them", operation, error)
+        raise error(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
+    given = f"{name}: " if name else ""
+    if not np.isfinite(array).all():
+        raise error(operation, f"{given}numbers must be finite, got {shown(argument)}")
+    if array.size == 0:
+        raise error(operation, f"{given}an empty array of shape {array.shape} was given; it needs a number or more")
+    if array.ndim > AXES:
+        raise error(operation, f"{given}an array of {array.ndim} axes was given; at most {AXES} are allowed")
+    return array
+
+
+def scaled(argument: Any, operation: str, name: str, power: int = 1) -> npt.NDArray[np.float64]:
+    """An array of numbers that will be squared (if power is 2, that are squares): the largest is as `scale` asks."""
+    array = numbers(argument, operation, name)
+    largest, most = float(abs(array).max()), SCALE**power
+    if largest and not 1 / most <= largest <= most:
+        allowed = f"0 or an array whose largest entry is from {1 / most:g} to {most:g}"
+        raise _refused(name, argument, allowed, operation)
+    return array
+
+
+def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
+    """A shape: a positive integer or a tuple of them."""
+    sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
+    shape = tuple(size for size in sizes if size is not None and size > 0)
+    if len(shape) < len(sizes):
+        raise _refused(name, argument, "a positive integer or a tuple of them", operation)
+    if len(shape) > AXES or math.prod(shape) > NUMBERS:
+        raise _refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in all", operation)
+    return shape
+
+
+def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> int:
+    """One of the axes of a shape, counted from 0; with `new`, of the shape with one axis more."""
+    ndim = len(shape) + new
+    axis = as_whole(argument)
+    if axis is None or not -ndim <= axis < ndim:
+        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: there is no axis in"
+        raise _refused("axis", argument, f"{allowed} shape {shape}", operation)
+    return axis % ndim
+
+
+def as_name(argument: Any, operation: str) -> str | None:
+    """A name that the printers will use, or None."""
+    if argument is not None and not isinstance(argument, str):
+        raise _refused("name", argument, "a string", operation)
+    return argument
+
+
+def one_of(argument: Any, name: str, operation: str, allowed: Sequence[str | bool | None]) -> Any:
+    """One of a few words, or of True, False and None."""
+    if not isinstance(argument, str | bool | None) or argument not in allowed:
+        *first, last = map(repr, allowed)
+        raise _refused(name, argument, f"{', '.join(first)} or {last}", operation)
+    return argument
+
+
+def choice(*allowed: str) -> Callable[[Any, str], str]:
+    """A check for one of a few words."""
+    return partial(one_of, operation="", allowed=allowed)
+
+
+def text(argument: Any, name: str) -> str:
+    """A string that is not empty."""
+    if not isinstance(argument, str) or not argument:
+        raise ArgumentError(name, argument, "a text")
+    return argument
+
+
+# Types of fields that `check_fields` checks: any Annotated type with a function of (value, name) is one.
+Check = Callable[[Any, str], Any]
+Positive = Annotated[int, whole]
+Seed = Annotated[int, seed_number]
+
+
+def check_fields(made: Any) -> None:
+    """Check the fields of a dataclass by their types, and set them to what the checks return."""
+    for name, check in _checks(type(made)).items():
+        object.__setattr__(made, name, check(getattr(made, name), name))
+
+
+@cache
+def _checks(kind: Any) -> dict[str, Check]:
+    hints = get_type_hints(kind, include_extras=True)
+    every = {field.name: check_of(hints[field.name]) for field in fields(kind)}
+    return {name: check for name, check in every.items() if check is not None}
+
+
+def check_of(hint: Any) -> Check | None:
+    """The check of a type: bool, str, Annotated, or one of these and None; there is none for other types."""
+    if get_origin(hint) is Annotated:
+        found: Check = hint.__metadata__[0]
+        return found
+    members = get_args(hint)
+    if type(None) in members:
+        check = check_of(members[0]) if len(members) == 2 else None
+        return check and (lambda value, name: None if value is None else check(value, name))
+    return {bool: flag, str: text}.get(hint)

@@ -14,7 +14,7 @@ import pytest
 
 import netsor as ns
 from netsor.engine import _parallel, _sampler
-from netsor.engine._parallel import Silent, Tick, check_memory, run, whole_number
+from netsor.engine._parallel import Silent, Tick, check_memory, run
 from netsor.engine._rng_keys import chunks
 from netsor.laws import Provenance
 
@@ -133,14 +133,6 @@ def test_an_interrupt_is_not_held_up_by_busy_threads():
     assert process.returncode == -signal.SIGINT
 
 
-def test_whole_numbers_are_bounded():
-    assert whole_number("seed", 2**128 - 1, 0) == 2**128 - 1
-    assert whole_number("draws", np.int64(5), 1) == 5
-    for wrong in (2**128, 10**400, -(10**5000), True, 2.0, "3", None, 0):
-        with pytest.raises(ValueError, match=r"n=.* must be an integer, 1 or more"):
-            whole_number("n", wrong, 1)
-
-
 def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
     monkeypatch.setattr(_parallel, "memory", lambda: 2.0**30)
     check_memory(2.0**30, "x", "y")
@@ -151,8 +143,8 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
         net.simulate(n=20000, draws=1, progress=False)
     with pytest.raises(ValueError, match="draws=1000000000 of 16 numbers would need"):
         net.simulate(n=16, draws=10**9, progress=False)
-    with pytest.raises(ValueError, match=r"draws=10{30} must be at most 2\^34"):
-        net.law(n=16, draws=10**30, progress=False)
+    with pytest.raises(ValueError, match=r"draws=10{12} must be at most 2\^34"):
+        net.law(n=16, draws=10**12, progress=False)
 
 
 def test_memory_is_what_the_process_may_use():

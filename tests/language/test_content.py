@@ -7,8 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor.language import _array, _check_function
-from netsor.language._array import around, box, within
-from netsor.language._given import Places
+from netsor.language._array import Places, around, box, within
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
 KEYS = [

@@ -67,7 +67,7 @@ ERRORS = {
         "attention: qk_norm=.* must make vectors, and it made <Scalar",
     ),
     "norm of fewer": (lambda: attention(qk_norm=lambda u: u[0]), r"made shape \(3,\) of shape \(2, 3\)"),
-    "softcap": (lambda: attention(softcap=0), "attention: softcap=0 must be a finite number, 1e-50 or more"),
+    "softcap": (lambda: attention(softcap=0), "attention: softcap=0 must be a finite number from 1e-50"),
     "bias": (lambda: attention(bias=np.zeros((4, 3, 3))), r"attention: bias of shape \(4, 3, 3\) must broadcast"),
     "bias that adds axes": (lambda: attention(bias=np.zeros((5, 2, 3, 3))), r"bias of shape \(5, 2, 3, 3\) must"),
     "bias of vectors": (lambda: attention(bias=tokens()), "attention: bias=<Vector .*> must be a real number"),

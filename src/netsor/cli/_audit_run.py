@@ -9,35 +9,27 @@ from typing import Any
 
 import click
 
+from .._validate import shown
 from ..models import Transformer, recipe, settings
 from ..studies.audit import _audit
 from ..studies.audit._baseline import Baseline, summary
-from ..studies.audit._config import Request, strip_location
+from ..studies.audit._config import Request
 from ..studies.audit._config import sweep as sweep_of
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._program_adapter import ProgramModel
 from ..studies.audit._rules import BACKWARD_RULES
 from ._backend_options import BackendChoice
 from ._load_program import bound, is_target, load
-from ._options import integers, shown
-from ._output import as_option, check_name
+from ._options import integers
+from ._output import check_name
 from ._signals import Watch
-from ._study import StudyJob, changed, model_of, run_study
-
-WRITTEN = {  # arguments in messages of the library, as options
-    "widths='actual'": "--widths actual",
-    "widths='inf'": "--widths inf",
-    "gradients=True": "--gradients",
-    "ranges=True": "--ranges",
-}
+from ._study import StudyJob, changed, model_of, run_study, usage_errors
 
 
 def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
     """The names of rules, checked before anything is measured."""
-    try:
+    with usage_errors(f"--fail-on {shown(text)}: "):
         names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
-    except ValueError as error:
-        raise click.UsageError(f"--fail-on {shown(text)}: {error}") from None
     backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
     if backward and not options["gradients"]:
         raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
@@ -51,10 +43,7 @@ def earlier_of(path: str | None) -> Baseline | None:
     if path is None:
         return None
     check_name("--baseline", path)
-    try:
-        return Baseline.of(path)
-    except ValueError as error:
-        raise click.UsageError(_said(error)) from None
+    return Baseline.of(path)
 
 
 def against(found: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
@@ -83,23 +72,13 @@ def audited(
             raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
         if earlier is not None:
             earlier.check(request, request.models[0])
-        try:
+        with usage_errors(f"--fail-on {shown(','.join(rules))}: "):
             if rules:
                 _audit.refuse_unmeasured(request, rules)
-        except ValueError as error:
-            raise click.UsageError(f"--fail-on {shown(','.join(rules))}: {error}") from None
         what, less = f"{_names(request)}: {_drawn(request)}", "fewer --draws or --tokens, or a smaller model,"
         return StudyJob(request, _audit.estimate(request), what, less, _with_gradients(request))
 
-    return run_study(watch, where, asked, _audit.prepare, _audit.run, _said)
-
-
-def _said(error: ValueError) -> str:
-    """The library's message, with its arguments written as options of the command."""
-    text = strip_location(error)
-    for argument, option in WRITTEN.items():
-        text = text.replace(argument, option)
-    return as_option(text)
+    return run_study(watch, where, asked, _audit.prepare, _audit.run)
 
 
 def _request(out: str | None, options: dict[str, Any]) -> Request:
@@ -137,11 +116,9 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
         models.append(changed(model, "--compare-set", others))
     if sweep is not None:
         field, values = _swept(sweep)
-        try:
+        with usage_errors(f"--sweep {shown(sweep)}: "):
             every, swept = sweep_of(model, field, values)
-            models = list(every)
-        except ValueError as error:
-            raise click.UsageError(f"--sweep {shown(sweep)}: {error}") from None
+        models = list(every)
     words = [source, *_words("--set", changes), *_words("--compare", compare), *_words("--compare-set", others)]
     words += [] if sweep is None else ["--sweep", sweep]
     words += [*([] if drawn is None else ["--recipe", drawn]), *_words("--compare-recipe", recipes)]
@@ -166,10 +143,8 @@ def _swept(text: str) -> tuple[str, tuple[float, ...]]:
 
 
 def _by(option: str, model: Transformer, name: str) -> Transformer:
-    try:
+    with usage_errors(f"{option} {shown(name)}: "):
         return recipe(model, name)
-    except ValueError as error:
-        raise click.UsageError(f"{option} {shown(name)}: {error}") from None
 
 
 def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> ProgramModel:
@@ -180,10 +155,8 @@ def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Program
     infinite = next((name for name, size in widths.items() if size == math.inf), None)
     if infinite is not None:
         raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
-    try:
+    with usage_errors(f"FILE:PROGRAM {shown(target)}: "):
         return ProgramModel(net, widths)
-    except ValueError as error:
-        raise click.UsageError(f"FILE:PROGRAM {shown(target)}: {error}") from None
 
 
 def _words(option: str, values: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ._options import shown
+from .._validate import shown
 
 if TYPE_CHECKING:
     from ..engine.backends import Backend
@@ -84,8 +84,7 @@ def pop_backend(options: dict[str, Any], auto: bool = False) -> BackendChoice:
 
     address = options.pop("dask")
     backend, device, precision = (options.pop(name) for name in OPTIONS)
-    with _refused():
-        found = choose(backend, device, precision, _precisions(auto))
+    found = choose(backend, device, precision, _precisions(auto))
     if address is None:
         return BackendChoice(found)
     match = ADDRESS.fullmatch(address)
@@ -112,18 +111,8 @@ def pop_plan_backend(options: dict[str, Any]) -> dict[str, Any]:
     from ..engine.backends import prices
 
     place = {name: options.pop(name) for name in ("backend", "device")}
-    with _refused():
-        prices(**place)
+    prices(**place)
     return place
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """An error of the library, with its argument as an option."""
-    try:
-        yield
-    except ValueError as error:
-        raise click.UsageError(re.sub(r"\b(backend|device|precision)=", r"--\1 ", str(error))) from None
 
 
 @contextmanager

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from .._validate import shown
 from ..models import Transformer
-from ..studies.audit._config import strip_location
 from ..studies.coord_check import _check
 from ..studies.coord_check._config import Request
-from ..studies.coord_check._parametrisation import Parametrisation, parametrisation
+from ..studies.coord_check._parametrisation import parametrisation
 from ._backend_options import BackendChoice
 from ._load_program import find, is_target
-from ._options import RATE, integers, shown
-from ._output import as_option
+from ._options import RATE, integers
 from ._signals import Watch
 from ._study import StudyJob, changed, model_of, run_study
-
-OPTIONS = ("widths", "depths", "targets", "lr", "parametrisation", "optimiser", "grow", "tolerance", "promise")
 
 
 def checked(watch: Watch, out: str | None, where: BackendChoice, options: dict[str, Any]) -> Any:
@@ -34,13 +30,7 @@ def checked(watch: Watch, out: str | None, where: BackendChoice, options: dict[s
         what = f"{request.name}, {names}: {request.draws:,} draws at {request.axis}s {at}"
         return StudyJob(request, _check.estimate(request), what, "fewer --draws, tokens or widths")
 
-    return run_study(watch, where, asked, _check.prepare, _check.run, _said)
-
-
-def _said(error: ValueError) -> str:
-    """The library's message, with its arguments written as options of the command."""
-    text = re.sub(r"^model=", "MODEL ", strip_location(error))
-    return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else as_option(text)
+    return run_study(watch, where, asked, _check.prepare, _check.run)
 
 
 def _request(out: str | None, options: dict[str, Any]) -> Request:
@@ -64,7 +54,7 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
         words += ["--grow", options["grow"]]
     return Request(
         model,
-        tuple(_rule(rule, options["optimiser"]) for rule in rules),
+        tuple(parametrisation(rule, options["optimiser"]) for rule in rules),
         lr=rates,
         out=None if out is None else Path(out),
         words=tuple(words),
@@ -89,16 +79,6 @@ def _own(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
         if rates is None:
             raise click.UsageError(f"--lr {shown(lr)} must be a number, or the name of rates in FILE") from None
     return found.value, rates
-
-
-def _rule(given: str, optimiser: str) -> Parametrisation:
-    """A parametrisation; what is wrong in a file is told with its name."""
-    try:
-        return parametrisation(given, optimiser)
-    except ValueError as error:
-        text = str(error)
-        named = f"--{text}" if text.startswith("parametrisation=") else f"--parametrisation {shown(given)}: {text}"
-        raise click.UsageError(named) from None
 
 
 def _rates(text: str | None) -> Any:

@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from .._program import Program
-from ..language._given import PlacedError
+from .._validate import SourceLocation, shown
 from ..language._graph import topological_order, widths_of
-from ._options import MAX_EXACT_INT, WIDTH, shown
+from ._options import MAX_EXACT_INT, WIDTH
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
 LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
@@ -137,8 +137,9 @@ def one_line(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # the __str__ of a user's error may fail
         text = ""
-    if isinstance(error, PlacedError) and Path(error.where.file).is_relative_to(OURS):
-        text = error.plain  # no line of the user's is to blame
+    where = getattr(error, "where", None)
+    if isinstance(where, SourceLocation) and Path(where.file).is_relative_to(OURS):
+        text = getattr(error, "plain", text)  # no line of the user's is to blame
     if isinstance(error, SystemExit):
         return f"it ends the process (sys.exit({text}))"
     return text or type(error).__name__

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from ._options import cli
-from ._output import as_option, echo_error
+from ._output import echo_error
 from ._signals import Watch
 
 PACKAGE = Path(__file__).parent.parent
@@ -102,7 +102,7 @@ def _report_unexpected(error: BaseException) -> int:
             _give_up_stdout()  # stdout may be the file that cannot be written
             echo_error(f"a file cannot be read or written: {one_line(error)}")
         case ValueError() | TypeError() if raised:
-            echo_error(as_option(one_line(error)))
+            echo_error(one_line(error))
         case _ if any(frame.filename in LOADED for frame in frames):
             echo_error(f"FILE:PROGRAM failed: {type(error).__name__}: {one_line(error)}")
         case _:

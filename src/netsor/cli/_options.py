@@ -9,9 +9,39 @@ from typing import Any, TypeVar
 import click
 
 from .. import __version__
+from .._validate import ArgumentError, real, shown, whole
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Command(click.Command):
+    """A command that words errors about arguments of the library as errors about its own options."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            argument = getattr(error, "argument", None)
+            if argument is None:
+                raise
+            raise click.UsageError(f"{self._written(argument)} must be {argument.allowed}") from None
+
+    def _written(self, argument: ArgumentError) -> str:
+        """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
+        for param in self.params:
+            if argument.name == param.name or f"--{argument.name}" in param.opts:
+                if isinstance(param, click.Argument):
+                    return f"{(param.metavar or argument.name.upper()).strip('[].')} {shown(argument.value)}"
+                return param.opts[0] if argument.value is True else f"{param.opts[0]} {shown(argument.value)}"
+        return f"{argument.name}={shown(argument.value)}"
+
+
+class Group(click.Group):
+    """All commands."""
+
+    command_class = Command
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="netsor")
 def cli() -> None:
     """The laws of wide neural networks with attention."""
@@ -22,30 +52,24 @@ INFINITE = ("inf", "infinity", "∞")
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]
-    """A number with bounds, whose error says what is allowed."""
+    """A number of the command line: read from text, and checked as the library checks it."""
 
-    def __init__(self, allowed: str, accept: Callable[[Any], bool], whole: bool = False, inf: bool = False) -> None:
-        self.allowed, self.accept, self.whole, self.inf = allowed, accept, whole, inf
-        self.name = "integer|inf" if inf else "integer" if whole else "number"
+    def __init__(self, check: Callable[..., float] = whole, inf: bool = False, **bounds: Any) -> None:
+        self.check, self.inf, self.bounds = check, inf, bounds
+        self.name = "integer|inf" if inf else "integer" if check is whole else "number"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """The number, or an error in one line."""
         if self.inf and str(value).lower() in INFINITE:
             return math.inf
         try:
-            number = int(str(value)) if self.whole else float(value)
-            fine = (self.whole or math.isfinite(number)) and self.accept(number)
+            number: Any = int(str(value)) if self.check is whole else float(value)
         except ValueError:
-            fine = False
-        if not fine:
-            self.fail(f"{shown(value)} must be {self.allowed}", param, ctx)
-        return number
-
-
-def shown(value: object) -> str:
-    """A value as it was given, shortened if it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:40]}…{text[-10:]}"
+            number = value
+        try:
+            return self.check(number, self.name, **self.bounds)
+        except ArgumentError as error:
+            self.fail(f"{shown(value)} must be {error.allowed}{' or inf' * self.inf}", param, ctx)
 
 
 def integers(option: str, text: str | None, example: str, inf: bool = False) -> tuple[Any, ...] | None:
@@ -60,39 +84,38 @@ def integers(option: str, text: str | None, example: str, inf: bool = False) -> 
         raise click.UsageError(f"{option} {shown(text)} {said}") from None
 
 
-def _between(least: int, most: int) -> Callable[[int], bool]:
-    return lambda v: least <= v < most
-
-
-POSITIVE = Number("a positive integer (below 2^53)", _between(1, MAX_EXACT_INT), whole=True)
-WIDTH = Number("a positive integer or inf (below 2^53)", _between(1, MAX_EXACT_INT), whole=True, inf=True)
-SEED = Number("an integer, 0 or more (below 2^128)", _between(0, 2**128), whole=True)
-DRAWS = Number("an integer, 100 or more (below 2^53)", _between(100, MAX_EXACT_INT), whole=True)
-MIN_DRAWS = Number("an integer, 15 or more (below 2^53): fewer decide no rule", _between(15, MAX_EXACT_INT), whole=True)
-WORKERS = Number("a positive integer (at most 1024)", _between(1, 1025), whole=True)
-TRIALS = Number("a positive integer (at most 10000)", _between(1, 10_001), whole=True)
+POSITIVE = Number()
+WIDTH = Number(inf=True)
+SEED = Number(least=0, most=2**128 - 1)
+DRAWS = Number(least=100)
+MIN_DRAWS = Number(least=15, why=": fewer decide no rule")
+WORKERS = Number(most=1024)
+TRIALS = Number(most=10_000)
 # a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
-SIGMA = Number("0 or a finite number from 1e-8 to 1e8", lambda v: v == 0 or 1e-8 <= v <= 1e8)
-ABOVE = Number("a finite number from 1e-8 to 1e8", lambda v: 1e-8 <= v <= 1e8)
-RATE = Number("a number, 0 or more (below 1e12)", lambda v: 0 <= v < 1e12)
-PLACE = Number("an integer (below 2^53 in size)", _between(1 - MAX_EXACT_INT, MAX_EXACT_INT), whole=True)
-POINT = Number("a finite number", lambda v: True)
-PORT = Number("an integer from 1 to 65535, or 0 for a free one", _between(0, 65536), whole=True)
+SIGMA = Number(real, least=1e-8, most=1e8, zero=True)
+ABOVE = Number(real, least=1e-8, most=1e8)
+RATE = Number(real, least=0, most=1e12)
+PLACE = Number(least=1 - MAX_EXACT_INT)
+POINT = Number(real)
+PORT = Number(least=0, most=65535, why=", with 0 for a free one")
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper.layer
 SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 
 
-def subject_options(width: str) -> Callable[[Command], Command]:
+def subject_options(width: str) -> Callable[[Decorated], Decorated]:
     """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in their place."""
     options = [
         click.argument("program", metavar="[FILE:PROGRAM]", required=False),
         click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function."),
         click.option(
-            "--coordinate", type=PLACE, help="A coordinate of the output, if their laws differ.  [default: 0]"
+            "--coordinate",
+            "coordinates",
+            type=PLACE,
+            help="A coordinate of the output, if their laws differ.  [default: 0]",
         ),
         click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
         click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
@@ -132,7 +155,7 @@ def subject_options(width: str) -> Callable[[Command], Command]:
     return _all(options)
 
 
-def sampling_options(command: Command) -> Command:
+def sampling_options(command: Decorated) -> Decorated:
     """The options of sampling and of output."""
     options = [
         click.option(
@@ -145,8 +168,8 @@ def sampling_options(command: Command) -> Command:
     return _all(options)(command)
 
 
-def _all(options: list[Callable[[Any], Any]]) -> Callable[[Command], Command]:
-    def decorate(command: Command) -> Command:
+def _all(options: list[Callable[[Any], Any]]) -> Callable[[Decorated], Decorated]:
+    def decorate(command: Decorated) -> Decorated:
         for option in reversed(options):
             command = option(command)
         return command

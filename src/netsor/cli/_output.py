@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._options import shown
+from .._validate import shown
 
 if TYPE_CHECKING:
     from ..laws import Law
 
 INFINITE_HEADS = "infinitely many heads"
-OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out", "precision", "device", "backend", "baseline")
 LONGEST = 2000  # characters of a message: longer ones are cut in the middle
 
 
@@ -42,11 +41,6 @@ def echo_error(text: str) -> None:
     brief = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} … {text[-200:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"netsor: {strip_control_chars(brief)}", file=sys.stderr, flush=True)
-
-
-def as_option(text: str) -> str:
-    """A message of the library, with an argument at its beginning written as an option."""
-    return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else text
 
 
 def reason(error: OSError) -> str:

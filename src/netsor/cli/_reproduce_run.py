@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from .._validate import shown
 from ..engine._parallel import cores, in_bytes, memory
 from ..engine.backends import Backend
 from ..studies._cost import Draw
@@ -17,10 +18,9 @@ from ..studies.paper._experiments import Case, Figure, figures
 from ..studies.paper._reproduce import Options, prepare, reproduce
 from ._backend_options import BackendChoice, executor_context
 from ._budget import Cost, announce, check_budget, layer_bytes, slow_notice
-from ._options import shown
 from ._output import echo
 from ._signals import Watch
-from ._study import of_out, report_errors, resume_message
+from ._study import report_errors, resume_message
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
 START, FIGURE, MEASURE = 1.5, 1.0, 1e-6  # seconds: to start the workers, to draw a figure, to measure one draw in it
@@ -28,16 +28,13 @@ START, FIGURE, MEASURE = 1.5, 1.0, 1e-6  # seconds: to start the workers, to dra
 
 def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: BackendChoice, options: dict[str, Any]) -> None:
     """Make the figures, and print what is found of the claims."""
-    try:
-        asked = Options(names, Path(out), **options, backend=where.backend)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    asked = Options(names, Path(out), **options, backend=where.backend)
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
     modest = {name: small for name, small in MODEST.items() if given[name] is not None}
     with slow_notice("planning"):
         seconds = check_budget(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
     try:
-        with report_errors(watch, asked.out, resume_message("trials"), of_out):
+        with report_errors(watch, asked.out, resume_message("trials")):
             _check_disk(asked)
             prepare(asked)
             with executor_context(where, asked.workers) as how:

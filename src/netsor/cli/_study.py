@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import click
 
+from .._validate import shown
 from ..engine._parallel import in_bytes
 from ..models import Transformer, read, settings
 from ..studies._cache import Store
 from ..studies._cost import Cost
 from ._backend_options import BackendChoice, executor_context
 from ._budget import LONGEST, in_time, slow_notice
-from ._options import shown
+from ._load_program import one_line
 from ._output import check_name, echo, echo_error, echo_json, reason
 from ._signals import Watch
 
@@ -41,21 +42,18 @@ class StudyJob(NamedTuple):
 
 def run_study(
     watch: Watch, where: BackendChoice, asked: Callable[[], StudyJob], prepare: Callable[[Any], object],
-    run: Callable[[Any, Executor | None], Any], said: Callable[[ValueError], str],
+    run: Callable[[Any, Executor | None], Any],
 ) -> Any:  # fmt: skip
-    """Run the study that is `asked` for, after its folder is prepared; `said` is an error as the command has it."""
-    try:
-        with slow_notice("planning"):
-            request, cost, what, less, more = asked()
-    except ValueError as error:
-        raise click.UsageError(said(error)) from None
+    """Run the study that is `asked` for, after its folder is prepared."""
+    with usage_errors(), slow_notice("planning"):
+        request, cost, what, less, more = asked()
     on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated
     if on_cores and cost.clock > LONGEST:
         raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less} take less")
     if request.out is not None and not request.own and Store(request.out / "parts").any():
         more = f"; what is finished in --out is not drawn again{more}"
     left = LOST if request.out is None else NOTHING_STORED if request.own else resume_message("draws")
-    with report_errors(watch, request.out, left, said):
+    with usage_errors(), report_errors(watch, request.out, left):
         prepare(request)
         taken = f"on {where.backend.device}"
         if on_cores:
@@ -85,13 +83,8 @@ def printed(
 
 
 @contextlib.contextmanager
-def report_errors(
-    watch: Watch, out: Path | None, left: str, said: Callable[[ValueError], str | None]
-) -> Iterator[None]:
-    """What can go wrong while a study runs, in a line; `left` says what is left of it.
-
-    `said` is a message of the library as the command has it, or None for an error that is none of the user's.
-    """
+def report_errors(watch: Watch, out: Path | None, left: str) -> Iterator[None]:
+    """Report in one line that a worker was killed or a folder cannot be written; `left` says what is kept."""
     from concurrent.futures.process import BrokenProcessPool  # slow to import
 
     watch.message = f"interrupted; {left}"
@@ -106,16 +99,17 @@ def report_errors(
         raise click.UsageError(
             f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}"
         ) from None
+
+
+@contextlib.contextmanager
+def usage_errors(about: str = "") -> Iterator[None]:
+    """Raise errors of the library as usage errors `about` an option; the command itself words those about arguments."""
+    try:
+        yield
     except ValueError as error:
-        text = said(error)
-        if text is None:
+        if not about and getattr(error, "argument", None) is not None:
             raise
-        raise click.UsageError(text) from None
-
-
-def of_out(error: ValueError) -> str | None:
-    """What the library says of the folder for a study's files; of all else, nothing."""
-    return f"--{error}" if str(error).startswith("out=") else None
+        raise click.UsageError(about + one_line(error)) from None
 
 
 def _rounded(count: int) -> str:
@@ -127,20 +121,18 @@ def _rounded(count: int) -> str:
 def model_of(option: str, source: str) -> Transformer:
     """The model that an option names."""
     check_name(option, source)
-    try:
-        return read(source)
-    except (ValueError, OSError) as error:
-        said = reason(error) if isinstance(error, OSError) else error
-        raise click.UsageError(f"{option} {shown(source)}: {said}") from None
+    with usage_errors(f"{option} {shown(source)}: "):
+        try:
+            return read(source)
+        except OSError as error:
+            raise ValueError(reason(error)) from None
 
 
 def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
     """The model with some fields changed, and what was changed in its name."""
     if not texts:
         return model
-    try:
+    with usage_errors(f"{option} {shown(', '.join(texts))}: "):
         changes = settings(texts)
         changes.setdefault("name", f"{model.name}, {', '.join(text.strip() for text in texts)}")
         return model.replace(**changes)
-    except ValueError as error:
-        raise click.UsageError(f"{option} {shown(', '.join(texts))}: {error}") from None

@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
+from .._validate import real, shown
 from ._backend_options import pop_backend, where_options
-from ._options import DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli, shown
+from ._options import DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
 from ._output import check_name, echo, echo_error, stdout_to_stderr
 from ._signals import Watch
 
@@ -100,7 +101,7 @@ def audit_command(
     earlier audit are never overwritten.
     """
     from ._audit_run import against, audited, earlier_of, rules_of
-    from ._study import printed
+    from ._study import printed, usage_errors
 
     if out is not None:
         check_name("--out", out)
@@ -110,18 +111,16 @@ def audit_command(
     with stdout_to_stderr(as_json):
         found = audited(watch, out, where, options, rules, earlier)
     verdict, left = against(found, earlier)
-    try:
+    with usage_errors(f"--fail-on {shown(fail_on)}: "):  # what only the draws tell, as that no branch adds anything
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
-    except ValueError as error:  # what only the draws tell, such as that no branch adds anything
-        raise click.UsageError(f"--fail-on {shown(fail_on)}: {error}") from None
     printed(found, out, as_json, verbose, verdict, left)
     if failed:
         echo_error("; ".join(failed))
         raise click.exceptions.Exit(FAILED)
 
 
-MIN_FOUR = Number("an integer, 4 or more (below 2^53)", lambda v: 4 <= v < 2**53, whole=True)
-TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
+MIN_FOUR = Number(least=4)
+TOLERANCE = Number(real, above=0, most=1)
 
 
 @cli.command("coord-check")
@@ -251,14 +250,11 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
     """
     from ..studies.literature._study import Options, prepare, run
     from ._budget import announce
-    from ._study import of_out, report_errors, resume_message
+    from ._study import report_errors, resume_message
 
     check_name("--out", out)
-    try:
-        asked = Options(names, Path(out), **options)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    with report_errors(watch, asked.out, resume_message("parts"), of_out):
+    asked = Options(names, Path(out), **options)
+    with report_errors(watch, asked.out, resume_message("parts")):
         prepare(asked)
         announce(asked.seconds)
         done = run(asked)

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from .._bound_program import picked
 from .._program import Program
+from .._validate import shown
 from ..engine import Plan
 from ..engine._parallel import check_memory, memory
 from ..engine.backends import Backend, Numpy
@@ -22,7 +23,7 @@ from ..studies._cost import planning_bytes
 from ..studies.paper import layer
 from ._budget import Cost, check_budget, layer_bytes, plan_cost, slow_notice
 from ._load_program import bound, load
-from ._options import MAX_EXACT_INT, SIGMAS, shown
+from ._options import MAX_EXACT_INT, SIGMAS
 
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
@@ -40,10 +41,7 @@ class Target:
     seconds: float = 0.0  # estimate of the time it will take; 0 if it is not known
 
     def __post_init__(self) -> None:
-        try:
-            picked(self.coordinate, self.net.outputs, self.widths)
-        except ValueError as error:
-            raise click.UsageError(f"--coordinate {str(error).removeprefix('coordinates=')}") from None
+        picked(self.coordinate, self.net.outputs, self.widths)
 
     @property
     def label(self) -> str:
@@ -87,14 +85,14 @@ def subject(
                 raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
         if options["activation"] != "clip" and _is_given("clip"):
             raise click.UsageError(f"--clip {options['clip']:g} is for --activation clip, not {options['activation']}")
-        return _built_in(draws, both, backend, options["coordinate"], **{name: options[name] for name in LAYER})
+        return _built_in(draws, both, backend, options["coordinates"], **{name: options[name] for name in LAYER})
     for name in LAYER:
         if _is_given(name):
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
-    asked = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinate"])
+    asked = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinates"])
     sides = [asked.widths, *([asked.limit().widths] if both else [])]
     _refuse_large(net, sides)
     if not draws:
@@ -127,10 +125,7 @@ def _refuse_large(net: Program, sides: list[dict[str, float]]) -> None:
     """Refuse a program that needs more memory to plan than there is."""
     values = topological_order(net.outputs)
     size = planning_bytes(values, any(math.inf in widths.values() for widths in sides))
-    try:
-        check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:

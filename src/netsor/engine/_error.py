@@ -32,11 +32,12 @@ class ExactError(ValueError):
     """
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
+        self.where, self.plain = value.where, f"{problem}; {instead}"  # without the line
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As it was made, so that a worker can send it to the process that waits for it."""
-        return ValueError.__new__, (type(self), *self.args)
+        return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
 class NoLimitError(ExactError):
@@ -62,6 +63,7 @@ class NoLimitError(ExactError):
     """
 
     def __init__(self, problem: str) -> None:
+        self.plain = problem
         ValueError.__init__(self, problem)
 
 
@@ -69,6 +71,7 @@ class InfiniteError(ExactError):
     """A Gaussian expectation that is infinite, or that no rule resolves; it says of which function."""
 
     def __init__(self, problem: str) -> None:
+        self.plain = problem
         ValueError.__init__(self, problem)
 
 

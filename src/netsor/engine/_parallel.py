@@ -15,32 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
-
-from ..language import _given
+from typing import Annotated, Any, TypeVar
 
 try:
     import resource
 except ImportError:  # on Windows
     resource = None  # type: ignore[assignment]
 
-T = TypeVar("T")
-Progress = bool | Callable[[int, int], None]
+from .._validate import ArgumentError, progress_of, whole
 
-# Bound of integer arguments: seeds above it are beyond what numpy recommends, and counts are smaller
-MAX_INTEGER_ARGUMENT = 2**128
+T = TypeVar("T")
+Progress = Annotated[bool | Callable[[int, int], None], progress_of]
+
 HEARTBEAT = 0.1  # seconds between two updates of the progress bar
 PATIENCE = 0.5  # seconds to wait for all cancelled threads together
 THREADS = 256  # at most: more are not faster, and each costs memory
-
-
-def whole_number(name: str, value: object, least: int) -> int:
-    """Check an integer argument."""
-    number = _given.as_whole(value)
-    if number is None or not least <= number < MAX_INTEGER_ARGUMENT:
-        huge = number is not None and abs(number) >= MAX_INTEGER_ARGUMENT
-        raise ValueError(f"{name}={_given.shown(value)} must be an integer, {least} or more" + ", below 2^128" * huge)
-    return number
 
 
 def cores() -> int:
@@ -157,11 +146,8 @@ def run(
     function of (draws done, draws in all), or True for a bar on a terminal.
     """
     if workers is not None:
-        workers = whole_number("workers", workers, 1)
-    if progress is not True and progress is not False and not callable(progress):
-        raise ValueError(
-            f"progress={_given.shown(progress)} must be True, False or a function of (draws done, draws in all)"
-        )
+        workers = whole(workers, "workers")
+    progress_of(progress)
     check_executor(executor, "threads")
     own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
     pool = own or executor
@@ -209,9 +195,7 @@ def run(
 def check_executor(executor: object, otherwise: str) -> None:
     """Refuse what is no executor; `otherwise` is what works in its place."""
     if executor is not None and not isinstance(executor, Executor):
-        raise ValueError(
-            f"executor={_given.shown(executor)} must be a concurrent.futures.Executor, or None for {otherwise}"
-        )
+        raise ArgumentError("executor", executor, f"a concurrent.futures.Executor, or None for {otherwise}")
 
 
 def on_terminal() -> bool:
@@ -241,7 +225,7 @@ def _result(future: Future[list[T]]) -> list[T]:
 def at_once(workers: int | None, executor: Executor | None) -> int:
     """How many tasks run at once: the number of threads, or what the executor reports, or the number of cores."""
     if executor is None:
-        return min(cores() if workers is None else whole_number("workers", workers, 1), THREADS)
+        return min(cores() if workers is None else whole(workers, "workers"), THREADS)
     client = getattr(executor, "_client", None)  # of Dask
     if client is not None:
         return max(1, int(sum(client.nthreads().values())))

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import ArgumentError
 from ._parallel import Silent
 from ._plan import Plan
 from ._rng_keys import chunks
@@ -127,9 +128,11 @@ def check_single(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) 
             f"differs from double precision by {found.off[k]:.2g} standard deviations, and its distribution function "
             f"by {found.crossed[k]:.2g}"
         )
-        raise ValueError(
-            f"precision='float32' is not accurate enough: in {found.replicas} draws from the same random numbers an "
-            f"output {differs if np.isfinite(found.off[k]) else 'is not finite'}; use precision='float64'"
+        raise ArgumentError(
+            "precision",
+            "float32",
+            f"'float64': single precision is not accurate enough: in {found.replicas} draws from the same random "
+            f"numbers an output {differs if np.isfinite(found.off[k]) else 'is not finite'}",
         )
     largest = float(error.max())
     return largest if largest > DIGITS else 0.0
@@ -269,9 +272,11 @@ def _check_frequent(values: Array, share: Array, points: Array, atoms: Array, dr
     excess = share * draws - count - SIGNIFICANT * np.sqrt(2.0 * (count + 1))
     k = int(np.argmax(excess))
     if excess[k] > 0:
-        raise ValueError(
-            f"precision='float32' is not accurate enough: an output is {values[k]:.3g} in {share[k]:.2g} of its draws, "
-            f"and near it in {count[k] / draws:.2g} of those in double precision; use precision='float64'"
+        raise ArgumentError(
+            "precision",
+            "float32",
+            f"'float64': single precision is not accurate enough: an output is {values[k]:.3g} in {share[k]:.2g} of "
+            f"its draws, and near it in {count[k] / draws:.2g} of those in double precision",
         )
 
 

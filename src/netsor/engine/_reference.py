@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
+from .._validate import shown, whole
 from ..language import _operation as ops
 from ..language._array import Operation, Source, Value, rule_for
-from ..language._given import shown
 from ..language._graph import narrow, topological_order, weights_of
 from ..language._operation import OptimiserStep, SteppedMatMul, SteppedParameter
 from ..language._parameters import Weight
 from ..language._rotary import Rotate
 from ..language._score import Pool
 from ..language._vector import Vector
-from ._parallel import check_memory, cores, memory, whole_number
+from ._parallel import check_memory, cores, memory
 from ._rng_keys import chunks, generator
 from ._sampler import Sampling
 
@@ -58,7 +58,7 @@ def simulate(
     check_memory(8.0 * numbers, f"draws={draws} of {numbers // draws} numbers", "take fewer draws, or coordinates=0")
     if sampling.executor is None:  # no more at a time than there is memory for
         room = max(1, int(memory() // (16 * work.numbers() * work.size())))
-        workers = min(cores() if workers is None else whole_number("workers", workers, 1), room)
+        workers = min(cores() if workers is None else whole(workers, "workers"), room)
     results: list[Array] = [np.empty((draws, *shape)) for shape in shapes]
     for part, arrays in replace(sampling, workers=workers).run(work, chunks(draws, work.size())):
         for result, array in zip(results, arrays, strict=True):

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
+from .._validate import ArgumentError, whole
 from ._interpreter import RULES, in_numpy, run
 from ._ir import VIEWS, Register, Step
-from ._parallel import cores, whole_number
+from ._parallel import cores
 from ._plan import Plan
 from ._psd_cholesky import directions
 from ._rng_keys import CHUNK
@@ -40,8 +41,8 @@ class Latent:
         self.plan, self.factor = _shortened(plan)
         self.backend = backend or Numpy()
         if self.backend.precision != "float64":
-            raise ValueError(f"precision={self.backend.precision!r}: chains need double precision; take 'float64'")
-        self.workers = cores() if workers is None else whole_number("workers", workers, 1)
+            raise ArgumentError("precision", self.backend.precision, "'float64': chains need double precision")
+        self.workers = cores() if workers is None else whole(workers, "workers")
         self.recipes: dict[Step, Chi] = {}
         self.places: dict[Step, slice] = {}  # among all normals of a replica
         self.read: dict[Step, Places] = {}  # which of a step's normals are read

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
+from .._validate import seed_number, whole
 from ..language._array import Value
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
-from ._parallel import Progress, Silent, at_once, check_memory, run, whole_number
+from ._parallel import Progress, Silent, at_once, check_memory, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
@@ -46,8 +47,8 @@ class Sampling:
     least: int = 1  # draws
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "draws", whole_number("draws", self.draws, self.least))
-        object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
+        object.__setattr__(self, "draws", whole(self.draws, "draws", least=self.least))
+        object.__setattr__(self, "seed", seed_number(self.seed))
 
     @property
     def threads(self) -> int | None:

@@ -1,5 +1,6 @@
 """The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
 
+from .._validate import TraceError
 from ._apply import (
     abs,
     apply,
@@ -18,7 +19,6 @@ from ._apply import (
     tanh,
 )
 from ._array import Value
-from ._given import TraceError
 from ._grad import grad
 from ._parameters import Weight, data, gaussian, normal, weight
 from ._probe import probe

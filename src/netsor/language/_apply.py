@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import activations as known
+from .._validate import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ..activations import Function
 from ._check_function import infer_output_shape
-from ._given import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast
 from ._vector import Nonlin, Vector, same_width
 

@@ -16,22 +16,52 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ._given import (
+from .._validate import (
     AXES,
     NUMBERS,
-    Places,
     Shape,
     SourceLocation,
     TraceError,
+    TraceIndexError,
     as_axis,
     as_shape,
     as_whole,
-    index_positions,
+    is_bool,
     shown,
     user_line,
 )
 
 Keep = tuple[npt.NDArray[np.bool_], ...]
+
+
+class Places:
+    """The places 0, 1, … of the entries of a large array, made only where they are asked for."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __getitem__(self, key: Any) -> npt.NDArray[np.intp]:
+        """What an index picks of `np.arange(size).reshape(shape)`, which is not made."""
+        steps = [math.prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
+        along = np.ogrid[tuple(slice(size) for size in self.shape)]
+        each = [step * np.broadcast_to(a, self.shape)[key] for step, a in zip(steps, along, strict=True)]
+        return np.asarray(np.sum(each, axis=0), dtype=np.intp)
+
+
+def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
+    """What an index picks of an array, as in numpy; but True and False, which make a new axis there, are a mistake."""
+    if any(is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
+        raise TraceIndexError(
+            operation, f"index {shown(key)} on shape {array.shape}: True and False pick nothing; None adds an axis"
+        )
+    try:
+        found = np.asarray(array[key])
+    except (IndexError, TypeError, ValueError) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise TraceIndexError(operation, f"index {shown(key)} on shape {array.shape}: {problem}") from None
+    if found.size == 0:
+        raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {array.shape}")
+    return found
 
 
 def every(shape: Shape) -> Keep:
@@ -274,7 +304,7 @@ class Value:
         given = _unpacked(shape)
         sizes = [as_whole(size) for size in given]
         if any(size is None or (size < 1 and size != -1) for size in sizes):
-            raise TraceError("reshape", f"shape={shown(given)} must be positive integers, one of which may be -1")
+            raise TraceError("reshape", "shape", given, "positive integers, one of which may be -1")
         try:
             return self.take(self._positions().reshape(cast(Any, sizes)), "reshape")
         except (ValueError, OverflowError):

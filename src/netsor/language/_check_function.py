@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import Shape, TraceError
 from ..activations import Function
-from ._given import Shape, TraceError
 
 NumpyArray = npt.NDArray[Any]
 Content = tuple[tuple[int, ...], str, bytes]

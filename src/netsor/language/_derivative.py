@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from .._validate import TraceError
 from ..activations import Function, row_softmax
 from ..derivatives import base, derivative, known
 from ._apply import apply, nonlin
 from ._array import Operation
-from ._given import TraceError
 from ._operation import (
     Add,
     Apply,

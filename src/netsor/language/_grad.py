@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from .._validate import TraceError, shown
 from ._array import Ints, Keep, Source, Value, around, box, every
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
-from ._given import TraceError, shown
 from ._graph import demand, topological_order, weights_of, whole_axes
 from ._operation import (
     Acting,
@@ -275,7 +275,7 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
             "take ns.mean_dot(y, y)",
         )
     if not isinstance(p, Scalar) or isinstance(p.op, Constant):
-        raise TraceError(operation, f"{name}={shown(p)} must be a scalar of the program")
+        raise TraceError(operation, name, p, "a scalar of the program")
     return p
 
 
@@ -291,7 +291,7 @@ def _weights(weights: ScalarLike | None, p: Scalar) -> Scalar:
 def _leaf(x: object, p: Scalar) -> Value:
     """The value whose entries are asked for; an index stands for those of what it indexes."""
     if not isinstance(x, Value) or isinstance(x.op, Constant):
-        raise TraceError("grad", f"wrt={shown(x)} must be a vector or a scalar of the program, or a list of them")
+        raise TraceError("grad", "wrt", x, "a vector or a scalar of the program, or a list of them")
     made = set(topological_order([p]))
     entries = isinstance(x.op, Take) and len(np.unique(x.op.flat)) == x.op.flat.size  # repeats are values of their own
     leaf = x.op.x if isinstance(x.op, Take) and (entries or x not in made) else x

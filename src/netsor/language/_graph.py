@@ -18,8 +18,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import Shape
 from ._array import Axes, Keep, Value, align_axes, around, box, every, within
-from ._given import Shape
 from ._operation import (
     Apply,
     Constant,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._validate import Shape
 from . import _operation as ops
 from ._array import Operation, Value
-from ._given import Shape
 from ._graph import LETTERS, take_as_index
 from ._operation import MatMul, Take
 from ._parameters import Weight

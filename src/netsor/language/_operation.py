@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .._validate import TraceError, as_number, shown
 from ._array import Axes, Entrywise, Ints, Keep, Operation, Source, Take, Value, VectorAccess, align_axes, box
-from ._given import TraceError, as_number, shown
 from ._parameters import Data, MatMul, Normal, Weight
 from ._scalar import Apply, Constant, Floats
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._array import Entrywise, Keep, Operation, Source, VectorAccess, box
-from ._given import NUMBERS, Shape, TraceError, as_name, as_shape, index_positions, scale, scaled, shown
+from .._validate import NUMBERS, Shape, TraceError, as_name, as_shape, scale, scaled, shown
+from ._array import Entrywise, Keep, Operation, Source, VectorAccess, box, index_positions
 from ._scalar import Floats, Scalar
 from ._vector import Gaussian, Vector
 from ._width import Width, as_width
@@ -290,7 +290,7 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     size = np.abs(covariance).max()
     symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
     if not symmetric or np.linalg.eigvalsh(covariance)[0] < -1e-10 * size:
-        raise TraceError("gaussian", f"cov={shown(covariance)} must be symmetric and positive semidefinite")
+        raise TraceError("gaussian", "cov", covariance, "symmetric and positive semidefinite")
     std = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
     unit = np.where(std > 0, std, 1.0)
     eigenvalues, vectors = np.linalg.eigh(covariance / unit[:, None] / unit)
@@ -331,7 +331,7 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
     4.0
     """
     shape = as_shape(shape, "normal")
-    sigma = scale(std, "std", "normal", remedy="; multiply the scalars by others")
+    sigma = scale(std, "std", "normal")
     return Scalar(Normal(Source(as_name(name, "normal")), sigma, shape), shape)
 
 
@@ -359,5 +359,5 @@ def data(vectors: npt.ArrayLike) -> Vector:
     """
     array = scaled(vectors, "data", "vectors")
     if array.ndim == 0:
-        raise TraceError("data", f"vectors={shown(vectors)} must be an array whose last axis holds the coordinates")
+        raise TraceError("data", "vectors", vectors, "an array whose last axis holds the coordinates")
     return Vector(Data(array), array.shape[:-1], Width(array.shape[-1]))

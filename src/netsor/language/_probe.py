@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import TraceError, shown
 from ._array import Value
-from ._given import TraceError, shown
 from ._scalar import Scalar
 from ._vector import Vector
 
@@ -92,7 +92,7 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     """
     found = _open.get()
     if not isinstance(name, str) or name not in NAMES:
-        raise TraceError("probe", f"name={shown(name)} must be one of {', '.join(NAMES)}")
+        raise TraceError("probe", "name", name, f"one of {', '.join(NAMES)}")
     kind = NAMES[name]
     if not isinstance(x, kind.of) or x.ndim < kind.axes or (name in ALONE and x.ndim > kind.axes):
         raise TraceError("probe", f"{name} must be {kind.words}, got {shown(x)}")
@@ -108,9 +108,7 @@ def _allowed(name: str, x: Value, mask: npt.ArrayLike) -> Bools:
     if name not in ("scores", "weights"):
         raise TraceError("probe", f"mask is for scores and weights, not for {name}")
     if allowed.dtype != bool or allowed.shape != x.shape[-2:] or not allowed.any(axis=-1).all():
-        raise TraceError(
-            "probe", f"mask={shown(mask)} must be a boolean array {x.shape[-2:]} that leaves every row an entry"
-        )
+        raise TraceError("probe", "mask", mask, f"a boolean array {x.shape[-2:]} that leaves every row an entry")
     return allowed
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import LARGEST, TraceError, numbers, real, shown
 from ._apply import as_vector
 from ._array import Entrywise, Keep, VectorAccess
-from ._given import LARGEST, TraceError, numbers, real, shown
 from ._scalar import Floats
 from ._vector import Vector
 
@@ -141,7 +141,7 @@ def _stretched(stretch: Stretch | None, base: float) -> Stretch | None:
     if stretch is None:
         return None
     if not isinstance(stretch, tuple) or len(stretch) != 4:
-        raise TraceError("rotary", f"stretch={shown(stretch)} must be (factor, low, high, original)")
+        raise TraceError("rotary", "stretch", stretch, "(factor, low, high, original)")
     names = Stretch._fields
     made = Stretch(*(real(v, f"stretch.{k}", "rotary", above=0) for k, v in zip(names, stretch, strict=True)))
     if made.low >= made.high or base <= 1:

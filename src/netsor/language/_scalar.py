@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import array_namespace
+from .._validate import Shape, TraceError, numbers, real, shown
 from ..activations import Function
 from ._array import Axes, Entrywise, Operation, Take, Value, align_axes
-from ._given import Shape, TraceError, numbers, real, shown
 
 
 def _power(x: Any, k: float) -> Any:

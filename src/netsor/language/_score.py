@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import array_namespace
+from .._validate import TraceError, as_axis, real, scale, shown
 from ..activations import Function, row_softmax
 from ._apply import as_vector
 from ._array import Operation, V, Value, VectorAccess
 from ._check_function import shared_mask
-from ._given import TraceError, as_axis, real, scale, shown
 from ._operation import Concat, Dot, Join, Split
 from ._scalar import Scalar, applied, as_scalar, constant
 from ._vector import Vector, ones, same_width
@@ -167,7 +167,7 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
         allowed = np.asarray(None)
     if allowed.dtype != bool:
         got = f", got an array of {allowed.dtype}: write mask > 0" if allowed.dtype.kind in "iuf" else ""
-        raise TraceError(operation, f"mask={shown(mask)} must be 'causal' or a boolean array{got}")
+        raise TraceError(operation, "mask", mask, f"'causal' or a boolean array{got}")
     try:
         np.broadcast_to(allowed, shape)
     except ValueError:
@@ -313,7 +313,7 @@ def _checked_values(values: Sequence[V], operation: str) -> tuple[V, ...]:
     try:
         parts = tuple(values)
     except Exception:  # a user's object may raise anything when it is iterated over
-        raise TraceError(operation, f"values={shown(values)} must be a list of vectors or of scalars") from None
+        raise TraceError(operation, "values", values, "a list of vectors or of scalars") from None
     if not parts:
         raise TraceError(operation, f"needs at least one value, got {shown(values)}")
     vectors = [part for part in parts if isinstance(part, Vector)]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._validate import TraceError, as_floats, as_whole, one_of, real, shown
 from ._array import Source, Value
-from ._given import TraceError, as_floats, as_whole, one_of, real, shown
 from ._grad import Parameter, Parameters, Reverse, Term, as_loss, terms_of
 from ._graph import topological_order
 from ._operation import (
@@ -109,7 +109,7 @@ def step(
     listed = list(outputs) if several else [outputs]
     for value in listed:
         if not isinstance(value, Value):
-            raise TraceError("step", f"outputs={shown(value)} must be a value of the program, or a list of them")
+            raise TraceError("step", "outputs", value, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
     one_of(optimiser, "optimiser", "step", ("sgd", "muon", "adam"))
     decay = real(weight_decay, "weight_decay", "step", least=0)

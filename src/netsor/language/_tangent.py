@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from .._validate import TraceError, one_of
 from ._array import Source, Value
 from ._derivative import scale, width_ratio
-from ._given import TraceError, one_of, shown
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
 from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
@@ -102,7 +102,7 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     if as_loss(p, "grad_norm").shape:
         raise TraceError("grad_norm", f"p must be one scalar, got shape {p.shape}: index it, or sum it")
     if not isinstance(weight, Weight | Vector | Scalar):
-        raise TraceError("grad_norm", f"weight={shown(weight)} must be a weight, an initial vector or random scalars")
+        raise TraceError("grad_norm", "weight", weight, "a weight, an initial vector or random scalars")
     return ntk(p, None, weight, parametrisation)
 
 

@@ -8,9 +8,9 @@ from typing import NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import Shape, TraceError, scaled, shown
 from ..activations import Function
 from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
-from ._given import Shape, TraceError, scaled, shown
 from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
 from ._width import Width, as_width
 

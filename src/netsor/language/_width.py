@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from ._given import LARGEST, TraceError, as_number, as_whole, shown, whole
+from .._validate import LARGEST, TraceError, as_number, as_whole, shown, whole
 
 inf = math.inf
 
@@ -59,9 +59,7 @@ class Width:
         else:
             size = as_whole(name)
             if size is None or not 1 <= size < LARGEST:
-                raise TraceError(
-                    "Width", f"name={shown(name)} must be a string, or a positive integer below 2^53 for a fixed width"
-                )
+                raise TraceError("Width", "name", name, "a string, or a positive integer below 2^53 for a fixed width")
             self.factor = whole(self.factor * size, "factor", "Width")
 
     def __mul__(self, factor: int) -> Width:
@@ -105,7 +103,7 @@ def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
         return width
     size = as_whole(width)
     if size is None or not 1 <= size < LARGEST:
-        raise TraceError(operation, f"{name}={shown(width)} must be a Width or a positive integer below 2^53")
+        raise TraceError(operation, name, width, "a Width or a positive integer below 2^53")
     return Width(size)
 
 

@@ -1,7 +1,4 @@
-"""What the user wrote for points, draws, weights, sizes and seeds of laws: checked here, before numpy sees it.
-
-The words are those of `language._given`: the argument, its value, and what is allowed.
-"""
+"""Validation of the points, draws, weights, sizes and seeds of laws."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..language import _given as given
-from ..language._given import AXES, NUMBERS, as_floats, as_whole, shown
+from .. import _validate as given
+from .._validate import AXES, NUMBERS, as_floats, as_whole, shown
 from ._estimate import Array
 from ._law_base import LawError, Provenance
 
@@ -30,7 +27,7 @@ def points(argument: Any, name: str, operation: str) -> Array:
     """Real numbers of any shape, infinite ones and NaN too."""
     found = as_floats(argument)
     if found is None:
-        raise LawError(operation, f"{name}={shown(argument)} must be a real number or an array of them")
+        raise LawError(operation, name, argument, "a real number or an array of them")
     return found
 
 
@@ -55,7 +52,7 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
         return None
     w = numbers(argument, operation, name)
     if w.shape != (count,) or (w < 0).any() or not w.any():
-        raise LawError(operation, f"{name}={shown(argument)} must be {count} finite numbers, 0 or more and not all 0")
+        raise LawError(operation, name, argument, f"{count} finite numbers, 0 or more and not all 0")
     w = w if w.max() < MAX_MAGNITUDE else w / w.max()
     total = float(w.sum())
     return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit
@@ -64,7 +61,7 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
 def checked_origin(argument: Any, operation: str) -> Provenance:
     """How a law was obtained."""
     if not isinstance(argument, Provenance):
-        raise LawError(operation, f"origin={shown(argument)} must be an Origin(status, method)")
+        raise LawError(operation, "origin", argument, "an Origin(status, method)")
     return argument
 
 
@@ -72,9 +69,7 @@ def checked_heads(argument: Any, operation: str) -> int:
     """A number of heads, however large."""
     heads = as_whole(argument)
     if heads is None or not 0 < heads < HEADS:
-        raise LawError(
-            operation, f"heads={shown(argument)} must be a positive integer below 2^63; beyond, infinite_heads()"
-        )
+        raise LawError(operation, "heads", argument, "a positive integer below 2^63; beyond, infinite_heads()")
     return heads
 
 
@@ -86,7 +81,10 @@ def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
     shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
     if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
         raise LawError(
-            operation, f"size={shown(argument)} must be an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}"
+            operation,
+            "size",
+            argument,
+            f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}",
         )
     return shape
 
@@ -99,11 +97,11 @@ def checked_generator(argument: Any, operation: str, rng: Rng = None) -> np.rand
         if isinstance(rng, np.random.Generator):
             return rng
         if as_whole(rng) is None:
-            raise LawError(operation, f"rng={shown(rng)} must be a numpy Generator, an integer or None")
+            raise LawError(operation, "rng", rng, "a numpy Generator, an integer or None")
         return checked_generator(rng, operation)
     seed = as_whole(argument)
     if argument is not None and (seed is None or seed < 0):
-        raise LawError(operation, f"seed={shown(argument)} must be an integer, 0 or more, or None")
+        raise LawError(operation, "seed", argument, "an integer, 0 or more, or None")
     return np.random.default_rng(seed)
 
 

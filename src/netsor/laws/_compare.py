@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._array_api import one_blas_thread
 from .._mpl_style import DOTTED, GREY
-from ..language._given import shown
+from .._validate import shown
 from ._checked import checked_draws, checked_generator, numbers, whole
 from ._distance_estimator import DistanceEstimator
 from ._empirical import Empirical
@@ -303,7 +303,7 @@ def _checked_names(names: Any) -> list[str]:
     """Some of the distances, by name."""
     listed = isinstance(names, list | tuple) and len(names) > 0
     if not listed or not all(isinstance(name, str) and name in NAMES for name in names):
-        raise LawError("distances", f"names={shown(names)} must be a list of some of {', '.join(NAMES)}")
+        raise LawError("distances", "names", names, f"a list of some of {', '.join(NAMES)}")
     return list(names)
 
 
@@ -387,7 +387,7 @@ def paper_kl(
         grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
     y = numbers(grid, "paper_kl", "grid")
     if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
-        raise LawError("paper_kl", f"grid={shown(grid)} must be two or more points, each above the one before")
+        raise LawError("paper_kl", "grid", grid, "two or more points, each above the one before")
     f, g = (law.pdf(y) + 1e-12 for law in (a, b))
     f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
     return float(np.trapezoid(f * np.log(f / g), y))
@@ -425,7 +425,7 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     names = [law.method for law in laws] if labels is None else labels
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not listed or len(names) != len(laws):
-        raise LawError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
+        raise LawError("plot", "labels", labels, f"{len(laws)} names, one for each law")
     top, bottom = _pair(ax)
     low, high = zip(*(range_of(law) for law in laws), strict=True)
     y = np.linspace(min(low), max(high), DENSITY_POINTS)
@@ -459,5 +459,5 @@ def _pair(ax: Any) -> tuple[Any, Any]:
         return ax, None
     listed = isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2
     if not listed or not all(map(is_axes, ax)):
-        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or two of them")
+        raise LawError("plot", "ax", ax, "one of matplotlib's axes, or two of them")
     return ax[0], ax[1]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import single_threaded
-from ..language._given import SCALE, as_whole, shown
+from .._validate import SCALE, as_whole, shown
 from ._checked import (
     MAX_MAGNITUDE,
     Rng,
@@ -91,7 +91,7 @@ class JointWithError:
         """The probability of a rectangle: lower < Y ≤ y in every entry."""
         upper, low = self._corner("y", y), self._corner("lower", -math.inf if lower is None else lower)
         if not (low <= upper).all():
-            raise LawError("cdf", f"lower={shown(lower)} must be at most y={shown(y)}, in every entry")
+            raise LawError("cdf", "lower", lower, f"at most y={shown(y)}, in every entry")
         found = self._law._normals.rectangle(low, upper)
         others = [other.rectangle(low, upper).value for other in self._off()]
         return self._made(found, max((abs(other - found.value) for other in others), default=0.0))
@@ -227,9 +227,9 @@ class Joint(LawBase):
         """The joint law of some of the entries."""
         several = np.atleast_1d(points(entries, "entries", "marginal"))
         if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
-            raise LawError("marginal", f"entries={shown(entries)} must be integers")
+            raise LawError("marginal", "entries", entries, "integers")
         if (several < -self.dim).any() or (several >= self.dim).any():
-            raise LawError("marginal", f"entries={shown(entries)} must be from 0 to {self.dim - 1}")
+            raise LawError("marginal", "entries", entries, f"from 0 to {self.dim - 1}")
         chosen = several.astype(np.intp)
         cov = self.component_cov[:, chosen[:, None], chosen]
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
@@ -240,7 +240,7 @@ class Joint(LawBase):
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
             raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
         if np.abs(w).max() > SCALE:
-            raise LawError("combination", f"weights={shown(weights)} must be at most {SCALE:g} in size")
+            raise LawError("combination", "weights", weights, f"at most {SCALE:g} in size")
         if w.ndim == 2:
             cov = w @ self.component_cov @ w.T
             return Joint(self.component_mean @ w.T, cov, self.origin, self.weight, self.log_evidence)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import scipy
 
 from .._array_api import single_threaded
-from ..language._given import as_number, shown
+from .._validate import as_number
 from ._checked import Rng, Size, checked_generator, checked_order, checked_shape, levels, points
 from ._estimate import Array, Estimate, combined
 from ._law_base import LawBase, LawError
@@ -102,7 +102,7 @@ class WithError:
         """The characteristic function, within a circle of this error in the plane."""
         law, given = self._law, points(t, "t", "cf")
         if (np.abs(given) > MAX_POINT).any():
-            raise LawError("cf", f"t={shown(t)} must be finite, and at most {MAX_POINT:g} in size")
+            raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
         if not given.size:
             return Estimate(np.zeros(given.shape, dtype=np.complex128), np.zeros(given.shape))
         value, error = law._cf(given.ravel())
@@ -367,7 +367,7 @@ class Law(LawBase, ABC):
         """The central interval that has this probability."""
         share = as_number(confidence)
         if share is None or not 0 <= share <= 1:
-            raise LawError("interval", f"confidence={shown(confidence)} must be between 0 and 1")
+            raise LawError("interval", "confidence", confidence, "between 0 and 1")
         return float(self.ppf((1 - share) / 2)), float(self.isf((1 - share) / 2))
 
     def mean(self) -> float:
@@ -398,7 +398,7 @@ class Law(LawBase, ABC):
         """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
         known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
         if not isinstance(moments, str) or not moments or not set(moments) <= set(known):
-            raise LawError("stats", f"moments={shown(moments)} must be letters among m, v, s and k")
+            raise LawError("stats", "moments", moments, "letters among m, v, s and k")
         found = tuple(known[letter]() for letter in known if letter in moments)  # in this order, as in scipy
         return found if len(found) > 1 else found[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._files import named, opened, parsed, write
-from ..language._given import PlacedError, as_whole, shown
+from .._validate import PlacedError, as_whole, shown
 from ._estimate import Sources
 
 
@@ -41,7 +41,11 @@ class LawError(PlacedError):
     operation : str
         The method or function that raises it.
     problem : str
-        The argument, its value and what is allowed.
+        The argument, its value and what is allowed; or the name of the argument.
+    value : Any
+        The value of that argument.
+    allowed : str
+        What it must be.
 
     Examples
     --------
@@ -81,7 +85,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     <HeadSum: variance 0.391971, excess kurtosis 0.1217; convolution over heads at infinite width; proved>
     """
     if not isinstance(path, str | os.PathLike):
-        raise LawError("load", f"path={shown(path)} must be a str or a pathlib.Path")
+        raise LawError("load", "path", path, "a str or a pathlib.Path")
     name = named(path)
     try:
         file = opened(path)

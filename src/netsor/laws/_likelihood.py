@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from ..language._given import as_number, as_whole, shown
+from .._validate import as_number, as_whole, shown
 from ._checked import MAX_MAGNITUDE, numbers
 from ._estimate import Array, Estimate, combined
 from ._law_base import LawError, Provenance
@@ -37,7 +37,7 @@ class Observations(NamedTuple):
 def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) -> Observations:
     """Data as the user gave them, {entry: value}, with noise: a standard deviation, or one for each value."""
     if not isinstance(observed, Mapping) or not observed:
-        raise LawError("condition", f"observed={shown(observed)} must be a mapping {{entry: value}}, not empty")
+        raise LawError("condition", "observed", observed, "a mapping {entry: value}, not empty")
     values, places = [], []
     for entry, value in observed.items():
         place, number = as_whole(entry), as_number(value)
@@ -55,9 +55,7 @@ def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) 
         raise LawError("condition", f"observed={shown(observed)} names an entry twice")
     tau = numbers(noise, "condition", "noise")
     if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > MAX_MAGNITUDE:
-        raise LawError(
-            "condition", f"noise={shown(noise)} must be a standard deviation, 0 or more, or one for each value"
-        )
+        raise LawError("condition", "noise", noise, "a standard deviation, 0 or more, or one for each value")
     return Observations(np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy())
 
 

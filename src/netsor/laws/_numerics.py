@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy
 
-from ..language._given import shown
 from ._estimate import Array, Estimate, combined
 from ._law_base import LawError
 from ._replicas import Jackknife, jackknife
@@ -172,7 +171,7 @@ def _expectation(law: Any, f: Callable[[Any], Any]) -> Jackknife:
 
 def _called(f: Callable[[Any], Any], y: Array) -> Array:
     if not callable(f):
-        raise LawError("expect", f"func={shown(f)} must be a function of numbers")
+        raise LawError("expect", "func", f, "a function of numbers")
     found = np.asarray(f(y), dtype=np.float64)
     if found.shape != y.shape:
         if found.shape:

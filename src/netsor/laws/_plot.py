@@ -9,7 +9,7 @@ import numpy as np
 
 from .._mpl_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from .._repr_html import density, note, table, title
-from ..language._given import shown
+from .._validate import shown
 from ._gaussian_mixture import GaussianMixtureND
 from ._law_base import LawError
 
@@ -33,7 +33,7 @@ def _axes(ax: Any) -> Any:
 
         return plt.gca()
     if not is_axes(ax):
-        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for the current ones")
+        raise LawError("plot", "ax", ax, "one of matplotlib's axes, or None for the current ones")
     return ax
 
 
@@ -58,7 +58,7 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     """
     two = law.marginal(entries)
     if two.dim != 2:
-        raise LawError("plot", f"entries={shown(entries)} must be two entries")
+        raise LawError("plot", "entries", entries, "two entries")
     centre, scale = two.mean(), two.std()
     if not (scale > 0).all():
         raise LawError("plot", f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not random")

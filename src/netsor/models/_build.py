@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 import netsor.nn as nn
 
+from .._validate import ArgumentError, shown, whole
 from ..language import (
     Scalar,
     Value,
@@ -40,7 +40,6 @@ from ..language import (
     tanh,
     weight,
 )
-from ..language._given import shown
 from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._score import rsqrt
@@ -81,7 +80,7 @@ def inputs_of(
 ) -> Inputs:
     """The inputs that a user gave, or `tokens` different ids."""
     if decoder_ids is not None and not model.decoder_layers:
-        raise ValueError(f"decoder_ids={shown(decoder_ids)}: {model.name} has no decoder")
+        raise ArgumentError("decoder_ids", decoder_ids, f"left out: {model.name} has no decoder")
     if model.inputs == "patches":
         return _patches(model, ids, tokens, patches)
     if patches is not None:
@@ -91,12 +90,10 @@ def inputs_of(
             f"give ids or tokens (a number of different ids), one of them; got ids={shown(ids)}, tokens={shown(tokens)}"
         )
     if ids is None:
-        count = _as_whole(tokens, "tokens", 1, model.length or 2**20)
+        count = whole(tokens, "tokens", most=model.length or 2**20)
         words = (model.vocabulary or math.inf) - (model.padding is not None)
         if count > words:
-            raise ValueError(
-                f"tokens={count} must be at most {words}: so many different ids {model.name} has; give ids"
-            )
+            raise ArgumentError("tokens", count, f"at most {words}: so many different ids {model.name} has; give ids")
         ids = [i for i in range(count + 1) if i != model.padding][:count]
     found = _ids(model, ids, "ids")
     after = (
@@ -106,11 +103,11 @@ def inputs_of(
 
 
 def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
-    found = tuple(_as_whole(i, name, 0, (model.vocabulary or 2**53) - 1) for i in ids)
+    found = tuple(whole(i, name, least=0, most=(model.vocabulary or 2**53) - 1) for i in ids)
     if not found:
-        raise ValueError(f"{name}={shown(ids)} must be one id or more")
+        raise ArgumentError(name, ids, "one id or more")
     if model.positions == "learned" and len(found) > (model.length or 0):
-        raise ValueError(f"{name}={shown(ids)} are {len(found)} tokens, and {model.name} has {model.length} positions")
+        raise ArgumentError(name, ids, f"at most {model.length}: so many positions {model.name} has")
     return found
 
 
@@ -122,23 +119,13 @@ def _patches(
             f"{model.name} reads images: give patches, or tokens (a class token and patches of standard normal pixels)"
         )
     if patches is None:
-        return Inputs(_as_whole(tokens, "tokens", 2, model.length or 2))
+        return Inputs(whole(tokens, "tokens", least=2, most=model.length or 2))
     given = np.array(patches, dtype=np.float64)
     if given.ndim != 2 or given.shape[1] != model.patch or not 1 <= len(given) < (model.length or 0):
         raise ValueError(
             f"patches of shape {given.shape} must be (patches, {model.patch}), at most {(model.length or 0) - 1}"
         )
     return Inputs(len(given) + 1, patches=given)
-
-
-def _as_whole(value: object, name: str, least: int, most: int) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if isinstance(value, bool) or not least <= number <= most:
-        raise ValueError(f"{name}={shown(value)} must be an integer from {least} to {most}")
-    return number
 
 
 class Layer(NamedTuple):

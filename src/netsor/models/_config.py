@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..language._given import SHOWN, shown
+from .._validate import SHOWN, shown
 from ..language._rotary import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not depend on: names, token ids that

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from ..language._given import shown
+from .._validate import shown
 from ..language._rotary import Stretch
 from ._config import ACTIVATION
 

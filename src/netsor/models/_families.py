@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..language._given import shown
+from .._validate import shown
 from ._config import ACTIVATION, Config
 
 Fields = dict[str, Any]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from ..language._given import shown
+from .._validate import ArgumentError
 from ._description import BRANCHES, MATRICES, Description, idle
 
 M = TypeVar("M", bound=Description)
@@ -49,7 +49,7 @@ def recipe(model: M, name: str) -> M:
     ('llama-3-8b, recipe=gpt2', 0.02, 0.0025)
     """
     if not isinstance(name, str) or name not in RECIPES:
-        raise ValueError(f"recipe={shown(name)} must be one of {', '.join(RECIPES)}")
+        raise ArgumentError("recipe", name, f"one of {', '.join(RECIPES)}")
     unread = idle(model)
     changes = {field: value for field, value in RECIPES[name].changes(model).items() if field not in unread}
     return model.replace(name=f"{model.name}, recipe={name}", **changes)

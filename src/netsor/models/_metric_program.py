@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._program import Program
+from .._validate import ArgumentError
 from ..engine import ExactError, Plan
 from ..engine.backends import Backend
 from ..language import Scalar, Vector, apply, join, mean_dot, stack
@@ -118,7 +119,7 @@ class Probes:
 
     def __init__(self, model: Description, inputs: Inputs, gradients: bool = False, ranges: bool = False) -> None:
         if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
-            raise ValueError(f"tokens={inputs.tokens}: quantities of an audit need two tokens or more")
+            raise ArgumentError("tokens", inputs.tokens, "2 or more: an audit compares tokens")
         empty = not model.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {model.padding}
         if empty and not model.std_type and not (model.positions == "learned" and model.std_position):
             raise ValueError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._files import content, fields
-from ..language._given import shown
+from .._validate import shown
 from ._families import READERS, gpt2
 from ._transformer import Transformer
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, whole
 from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, normal, rotary, softmax, tanh
-from ..language._given import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, shown, whole
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, constant
 from ..language._width import as_width
@@ -321,7 +321,7 @@ def attend(
     c = x if context is None else context
     for name, tokens in (("x", x), ("context", c)):
         if not isinstance(tokens, Vector) or tokens.ndim == 0:
-            raise TraceError("attention", f"{name}={shown(tokens)} must be vectors with an axis of tokens")
+            raise TraceError("attention", name, tokens, "vectors with an axis of tokens")
     heads = whole(heads, "heads", "attention")
     groups = heads if groups is None else whole(groups, "groups", "attention")
     if heads % groups:
@@ -349,7 +349,7 @@ attend.__doc__ = (getdoc(attend) or "").replace("Returns\n", _parameters(attenti
 
 def _rotated(u: Vector, by: Rotary) -> Vector:
     if not isinstance(by, Rotary):
-        raise TraceError("attention", f"rotary={shown(by)} must be an ns.nn.Rotary(base, fraction, positions)")
+        raise TraceError("attention", "rotary", by, "an ns.nn.Rotary(base, fraction, positions)")
     return rotary(u, by.positions, by.base, by.fraction, by.stretch)
 
 
@@ -357,7 +357,7 @@ def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
     if isinstance(scaling, str) and scaling in ("sqrt", "linear"):
         return dot(q, k) if scaling == "sqrt" else mean_dot(q, k)
     if as_number(scaling) is None:
-        raise TraceError("attention", f"scaling={shown(scaling)} must be 'sqrt', 'linear' or a number")
+        raise TraceError("attention", "scaling", scaling, "'sqrt', 'linear' or a number")
     return real(scaling, "scaling", "attention") * dot(q, k)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
+from .._validate import TraceError, as_floats, as_whole, real, scale, scaled, shown, whole
 from ..activations import row_softmax
-from ..language._given import TraceError, as_floats, as_whole, real, scale, scaled, shown, whole
 from ..language._score import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
@@ -66,7 +66,7 @@ class Attention:
     def __post_init__(self) -> None:
         found = as_floats(self.kernel)
         if found is None or found.ndim != 2 or found.shape[0] != found.shape[1] or not found.size:
-            raise TraceError("Attention", f"kernel={shown(self.kernel)} must be a real square matrix over tokens")
+            raise TraceError("Attention", "kernel", self.kernel, "a real square matrix over tokens")
         k = scaled(found, "Attention", "kernel", power=2)
         if len(k) > MANY_TOKENS:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
@@ -74,18 +74,18 @@ class Attention:
         if np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
             raise TraceError(
                 "Attention",
-                f"kernel={shown(self.kernel)} must be a symmetric positive semidefinite matrix over tokens",
+                "kernel",
+                self.kernel,
+                "a symmetric positive semidefinite matrix over tokens",
             )
         object.__setattr__(self, "kernel", (k + k.T) / 2)
         for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
             sigma = getattr(self, name)
             object.__setattr__(self, name, scale(sigma, name, "Attention"))
             if getattr(self, name) == 0 and name in ("sigma_v", "sigma_o"):
-                raise TraceError(
-                    "Attention", f"{name}={shown(sigma)} must be a finite number above 0 (sigma_q, sigma_k may be 0)"
-                )
+                raise TraceError("Attention", name, sigma, "a finite number above 0 (sigma_q, sigma_k may be 0)")
         if not callable(self.function):
-            raise TraceError("Attention", f"function={shown(self.function)} must be a function of rows of scores")
+            raise TraceError("Attention", "function", self.function, "a function of rows of scores")
         if self.mask is not None:
             object.__setattr__(self, "mask", np.broadcast_to(checked_mask(self.mask, k.shape, "Attention"), k.shape))
 
@@ -107,7 +107,7 @@ class Attention:
         k: Array = np.asarray(self.kernel)
         place = as_whole(token)
         if place is None or not -len(k) <= place < len(k):
-            raise TraceError("law", f"token={shown(token)} must be an integer from 0 to {len(k) - 1}")
+            raise TraceError("law", "token", token, f"an integer from 0 to {len(k) - 1}")
         token, points = place, _checked_points(points, "law", 2**10)
         allowed = np.ones(len(k), bool) if self.mask is None else np.asarray(self.mask)[token]
         keys = k[np.ix_(allowed, allowed)]
@@ -175,7 +175,7 @@ def _checked_points(points: Any, operation: str, least: int) -> int | None:
     """A number of points: Sobol's are balanced if it is a power of 2."""
     count = as_whole(points)
     if points is not None and (count is None or not least <= count <= MAX_QMC_POINTS or count & (count - 1)):
-        raise TraceError(operation, f"points={shown(points)} must be a power of 2, {least} or more, at most 2^31")
+        raise TraceError(operation, "points", points, f"a power of 2, {least} or more, at most 2^31")
     return count
 
 
@@ -245,7 +245,7 @@ def attention_std(
     count = whole(tokens, "tokens", "attention_std")
     infinite = isinstance(head_dim, float) and math.isinf(head_dim) and head_dim > 0
     if infinite and scale is not None:
-        raise TraceError("attention_std", f"scale={shown(scale)} must be None at head_dim=inf: scores have variance 1")
+        raise TraceError("attention_std", "scale", scale, "None at head_dim=inf: scores have variance 1")
     if infinite:
         sizes = [(np.ones(1), np.ones(1))] * 2
         factor = 1.0
@@ -255,7 +255,7 @@ def attention_std(
         sizes = [_squares(width, nodes) for nodes in NODES]
     common = real(correlation, "correlation", "attention_std", least=0.0, most=1.0)
     if not isinstance(causal, bool | np.bool_):
-        raise TraceError("attention_std", f"causal={shown(causal)} must be True or False")
+        raise TraceError("attention_std", "causal", causal, "True or False")
     largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
     if largest > MAX_SCORE_STD:
         raise TraceError(

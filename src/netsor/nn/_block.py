@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
+from .._validate import one_of, scale, shown
 from ..language import TraceError, Value, Vector, Width, gaussian, relu, rms_norm, weight
 from ..language._array import Operation
-from ..language._given import one_of, scale, shown
 from ..language._graph import topological_order
 from ..language._probe import unwatched
 from ..language._width import as_width
@@ -33,7 +33,7 @@ def scales(operation: str, **sigmas: float) -> tuple[float, ...]:
 def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
     """f(x) for a function of vectors that the user gave, which must make a vector for each vector of x."""
     if not callable(f):
-        raise TraceError(operation, f"{name}={shown(f)} must be a function of vectors")
+        raise TraceError(operation, name, f, "a function of vectors")
     made = f(x)
     if not isinstance(made, Vector):
         raise TraceError(operation, f"{name}={shown(f)} must make vectors, and it made {shown(made)}")
@@ -104,7 +104,7 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     <Vector of shape (4,) in R^n, by Add>
     """
     if not isinstance(x, Vector):
-        raise TraceError("block", f"x={shown(x)} must be vectors")
+        raise TraceError("block", "x", x, "vectors")
     order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
 
     def normed(u: Vector) -> Vector:
@@ -170,7 +170,7 @@ def mlp(
     <Vector of shape (4,) in R^n, by MatMul>
     """
     if not isinstance(x, Vector):
-        raise TraceError("mlp", f"x={shown(x)} must be a vector; given vectors are written ns.data(…)")
+        raise TraceError("mlp", "x", x, "a vector; given vectors are written ns.data(…)")
     layers = hidden if isinstance(hidden, list | tuple) else [hidden]
     widths = [as_width(width, "mlp", "hidden") for width in layers]
     out = x.width if out is None else as_width(out, "mlp", "out")
@@ -215,12 +215,12 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     (3,)
     """
     if not callable(layer):
-        raise TraceError("shared", f"layer={shown(layer)} must be a function of vectors")
+        raise TraceError("shared", "layer", layer, "a function of vectors")
     traced: list[tuple[Vector, T]] = []
 
     def act(x: Vector) -> T:
         if not isinstance(x, Vector):
-            raise TraceError("shared", f"x={shown(x)} must be vectors")
+            raise TraceError("shared", "x", x, "vectors")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
             with unwatched(

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvectors
+from .._validate import LARGEST, as_floats, one_of, scale, whole
 from ..language import Scalar, TraceError, Vector, Width, apply, gaussian, join, mean_dot, normal
 from ..language._apply import as_vector
 from ..language._check_function import declares_output
-from ..language._given import LARGEST, as_floats, one_of, scale, shown, whole
 from ..language._width import as_width
 
 
@@ -94,7 +94,7 @@ class Embedding:
         """The vectors of ids, in their shape; of those that the embedding was made with, unless given."""
         asked = self.ids if ids is None else _as_ids(ids, "ids")
         if not np.isin(asked, self.known).all():
-            raise TraceError("embedding", f"ids={shown(ids)} must be among those that the embedding was made with")
+            raise TraceError("embedding", "ids", ids, "among those that the embedding was made with")
         return self.vectors[np.searchsorted(self.known, asked)]
 
     def logits(self, y: Vector, vocabulary: int, *, fan_in: int | None = None, spread: bool = False) -> Scalar:
@@ -193,5 +193,5 @@ def embedding(
 def _as_ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[np.intp]:
     given = as_floats(ids)
     if given is None or given.size == 0 or not ((given >= 0) & (given < LARGEST) & (given == np.floor(given))).all():
-        raise TraceError("embedding", f"{name}={shown(ids)} must be integers, 0 or more")
+        raise TraceError("embedding", name, ids, "integers, 0 or more")
     return given.astype(np.intp)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from .._validate import ArgumentError
 from ..engine import Plan
 from ..engine._parallel import check_memory, cores, memory
 from ..engine.backends import Backend, Numpy
@@ -104,16 +105,16 @@ def planning_bytes(values: Iterable[Value], infinite: bool) -> float:
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
     """Refuse what could not even be planned, by its size alone; all else is estimated from the plan."""
     if model.layers + model.decoder_layers > MAX_LAYERS:
-        raise ValueError(f"layers={model.layers} of {model.name} must be at most {MAX_LAYERS} for an audit")
+        raise ArgumentError("layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}")
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
     sizes = f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
-    what = f"tokens={tokens} of {model.name} ({sizes})"
+    what = f"{tokens:,} tokens of {model.name} ({sizes})"
     vectors = 4.0 * tokens * model.heads * (model.layers + 2 * model.decoder_layers) * (BACKWARD if gradients else 1)
     numbers = 3.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
     check_memory(max(8 * numbers, VECTOR_BYTES * vectors), what, "take fewer tokens, or a smaller model")
     if infinite:  # every pair of tokens has a score
         size = SCALAR_BYTES * vectors * tokens
-        check_memory(size, f"{what} at infinite width", "take fewer tokens, or widths='actual'")
+        check_memory(size, f"{what} at infinite width", "take fewer tokens, or the actual widths alone")
 
 
 class Cost(NamedTuple):

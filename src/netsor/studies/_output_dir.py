@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from .. import __version__
 from .._files import fields, opened, write
-from ..language._given import shown
+from .._validate import ArgumentError
 from ._cache import sweep
 
 MANIFEST = "manifest.json"
@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 def out_path(out: object) -> Path:
     """The argument `out` as a path; refused if it names no folder."""
     if not isinstance(out, str | Path) or not str(out):
-        raise ValueError(f"out={shown(out)} must name a folder, by a string or a Path; for the current one give '.'")
+        raise ArgumentError("out", out, "the name of a folder, a string or a Path; for the current one give '.'")
     return Path(out)
 
 
@@ -95,9 +95,11 @@ class Folder:
                 manifest is not None if name == MANIFEST else self._digest(name) in known.get(name, ())
             ):
                 article = "an" if name[0] in "aeiou" else "a"
-                raise ValueError(
-                    f"out={str(self.path)!r} holds {article} {name} that is not of an earlier run, or was changed "
-                    "since: it would be overwritten; move it, or choose another folder"
+                raise ArgumentError(
+                    "out",
+                    str(self.path),
+                    f"another folder: it holds {article} {name} that is not of an earlier run, or was changed since, "
+                    "and would be overwritten; or move that file",
                 )
 
     def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._program import Program
 from .._repr_html import note, table, title
-from ..language._given import as_whole, shown
+from .._validate import as_whole, shown
 from ..language._width import inf
 from ..laws import Estimate, Joint, Law, kl
 from ._output_dir import to_dataframe

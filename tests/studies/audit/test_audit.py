@@ -173,7 +173,7 @@ def test_double_precision_where_single_is_not_enough(inline, std):
     assert auto.actual.precision == "float64"
     assert bits(auto) == bits(exact)
     assert np.isfinite(auto.actual["mean_square"]).all()
-    with pytest.raises(ValueError, match="precision='float32' is not accurate enough"):
+    with pytest.raises(ValueError, match="precision='float32' must be 'float64'"):
         ns.audit(model, tokens=13, draws=32, widths="actual", precision="float32")
 
 

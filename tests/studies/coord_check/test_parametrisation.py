@@ -40,7 +40,7 @@ def test_heads_grow_or_their_dimension():
     assert (wide.heads, wide.d) == (2, 128)
     assert wide.score_scale == pytest.approx(32**-0.5 / 4)  # 1/d, and as it was at its own width
     assert scaled(model, 256, 2, known("sp", "sgd"), "head-dim").score_scale is None
-    with pytest.raises(ValueError, match="widths=80 of gpt2 must be a multiple of 32"):
+    with pytest.raises(ValueError, match="widths=80 must be a multiple of 32 for gpt2"):
         scaled(model, 80, 2, known("sp", "sgd"), "heads")
     grouped = read("llama-3-8b")
     small = scaled(grouped, 1024, 2, known("sp", "sgd"), "heads")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...language._given import shown
+from ..._validate import ArgumentError, shown
 from .._cost_model import Prices
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._jax import Jax
@@ -35,7 +35,7 @@ def choose(
             )
         return backend
     if not isinstance(precision, str) or precision not in precisions:
-        raise ValueError(f"precision={shown(precision)} must be one of {', '.join(precisions)}")
+        raise ArgumentError("precision", precision, f"one of {', '.join(precisions)}")
     kind, device = _named(backend, device)
     if kind is Numpy:
         return Numpy("cpu", precision)
@@ -59,9 +59,9 @@ def prices(backend: object = "numpy", device: object = None) -> Prices:
 def _named(backend: object, device: object) -> tuple[type[Backend], str | None]:
     """The backend and the device of these names, if they are names."""
     if not isinstance(backend, str) or backend not in NAMES:
-        raise ValueError(f"backend={shown(backend)} must be one of {', '.join(NAMES)}")
+        raise ArgumentError("backend", backend, f"one of {', '.join(NAMES)}")
     if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
-        raise ValueError(f"device={shown(device)} must be 'cpu', 'cuda' or 'cuda:N'")
+        raise ArgumentError("device", device, "'cpu', 'cuda' or 'cuda:N'")
     if NAMES[backend] is Numpy and device not in (None, "cpu"):
-        raise NoDeviceError(f"device={device!r} needs backend='jax' or 'torch'; numpy knows the CPU alone")
+        raise NoDeviceError("device", device, "'cpu' for numpy; the backends jax and torch know other devices")
     return NAMES[backend], device

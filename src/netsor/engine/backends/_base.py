@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._validate import ArgumentError
 from .._cost_model import ACCELERATOR, CPU, Prices
 from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid, summed
@@ -29,7 +30,7 @@ MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
 WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once
 
 
-class NoDeviceError(ValueError):
+class NoDeviceError(ArgumentError):
     """A backend that is not installed, or a device that does not exist or has too little memory."""
 
 
@@ -118,8 +119,10 @@ class Backend(ABC):
         room = self.memory()
         if one > room:
             raise NoDeviceError(
-                f"device={self.device!r}: a replica needs {in_bytes(one)}, and it has {in_bytes(room)}; take fewer "
-                "tokens or heads, a smaller width, or backend='numpy'"
+                "device",
+                self.device,
+                f"one with {in_bytes(one)} for a replica, and has {in_bytes(room)}: take fewer tokens or heads, a "
+                "smaller width, or the backend numpy",
             )
         while replicas * one > room:
             replicas //= 2

@@ -68,12 +68,12 @@ class Jax(Device):
         try:
             import jax
         except ImportError:
-            raise NoDeviceError("backend='jax' needs JAX: pip install 'netsor[jax]'") from None
+            raise NoDeviceError("backend", "jax", "installed: pip install 'netsor[jax]'") from None
         try:
             self._device()
         except (RuntimeError, IndexError):
             found = ", ".join(dict.fromkeys(d.platform for d in jax.devices()))
-            raise NoDeviceError(f"device={self.device!r}: JAX sees no such device here, only {found}") from None
+            raise NoDeviceError("device", self.device, f"one that JAX sees here: {found}") from None
 
     def _device(self) -> Any:
         import jax

@@ -116,12 +116,12 @@ class Torch(Device):
         try:
             import torch
         except ImportError:
-            raise NoDeviceError("backend='torch' needs PyTorch: pip install 'netsor[torch]'") from None
+            raise NoDeviceError("backend", "torch", "installed: pip install 'netsor[torch]'") from None
         if self.kind == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if int(self.device.partition(":")[2] or 0) >= count:
                 raise NoDeviceError(
-                    f"device={self.device!r}: PyTorch sees {count} CUDA devices here; device='cpu' works"
+                    "device", self.device, f"'cpu', or one of the {count} CUDA devices that PyTorch sees here"
                 )
 
     def memory(self) -> float:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ..._validate import TraceError
 from ...language._array import Value
-from ...language._given import TraceError
 from ...language._grad import Reverse
 from ...language._graph import topological_order
 from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take

@@ -24,8 +24,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..._validate import LARGEST
 from ...language._array import Value, VectorAccess
-from ...language._given import LARGEST
 from ...language._graph import topological_order
 from ...language._operation import Dot, MatMul, Normal, Source
 from ...language._parameters import Weight

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
+from ..._validate import ArgumentError
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import AUTO, PRECISIONS, choose
-from ...language._given import shown
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
 from .._output_dir import out_path
@@ -128,7 +128,7 @@ def audit(
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     if recipe is not None and isinstance(model, Program):
-        raise ValueError(f"recipe={shown(recipe)} is for models: {model.name} is a program, with weights of its own")
+        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, with weights of its own")
     first, *more = map(audited, (model, *others))
     first = first if recipe is None else by_recipe(first, recipe)
 
@@ -136,11 +136,11 @@ def audit(
     models = (first, *more)
     if sweep is not None:
         if isinstance(model, Program):
-            raise ValueError(f"sweep={shown(sweep)} is for models: programs are compared by compare=[…]")
+            raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if more:
             raise ValueError("sweep and compare exclude each other: a sweep compares a model with itself")
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
-            raise ValueError(f"sweep={shown(sweep)} must have one field and its values, as {{'std': [0.01, 0.02]}}")
+            raise ArgumentError("sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}")
         ((field, values),) = sweep.items()
         models, swept = _config.sweep(first, field, values)
     request = _config.Request(

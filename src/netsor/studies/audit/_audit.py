@@ -65,11 +65,11 @@ def estimate(request: Request) -> Cost:
         one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
         parts.append((math.ceil(draws / case.part_draws), draw.planning))  # perhaps more than fit a list
     most = max(request.draws_of(tokens) for tokens in request.lengths)
-    check_memory(held, f"draws={most}", "take fewer draws")
+    check_memory(held, f"{most:,} draws", "take fewer draws")
     workers = worker_count(request.workers, sum(count for count, _ in parts), one, request.backend, held)
     check_memory(
         workers * one + held,
-        f"tokens={request.lengths[-1]} with workers={workers}",
+        f"{request.lengths[-1]:,} tokens on {workers} workers",
         "take fewer tokens or workers, or a smaller model",
     )
     if request.backend.threads and not request.own:  # every worker plans what it draws

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import scipy
 
 from ..._files import fields
-from ...language._given import shown
+from ..._validate import ArgumentError, shown
 from ._config import Request
 from ._order_statistics import DECIDE, LEVEL, LOW, MAX_USEFUL_DRAWS
 from ._program_adapter import Model, sizes
@@ -112,7 +112,7 @@ class _Earlier(NamedTuple):
 class Baseline:
     """An earlier audit of a model, checked."""
 
-    name: str  # in messages
+    source: Any  # the path, or what was given in place of a file
     sizes: str
     lengths: dict[int, _Earlier]
 
@@ -122,47 +122,46 @@ class Baseline:
         if isinstance(given, Baseline):
             return given
         if not isinstance(given, str | Path | Mapping):
-            raise ValueError(f"baseline={shown(given)} must be the path of a JSON file, or what as_dict() gave")
-        name = "baseline" if isinstance(given, Mapping) else f"baseline={shown(str(given))}"
-        if isinstance(given, Mapping):
-            found: Mapping[str, Any] = given
-        else:
-            try:
-                found = fields(Path(given))
-            except OSError as error:
-                raise ValueError(f"{name} cannot be read: {error.strerror or error}") from None
-            except ValueError as error:
-                raise ValueError(f"baseline={error}") from None
+            raise ArgumentError("baseline", given, "the path of a JSON file, or what as_dict() gave")
+        source = given if isinstance(given, Mapping) else str(given)
+        try:
+            found: Mapping[str, Any] = given if isinstance(given, Mapping) else fields(Path(given))
+        except (OSError, ValueError) as error:
+            why = error.strerror or error if isinstance(error, OSError) else error
+            raise ArgumentError("baseline", source, f"a readable JSON file of an audit: {why}") from None
         try:
             every = found.get("lengths", [found])
             lengths = {_whole(each["tokens"]): _earlier(each) for each in every}
             if not lengths or not isinstance(found["sizes"], str):
                 raise ValueError("no length")
-            return cls(name, found["sizes"], lengths)
+            return cls(source, found["sizes"], lengths)
         except KeyError as error:
             why = f"it has no {error.args[0]!r}"
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             why = f"it is damaged ({error})"
-        raise ValueError(f"{name} is not an audit: {why}; {SOURCE}")
+        raise ArgumentError("baseline", source, f"an audit: {why}; {SOURCE}")
+
+    def _refused(self, allowed: str) -> ArgumentError:
+        return ArgumentError("baseline", self.source, allowed)
 
     def check(self, request: Request, model: Model) -> None:
         """Refuse an audit that is not of the same quantities of a model of the same sizes."""
         if sizes(model) != self.sizes:
-            raise ValueError(f"{self.name} is of another model: it has {self.sizes}, and {model.name} {sizes(model)}")
+            raise self._refused(f"of the same model: it has {self.sizes}, and {model.name} {sizes(model)}")
         infinite = request.widths == "inf"
         for tokens in request.lengths:
             if tokens not in self.lengths:
                 known = join_words([f"{length:,}" for length in self.lengths])
-                raise ValueError(f"{self.name} has no audit of {tokens:,} tokens, only of {known}: audit these")
+                raise self._refused(f"an audit of {tokens:,} tokens, and is one of {known}: audit these")
             earlier = self.lengths[tokens]
             if earlier.widths != ("inf" if infinite else "actual"):
-                raise ValueError(f"{self.name} is at widths={earlier.widths!r}: audit the same widths")
+                raise self._refused(f"at the same widths, and is at {earlier.widths!r}")
             for block, quantity in _places(request, model, tokens):
                 if (block, quantity) not in earlier.bands:
                     where = "" if block is None else f" in block {block}"
-                    raise ValueError(
-                        f"{self.name} has no {quantity}{where} at {tokens:,} tokens, which this audit measures: audit "
-                        "what the baseline has, or write it again"
+                    raise self._refused(
+                        f"an audit with {quantity}{where} at {tokens:,} tokens, which this audit measures: audit what "
+                        "the baseline has, or write it again"
                     )
         level = self._level(request, model)
         for tokens in request.lengths:
@@ -171,9 +170,8 @@ class Baseline:
                 fewest = next(
                     (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level), MAX_USEFUL_DRAWS
                 )
-                raise ValueError(
-                    f"{self.name} has {before} draws of {tokens:,} tokens, to which draws={draws} cannot be compared: "
-                    f"give {fewest} draws or more"
+                raise self._refused(
+                    f"comparable with {draws} draws of {tokens:,} tokens, and has {before}: give {fewest} or more"
                 )
 
     def compared(self, request: Request, model: Model) -> int:
@@ -204,7 +202,7 @@ class Baseline:
 
 def summary(baseline: Baseline, compared: int, left: Sequence[Departure]) -> str:
     """The verdict, in a line."""
-    name = baseline.name.replace("=", " ", 1)
+    name = f"baseline {shown(baseline.source)}" if isinstance(baseline.source, str) else "baseline"
     if not left:
         return f"{name}: all {compared:,} medians are within their bands"
     return f"{name}: {len(left):,} of {compared:,} medians left their bands; {left[0]}"

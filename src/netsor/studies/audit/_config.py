@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..._bound_program import AtWidths
+from ..._validate import ArgumentError, Positive, Seed, check_fields, choice, shown, whole
 from ...engine import ExactError, Plan
-from ...engine._parallel import Progress, check_memory, whole_number
+from ...engine._parallel import Progress, check_memory
 from ...engine._precision import resolve_precision
 from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
-from ...language._given import shown
 from ...language._graph import topological_order
 from ...models import Probes, Transformer
 from ...models._metric_program import STREAM
@@ -34,6 +33,7 @@ DRAWS = 200  # of the shortest of these, where no number is given; fewer of long
 MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
+TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_TOLD = 3  # fields, in a name
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
 
@@ -118,11 +118,6 @@ class AuditCase:
         return plain
 
 
-def strip_location(error: ValueError) -> str:
-    """What an error of the language or the engine says, without the line of code: that is one of ours."""
-    return re.sub(r" \(at .*\)(?=; |$)", "", str(error))
-
-
 @lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
 def probes_of(subject: AuditCase) -> Probes | ProgramMetrics:
     """The program of all that is measured, for a subject that comes again."""
@@ -139,7 +134,7 @@ def _planned(subject: AuditCase) -> tuple[Plan, float, float]:
         seconds = time.process_time() - start
         return plan, seconds, planning_bytes(topological_order(subject.at().outputs), subject.infinite)
     except TraceError as error:
-        raise ValueError(f"{subject.model.name}: {strip_location(error)}") from None
+        raise ValueError(f"{subject.model.name}: {error.plain}") from None
 
 
 @dataclass(frozen=True)
@@ -176,10 +171,10 @@ class Request:
     models: tuple[Model, ...]
     tokens: Sequence[int] | int | None = None
     ids: Sequence[int] | None = None
-    draws: int | None = None
-    widths: str | None = None
-    seed: int = 0
-    workers: int | None = None
+    draws: Annotated[int, partial(whole, least=DECIDE, why=TOO_FEW)] | None = None
+    widths: Annotated[str, choice(*KINDS)] | None = None
+    seed: Seed = 0
+    workers: Positive | None = None
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the models are
     backend: Backend = Numpy(precision=AUTO)  # noqa: RUF009 (it is frozen)
@@ -190,29 +185,11 @@ class Request:
     ranges: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.widths is None:
             self._set("widths", "actual" if self.quick else "both")
-        if not isinstance(self.widths, str) or self.widths not in KINDS:
-            raise ValueError(f"widths={shown(self.widths)} must be one of {', '.join(KINDS)}")
-        if self.progress is not True and self.progress is not False and not callable(self.progress):
-            raise ValueError(
-                f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
-            )
-        if self.gradients is not None and not isinstance(self.gradients, bool):
-            raise ValueError(f"gradients={shown(self.gradients)} must be True, False or None (where they cost little)")
-        for name in ("quick", "ranges"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={shown(getattr(self, name))} must be True or False")
         if self.ranges and self.widths == "inf":
-            raise ValueError("ranges=True needs finite widths, of which there are none with widths='inf'")
-        for name, least in (("draws", 1), ("seed", 0), ("workers", 1)):
-            value = getattr(self, name)
-            if value is not None or name == "seed":
-                self._set(name, whole_number(name, value, least))
-        if self.draws is not None and self.draws < DECIDE:
-            raise ValueError(
-                f"draws={self.draws} must be {DECIDE} or more: fewer have no interval for a median, and decide no rule"
-            )
+            raise ArgumentError("ranges", True, "left out where all widths are infinite: ranges need finite widths")
         self._set("models", _unique_names(self.models))
         self._set("ids", _ids(self.ids))
         self._check_own()
@@ -240,8 +217,8 @@ class Request:
         own = [model for model in self.models if isinstance(model, ProgramModel)]
         for name in ("gradients", "ids", "tokens") if own else ():
             if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
-                said = f"{name}={shown(getattr(self, name))} is for models"
-                raise ValueError(f"{said}: {own[0].name} is a program, with tokens of its own; ns.grad makes gradients")
+                allowed = f"left out: {own[0].name} is a program, with tokens of its own; ns.grad makes gradients"
+                raise ArgumentError(name, getattr(self, name), allowed)
         if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
         if own:
@@ -252,9 +229,7 @@ class Request:
     def _lengths(self) -> tuple[int, ...]:
         if self.ids is not None:
             if len(self.ids) < 2:
-                raise ValueError(
-                    f"ids={shown(list(self.ids))} must be two or more: quantities of an audit need two tokens"
-                )
+                raise ArgumentError("ids", list(self.ids), "two or more: an audit compares tokens")
             if self.tokens not in (None, (len(self.ids),)):
                 raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
             return (len(self.ids),)
@@ -263,9 +238,9 @@ class Request:
             wanted = LENGTHS[:1] if self.quick else LENGTHS
             return tuple(sorted({length if length <= most else int(most) for length in wanted}))
         given = self.tokens if isinstance(self.tokens, Sequence) else (self.tokens,)
-        found = tuple(sorted(whole_number("tokens", length, 1) for length in given))
+        found = tuple(sorted(whole(length, "tokens") for length in given))
         if not found or len(set(found)) < len(found):
-            raise ValueError(f"tokens={shown(self.tokens)} must be one length or more, each once")
+            raise ArgumentError("tokens", self.tokens, "one length or more, each once")
         return found
 
     @property
@@ -325,7 +300,7 @@ class Request:
             except ExactError as error:
                 if self.widths == "inf":
                     raise
-                found[model] = strip_location(error)
+                found[model] = error.plain
         return found
 
     @cached_property
@@ -336,7 +311,7 @@ class Request:
             try:
                 self._subject(model, self.lengths[0], True, True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
-                found[model] = strip_location(error)
+                found[model] = error.plain
         return found
 
     @property
@@ -397,11 +372,11 @@ def _ids(given: Sequence[int] | None) -> tuple[int, ...] | None:
     if given is None:
         return None
     try:
-        ids = tuple(whole_number("ids", value, 0) for value in given)
+        ids = tuple(whole(value, "ids", least=0) for value in given)
     except TypeError:
-        raise ValueError(f"ids={shown(given)} must be a sequence of token ids") from None
+        raise ArgumentError("ids", given, "a sequence of token ids") from None
     if not ids:
-        raise ValueError("ids=() must have at least one token id")
+        raise ArgumentError("ids", (), "one token id or more")
     return ids
 
 

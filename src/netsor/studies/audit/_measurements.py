@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._bound_program import NEGLIGIBLE
-from ...language._given import shown
+from ..._validate import shown
 from .._document import FLAG, OK
 from ._config import AuditCase, Request
 from ._order_statistics import band

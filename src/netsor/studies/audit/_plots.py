@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
-from ...language._given import shown
+from ..._validate import ArgumentError
 from ._measurements import LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
 from ._rules import RULES
@@ -130,7 +130,7 @@ def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -
     """Draw a quantity of the blocks into these axes, or into pyplot's current ones."""
     known = [q.name for q in BLOCKS if any(q.name in each.best for each in models)]
     if name not in known:
-        raise ValueError(f"quantity={shown(name)} must be one that was measured: {', '.join(known)}")
+        raise ArgumentError("quantity", name, f"one that was measured: {', '.join(known)}")
     if axes is None:
         import matplotlib.pyplot as plt
 

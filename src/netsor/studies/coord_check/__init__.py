@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
+from ..._validate import ArgumentError, one_of
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
@@ -117,14 +118,13 @@ def coord_check(
     folder = None if out is None else out_path(out)
     check_executor(executor, "processes")
     if model is None:
-        raise ValueError("model=None must be a model, or a function of the width that returns a Program")
+        raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
     own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
     several = isinstance(parametrisation, list | tuple)
     given: Any = parametrisation if several else [parametrisation]
     if parametrisation is None:
         given = [] if own else ["sp", "mup"]
-    if optimiser not in _parametrisation.OPTIMISERS:
-        raise ValueError(f"optimiser={optimiser!r} must be one of {', '.join(_parametrisation.OPTIMISERS)}")
+    one_of(optimiser, "optimiser", "", _parametrisation.OPTIMISERS)
     described: Any = model if own or isinstance(model, Transformer) else read(model)
     request = _config.Request(
         described,

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from ..._program import Program
+from ..._validate import ArgumentError, shown
 from ...engine import Plan
 from ...engine.backends import Backend, Numpy
 from ...language import Scalar, TraceError, Width
-from ...language._given import shown
 from ...language._graph import topological_order
 from ...models import Transformer
 from .._cache import cache_key, derive_seed
@@ -67,12 +67,14 @@ class CheckCase:
             inspect.signature(self.build).bind(self.width)
         except TypeError as error:
             name = getattr(self.build, "__name__", "program")
-            raise ValueError(f"model={name} must be a function of the width alone: {error}") from None
+            raise ArgumentError("model", name, f"a function of the width alone: {error}") from None
         except ValueError:  # some functions written in C have no signature
             pass
         net = self.build(Width("n") if math.isinf(self.width) else int(self.width))
         if not isinstance(net, Program):
-            raise ValueError(f"model must be a function of the width that returns a Program; it returned {shown(net)}")
+            raise ArgumentError(
+                "model", self.build, f"a function of the width that returns a Program, not {shown(net)}"
+            )
         return of_program(net, None if self.held is None else self.held.lr)
 
     @property

@@ -66,7 +66,7 @@ def estimate(request: Request) -> Cost:
         numbers += draw.numbers * draws
         one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
         parts += count
-    check_memory(one, f"widths={list(request.at)}", "take smaller widths, or fewer tokens")
+    check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
     workers = worker_count(request.workers, parts, one, request.backend)
     return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
 

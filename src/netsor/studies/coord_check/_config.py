@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ...engine._parallel import Progress, whole_number
+from ..._validate import ArgumentError, Positive, Seed, check_fields, choice, real, whole
+from ...engine._parallel import Progress
 from ...engine.backends import Backend, Numpy
-from ...language._given import shown
 from ...models import Transformer
 from ...models._training import KINDS, refuse
 from ._cases import Build, CheckCase, Part, ProgramRates
@@ -37,35 +37,28 @@ class Request:
     rules: tuple[Parametrisation, ...] = ()  # none, for a program
     widths: Sequence[float] | None = None
     depths: Sequence[int] | None = None
-    optimiser: str = "sgd"
+    optimiser: Annotated[str, choice(*OPTIMISERS)] = "sgd"
     lr: Any = None
     ids: Sequence[int] | None = None
     targets: Sequence[int] | None = None
-    tokens: int | None = None
-    draws: int | None = None
-    grow: str = "heads"
+    tokens: Positive | None = None
+    draws: Annotated[int, partial(whole, least=FEWEST)] | None = None
+    grow: Annotated[str, choice(*GROW)] = "heads"
     promise: Mapping[str, float] | None = None  # of a program
-    tolerance: float = TOLERANCE
-    seed: int = 0
-    workers: int | None = None
+    tolerance: Annotated[float, partial(real, above=0, most=1)] = TOLERANCE
+    seed: Seed = 0
+    workers: Positive | None = None
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the model is
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     progress: Progress = True
 
     def __post_init__(self) -> None:
-        if self.optimiser not in OPTIMISERS:
-            raise ValueError(f"optimiser={shown(self.optimiser)} must be one of {', '.join(OPTIMISERS)}")
-        if self.grow not in GROW:
-            raise ValueError(f"grow={shown(self.grow)} must be one of {', '.join(GROW)}")
-        if not isinstance(self.tolerance, int | float) or not 0 < self.tolerance <= 1:
-            raise ValueError(f"tolerance={shown(self.tolerance)} must be a number above 0, at most 1")
-        self._set("draws", whole_number("draws", DRAWS if self.draws is None else self.draws, FEWEST))
-        for name, least in (("seed", 0), ("workers", 1)):
-            if getattr(self, name) is not None or name == "seed":
-                self._set(name, whole_number(name, getattr(self, name), least))
+        check_fields(self)
+        self._set("draws", self.draws or DRAWS)
         if len({rule.name for rule in self.rules}) < len(self.rules):
-            raise ValueError("parametrisation must have each name once")
+            names = [rule.name for rule in self.rules]
+            raise ArgumentError("parametrisation", names, "names that are all different")
         self._set("widths", self._sizes("widths", self.widths))
         self._set("depths", self._sizes("depths", self.depths))
         if len(self.widths or ()) > 1 and len(self.depths or ()) > 1:
@@ -75,9 +68,7 @@ class Request:
         else:
             self._check_program()
         if len(self.at) < 2:
-            raise ValueError(
-                f"{self.axis}s={shown(list(self.at))} must be two or more that are finite: one has no exponent"
-            )
+            raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -86,32 +77,34 @@ class Request:
         if given is None:
             return None
         try:
-            found = sorted(math.inf if name == "widths" and v == math.inf else whole_number(name, v, 1) for v in given)
+            found = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
         except TypeError:
-            raise ValueError(f"{name}={shown(given)} must be a sequence of integers, as [256, 1024, 4096]") from None
+            raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
         if any(2**53 <= v < math.inf for v in found):
-            raise ValueError(f"{name}={shown(given)} must be below 2^53")
+            raise ArgumentError(name, given, "below 2^53")
         if not found or len(set(found)) < len(found):
-            raise ValueError(f"{name}={shown(given)} must be one number or more, each once")
+            raise ArgumentError(name, given, "one number or more, each once")
         return tuple(found)
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
         if not self.rules:
-            raise ValueError("parametrisation=[] must have one name or more")
+            raise ArgumentError("parametrisation", [], "one name or more")
         if self.promise is not None:
-            raise ValueError(f"promise={shown(self.promise)} is for programs: a parametrisation says what it promises")
+            raise ArgumentError("promise", self.promise, "left out: a parametrisation says what it promises")
         if self.widths is None:
             self._set("widths", (model.width,) if len(self.depths or ()) > 1 else WIDTHS)
         if self.depths is None:
             self._set("depths", (model.layers,))
         if math.inf in (self.widths or ()):
-            raise ValueError(
-                f"widths={shown(self.widths)} must be finite for {model.name}: with heads that grow, or with softmax "
-                "attention after a step, no limit is known here; a program of your own may have one"
+            raise ArgumentError(
+                "widths",
+                self.widths,
+                f"finite for {model.name}: with heads that grow, or with softmax attention after a step, no limit is "
+                "known here; a program of your own may have one",
             )
         if max(self.depths or ()) > MOST_LAYERS:
-            raise ValueError(f"depths={shown(self.depths)} must be at most {MOST_LAYERS}")
+            raise ArgumentError("depths", self.depths, f"at most {MOST_LAYERS}")
         self._set("lr", self._rates())
         self._batch(model)
         for subject in self.subjects(self.rules[0]):  # which refuses widths that the heads do not divide
@@ -120,16 +113,17 @@ class Request:
     def _check_program(self) -> None:
         for name in ("ids", "targets", "tokens", "depths"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}={shown(getattr(self, name))} is for models: a program has its batch in it")
+                raise ArgumentError(name, getattr(self, name), "left out: a program has its batch in it")
         if not callable(self.model):
-            raise ValueError(f"model={shown(self.model)} must be a model, or a function of the width")
+            raise ArgumentError("model", self.model, "a model, or a function of the width")
         if self.rules:
-            raise ValueError(
-                f"parametrisation={self.rules[0].name!r} is for models: a program has its standard deviations in it, "
-                "and lr says how learning rates follow the widths"
+            raise ArgumentError(
+                "parametrisation",
+                self.rules[0].name,
+                "left out: a program has its standard deviations in it, and lr says how rates follow the widths",
             )
         if self.lr is None:
-            raise ValueError("lr=None must be given for a program: a number, a function of (in, out), or a dict")
+            raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
         if self.widths is None:
             self._set("widths", WIDTHS)
         self._set("depths", (0,))
@@ -140,9 +134,8 @@ class Request:
         found = given if isinstance(given, Mapping) else dict.fromkeys(KINDS, given)
         for kind, rate in found.items():
             if kind not in KINDS:
-                raise ValueError(f"lr={shown(kind)} is no kind of weights: kinds of weights are {', '.join(KINDS)}")
-            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1e12:
-                raise ValueError(f"lr={shown(rate)} must be a number, 0 or more")
+                raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
+            real(rate, "lr", least=0, most=1e12)
         return {kind: float(found.get(kind, RATES[self.optimiser])) for kind in KINDS}
 
     def _batch(self, model: Transformer) -> None:
@@ -152,25 +145,23 @@ class Request:
             raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
         if self.ids is None:
             if self.targets is not None:
-                raise ValueError(f"targets={shown(self.targets)} need ids, one for each")
-            count = whole_number("tokens", TOKENS if self.tokens is None else self.tokens, 1)
+                raise ArgumentError("targets", self.targets, "left out without ids: one target for each id")
+            count = TOKENS if self.tokens is None else self.tokens
             every = np.random.default_rng([self.seed, 1]).integers(0, most, count + 1).tolist()
             ids, targets = every[:-1], every[1:]
         else:
-            every = [whole_number("ids", i, 0) for i in self.ids]
+            every = [whole(i, "ids", least=0) for i in self.ids]
             if self.targets is None and len(every) < 2:
-                raise ValueError(
-                    f"ids={shown(every)} must be two or more, each the target of the one before; or give targets"
-                )
-            targets = every[1:] if self.targets is None else [whole_number("targets", i, 0) for i in self.targets]
+                raise ArgumentError("ids", every, "two or more, each the target of the one before; or give targets")
+            targets = every[1:] if self.targets is None else [whole(i, "targets", least=0) for i in self.targets]
             ids = every[:-1] if self.targets is None else every
         for name, some in (("ids", ids), ("targets", targets)):
             if not some or max(some) >= most:
-                raise ValueError(f"{name}={shown(some)} must be one or more, below the vocabulary of {most}")
+                raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
         if len(ids) != len(targets):
-            raise ValueError(f"targets={shown(targets)} must be {len(ids)}, one for each id")
+            raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
         if model.positions == "learned" and len(ids) > (model.length or 0):
-            raise ValueError(f"tokens={len(ids)} must be at most {model.length}: so many positions {model.name} has")
+            raise ArgumentError("tokens", len(ids), f"at most {model.length}: so many positions {model.name} has")
         self._set("ids", tuple(ids))
         self._set("targets", tuple(targets))
 
@@ -214,8 +205,8 @@ class Request:
             name in ("features", "logits") and isinstance(value, int | float) and -4 <= value <= 4
             for name, value in promise.items()
         ):
-            raise ValueError(
-                f"promise={shown(promise)} must be a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
+            raise ArgumentError(
+                "promise", promise, "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
             )
         return (Parametrisation("program", "as it is written", features=promise.get("features", 0.0),
                                 outputs=promise.get("logits", 0.0)),)  # fmt: skip

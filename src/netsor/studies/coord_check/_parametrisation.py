@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..._files import fields, named
-from ...language._given import shown
+from ..._files import fields
+from ..._validate import ArgumentError, shown
 from ...models import Transformer
 from ...models._description import idle
 from ...models._training import KINDS
@@ -124,23 +124,16 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
     if isinstance(given, str) and given in WORDS:
         return known(given, optimiser)
     if not isinstance(given, str | Path):
-        raise ValueError(f"parametrisation={shown(given)} must be one of {', '.join(WORDS)}, a file, or a dict")
+        raise ArgumentError("parametrisation", given, f"one of {', '.join(WORDS)}, a file, or a dict")
     path = Path(given)
     if path.suffix not in (".json", ".toml"):
-        raise ValueError(
-            f"parametrisation={shown(str(given))} must be one of {', '.join(WORDS)}, or a file that ends in .json or "
-            ".toml"
-        )
-    return _read(_content(path), optimiser, path.stem)
-
-
-def _content(path: Path) -> dict[str, Any]:
+        allowed = f"one of {', '.join(WORDS)}, or a file that ends in .json or .toml"
+        raise ArgumentError("parametrisation", str(given), allowed)
     try:
-        return fields(path, MAX_FILE_BYTES)
-    except OSError as error:
-        raise ValueError(f"parametrisation={named(path)} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # it begins with the path
-        raise ValueError(f"parametrisation={error}") from None
+        return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError("parametrisation", str(path), f"a valid .json or .toml file: {why}") from None
 
 
 def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
@@ -244,10 +237,8 @@ def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, gr
 def _times(count: int, width: int, model: Transformer, what: str) -> int:
     if count * width % model.width:
         unit = model.width // _common(count, model.width)
-        raise ValueError(
-            f"widths={width} of {model.name} must be a multiple of {unit}: {what} ({count} at {model.width}) grows "
-            "with the width"
-        )
+        allowed = f"a multiple of {unit} for {model.name}: {what} ({count} at {model.width}) grows with the width"
+        raise ArgumentError("widths", width, allowed)
     return count * width // model.width
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..._array_api import one_blas_thread
 from ..._mpl_style import rendered, styled
-from ...engine._parallel import Progress, cores, whole_number
-from ...language._given import shown
+from ..._validate import ArgumentError, Positive, Seed, check_fields
+from ...engine._parallel import Progress, cores
 from .._cache import Arrays, Store
 from .._document import Block, Cell, Document, Figure, Figures, Paragraph, Row, Section, Table, to_text
 from .._html_report import FIGURE_FILES, provenance, to_page
@@ -34,7 +34,7 @@ def chosen(names: tuple[str, ...]) -> list[Result]:
     """The results of these names, all of them if there is none, in the order of the report."""
     for name in names:
         if not isinstance(name, str) or name not in RESULTS:
-            raise ValueError(f"RESULT {shown(name)} must be one of {' '.join(RESULTS)}")
+            raise ArgumentError("names", name, f"one of {' '.join(RESULTS)}")
     return [result for name, result in RESULTS.items() if not names or name in names]
 
 
@@ -113,19 +113,14 @@ class Options:
 
     names: tuple[str, ...] = ()  # all
     out: Path = Path("literature")
-    seed: int = 0
-    workers: int | None = None
+    seed: Seed = 0
+    workers: Positive | None = None
     quick: bool = False
     progress: Progress = True
 
     def __post_init__(self) -> None:
         chosen(self.names)
-        if not isinstance(self.quick, bool):
-            raise ValueError(f"quick={shown(self.quick)} must be True or False")
-        for name, least in (("seed", 0), ("workers", 1)):
-            value = getattr(self, name)
-            if value is not None or name == "seed":
-                object.__setattr__(self, name, whole_number(name, value, least))
+        check_fields(self)
 
     @property
     def results(self) -> list[Result]:

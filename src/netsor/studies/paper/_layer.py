@@ -9,7 +9,7 @@ from functools import cache
 from ... import language as ns
 from ..._decorator import program
 from ..._mpl_style import rendered, styled
-from ...language._given import SCALE, one_of, real, scale, whole
+from ..._validate import SCALE, one_of, real, scale, whole
 from ...nn import attention
 
 ACTIVATIONS = {

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from ..._array_api import one_blas_thread
-from ...engine._parallel import cores, whole_number
+from ..._validate import ArgumentError, Positive, Seed, check_fields, choice, whole
+from ...engine._parallel import cores
 from ...engine.backends import Backend, Numpy
-from ...language._given import shown
 from .._cache import Store
 from .._html_report import to_page
 from .._output_dir import Folder, environment, to_csv
@@ -39,30 +40,24 @@ class Options:
 
     names: tuple[str, ...] = ()  # all
     out: Path = Path("results")
-    samples: int | None = None
-    trials: int | None = None
-    seed: int = 0
-    workers: int | None = None
+    samples: Annotated[int, partial(whole, least=100)] | None = None
+    trials: Positive | None = None
+    seed: Seed = 0
+    workers: Positive | None = None
     quick: bool = False
-    estimator: str = "both"
-    tokens: int = 16
+    estimator: Annotated[str, choice(*ESTIMATORS)] = "both"
+    tokens: Positive = 16
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     executor: Executor | None = None  # for the trials, in place of processes here
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, tuple):
-            raise ValueError(f"names={shown(self.names)} must be a tuple of the names of figures")
+            raise ArgumentError("names", self.names, "a tuple of the names of figures")
         for name in self.names:
             if not isinstance(name, str) or name not in (*NAMES, *GROUPS):
-                raise ValueError(
-                    f"FIGURE {shown(name)} must be one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
-                )
-        if not isinstance(self.estimator, str) or self.estimator not in ESTIMATORS:
-            raise ValueError(f"estimator={shown(self.estimator)} must be one of {', '.join(ESTIMATORS)}")
-        for name, least in (("samples", 100), ("trials", 1), ("seed", 0), ("workers", 1), ("tokens", 1)):
-            value = getattr(self, name)
-            if value is not None or name in ("seed", "tokens"):
-                object.__setattr__(self, name, whole_number(name, value, least))
+                allowed = f"one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
+                raise ArgumentError("names", name, allowed)
+        check_fields(self)
 
     @property
     def chosen(self) -> list[str]:

@@ -1,6 +1,7 @@
 """What is taken for a number, a shape, an index or a width, and what is not: the right ones keep their value."""
 
 import functools
+import pickle
 from decimal import Decimal
 from fractions import Fraction
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._given import LARGEST, SHOWN, as_floats, as_number, as_whole, shown
+from netsor._validate import LARGEST, SHOWN, ArgumentError, as_floats, as_number, as_whole, seed_number, shown, whole
 
 n, d = ns.Width("n"), ns.Width("d")
 
@@ -22,16 +23,6 @@ class Three:
 
     def __index__(self):
         return 3
-
-
-class Hostile:
-    """Nothing can be asked of it."""
-
-    def _fail(self, *_, **__):
-        raise KeyError("hostile")
-
-    __repr__ = __index__ = __float__ = __bool__ = __len__ = __iter__ = __array__ = __eq__ = _fail
-    __hash__ = None
 
 
 HALVES = [0.5, Half(0.5), np.float32(0.5), np.float16(0.5), np.longdouble(0.5), np.array(0.5), Fraction(1, 2),
@@ -60,7 +51,7 @@ def test_three_is_three(three):
     assert ns.Program(ns.gaussian(n)).law(n=three).var() == 1
 
 
-NO_NUMBERS = [None, "1", b"1", True, np.True_, np.array(True), 1j, np.array(1j), [0.5], np.array([0.5]), {}, Hostile(),
+NO_NUMBERS = [None, "1", b"1", True, np.True_, np.array(True), 1j, np.array(1j), [0.5], np.array([0.5]), {},
               np.datetime64(1, "s"), np.array("1", dtype=object), n, np.array(None), ns.gaussian(n), "inf"]  # fmt: skip
 
 
@@ -74,7 +65,7 @@ def test_no_number_is_made_of_anything_else():
             ns.nn.attention(ns.gaussian(n, 2), given)
 
 
-NO_ARRAYS = [["1.5"], np.array(["1.5"], dtype=object), [1, None], [1j], [[1], [1, 2]], [Hostile()], {1.0, 2.0},
+NO_ARRAYS = [["1.5"], np.array(["1.5"], dtype=object), [1, None], [1j], [[1], [1, 2]], {1.0, 2.0},
              np.ma.array([1.0, 2.0], mask=[0, 1]), np.zeros(2, dtype="M8[s]")]  # fmt: skip
 
 
@@ -102,6 +93,24 @@ def test_large_integers_are_numbers_and_no_counts():
         ns.mean_dot(ns.weight(n, n, 2**15) @ ns.ones(n), ns.weight(n, n, 2**15) @ ns.ones(n))[0]
 
 
+def test_whole_numbers_are_bounded():
+    assert seed_number(2**128 - 1) == 2**128 - 1
+    assert whole(np.int64(5), "draws") == 5
+    for wrong in (2**53, 10**400, -(10**5000), True, 2.0, "3", None, 0):
+        with pytest.raises(ArgumentError, match=r"n=.* must be a positive integer"):
+            whole(wrong, "n")
+
+
+def test_an_error_has_its_parts():
+    """The command line builds its own message from them."""
+    with pytest.raises(ns.TraceError) as caught:
+        ns.weight(n, n, std=-1)
+    error = caught.value.argument
+    assert (error.name, error.value, error.allowed) == ("std", -1, "a finite number, 0 or from 1e-50 to 1e+50")
+    assert str(caught.value).startswith(f"weight: {error} (at ")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
 def test_axes_are_counted():
     x = ns.weight(n, n, (1,) * 32) @ ns.ones(n)
     with pytest.raises(ns.TraceError, match="33 axes; at most 32 are allowed"):
@@ -111,7 +120,7 @@ def test_axes_are_counted():
 
 
 LONG = [None, "a" * 999, "a\nb", [[0] * 99] * 99, {i: i for i in range(999)}, 10**5000, -(10**5000),
-        Hostile(), [Hostile()], np.zeros(999), ns.gaussian(n, (1,) * 30), range(9)]  # fmt: skip
+        np.zeros(999), ns.gaussian(n, (1,) * 30), range(9)]  # fmt: skip
 
 
 def test_arguments_are_shown_in_one_short_line():
@@ -130,7 +139,7 @@ def test_true_is_no_index():
     mask = np.array([[True, False, True], [False, False, True]])
     assert x[mask].op.flat.tolist() == np.arange(6).reshape(2, 3)[mask].tolist()
     assert w[[False, True]].members.tolist() == [1]
-    for key in (slice(0.5, 2), slice(None, None, 0), slice("a", None), 1.0, "a", [[0], [0, 1]], Hostile(), 10**30):
+    for key in (slice(0.5, 2), slice(None, None, 0), slice("a", None), 1.0, "a", [[0], [0, 1]], 10**30):
         with pytest.raises(IndexError, match=r"index: index .* on shape"):
             x[key]
 
@@ -148,7 +157,7 @@ def test_multiples_of_widths_are_counted_too():
     assert net.law(n=2**50).var() == 1
     with pytest.raises(ValueError, match=r"width 4n at n=4503599627370496 must be below 2\^53; law takes inf"):
         net.law(n=2**52)
-    with pytest.raises(ns.TraceError, match=r"factor=9007199254740992 must be a positive integer below 2\^53"):
+    with pytest.raises(ns.TraceError, match=r"factor=9007199254740992 must be a positive integer \(below 2\^53\)"):
         n * 2**52 * 2
 
 
