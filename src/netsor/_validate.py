@@ -254,7 +254,8 @@ def seed_number(argument: Any, name: str = "seed") -> int:
 
 def flag(argument: Any, name: str) -> bool:
     """True or False."""
-    if not is_bool(argument) or getattr(argument, "shape", ()):
+    shape: Any = getattr(argument, "shape", ())
+    if not is_bool(argument) or shape:
         raise ArgumentError(name, argument, "True or False")
     return bool(argument)
 
@@ -353,7 +354,8 @@ Seed = Annotated[int, seed_number]
 
 def check_fields(made: Any) -> None:
     """Check the fields of a dataclass by their types, and set them to what the checks return."""
-    for name, check in _checks(type(made)).items():
+    kind: Any = type(made)
+    for name, check in _checks(kind).items():
         object.__setattr__(made, name, check(getattr(made, name), name))
 
 
