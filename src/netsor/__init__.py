@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal to the table below
-    from . import models, nn
+    from . import models, nn, torch
     from ._bayes import Posterior
     from ._decorator import program
     from ._program import Program
@@ -98,7 +98,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal 
     from .studies.coord_check import coord_check
     from .studies.literature import literature
 else:  # a name is loaded when it is asked for, so that a command loads what it uses
-    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
+    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper", "torch": ".torch"}
     _NAMES = {
         "._bayes": "Posterior",
         "._program": "Program",
@@ -234,6 +234,7 @@ __all__ = [
     "stack",
     "step",
     "tanh",
+    "torch",
     "total_variation",
     "wasserstein1",
     "weight",
