@@ -104,7 +104,9 @@ class Vectors:
             while queue and queue[0] == (True, 1):
                 add(parts, *queue.pop(0))
             axes.append(tuple(parts))
-        value = self.value.transpose(*(part for part in order if part != COORDINATES)) if self.value.ndim else self.value
+        value = (
+            self.value.transpose(*(part for part in order if part != COORDINATES)) if self.value.ndim else self.value
+        )
         value = split(value.reshape(*_grouped(sizes, at, blocks)), blocks, at) if blocks > 1 else value
         return Vectors(value.reshape(*sizes), tuple(axes))
 
@@ -206,7 +208,9 @@ class Coordinates:
     def pick(self, index: slice) -> Coordinates:
         """Some of the coordinates."""
         size = self.shape[-1]
-        return Coordinates(self.x, tuple((i[index], f[..., index] if f.shape[-1] == size else f) for i, f in self.terms))
+        return Coordinates(
+            self.x, tuple((i[index], f[..., index] if f.shape[-1] == size else f) for i, f in self.terms)
+        )
 
     def scale(self, c: Floats) -> Coordinates:
         """Each times a constant."""

@@ -122,7 +122,11 @@ class Draws:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
         law, size, view = self._used(x.name, "vectors"), x.shape[-1], x.entries
         lead = [np.arange(n) * s for n, s in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
-        at = view.storage_offset() + sum((np.ix_(*lead)), np.zeros((), np.intp)) if lead else np.array(view.storage_offset())
+        at = (
+            view.storage_offset() + sum((np.ix_(*lead)), np.zeros((), np.intp))
+            if lead
+            else np.array(view.storage_offset())
+        )
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
         if (size > 1 and view.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows:
             raise Refusal(f"the parameter {x.name} is used in pieces that are no rows")

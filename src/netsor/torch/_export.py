@@ -99,7 +99,11 @@ def path_of(node: Node) -> str:
 def line_of(node: Node) -> str:
     """The line of code that asked for an operation: the innermost that is not torch's own."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    places = [(lines[i].strip(), lines[i + 1].strip()) for i in range(0, len(lines) - 1) if lines[i].lstrip().startswith("File ")]
+    places = [
+        (lines[i].strip(), lines[i + 1].strip())
+        for i in range(0, len(lines) - 1)
+        if lines[i].lstrip().startswith("File ")
+    ]
     own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
     if not own:
         return ""

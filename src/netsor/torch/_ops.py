@@ -35,7 +35,9 @@ VALUES = (Vectors, Scalars, Coordinates, Random)
 class Call:
     """One node of the graph: its arguments by name, as the schema of the operation names them, and what it returns."""
 
-    def __init__(self, draws: Draws, name: str, arguments: dict[str, Any], made: Any, probe: Callable[..., None]) -> None:
+    def __init__(
+        self, draws: Draws, name: str, arguments: dict[str, Any], made: Any, probe: Callable[..., None]
+    ) -> None:
         self.draws, self.name, self.arguments, self.made, self.probe = draws, name, arguments, made, probe
 
     def __getitem__(self, name: str) -> Any:
@@ -202,7 +204,11 @@ def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     at = a.axis - len(a.axes)
     same = _uniform(c, at)
     if same is None:
-        return Coordinates.of(a).scale(c) if at == -1 else _made(a.plain() * along_last(np.broadcast_to(c, a.shape), at), at)
+        return (
+            Coordinates.of(a).scale(c)
+            if at == -1
+            else _made(a.plain() * along_last(np.broadcast_to(c, a.shape), at), at)
+        )
     return a.expand(np.broadcast_shapes(a.shape, c.shape)) if (same == 1).all() else _made(same * a.plain(), at)
 
 
@@ -270,7 +276,9 @@ def mean(call: Call, x: Tensor, axes: Any, keep: bool, total: bool = False) -> T
         one = square.plain()[..., None]
         root = None if total else Root(square)
         return Scalars(ns.mean_dot(one, one)[..., 0, 0].reshape(*shape), factor, root=root)
-    made = Vectors.of(x.plain().mean(axis=tuple(axis - (axis > x.axis) for axis in over)), x.axis - sum(a < x.axis for a in over))
+    made = Vectors.of(
+        x.plain().mean(axis=tuple(axis - (axis > x.axis) for axis in over)), x.axis - sum(a < x.axis for a in over)
+    )
     return multiply(call, made.view(shape), factor)
 
 
@@ -408,7 +416,9 @@ def expand(call: Call, x: Tensor) -> Tensor:
         return x.expand(call.shape)
     x = call.settled(x)
     if isinstance(x, Scalars):
-        return _rearranged(x, lambda a: a.broadcast_to(call.shape) if not isinstance(a, np.ndarray) else np.broadcast_to(a, call.shape))
+        return _rearranged(
+            x, lambda a: a.broadcast_to(call.shape) if not isinstance(a, np.ndarray) else np.broadcast_to(a, call.shape)
+        )
     return x.expand(call.shape)
 
 
@@ -543,9 +553,11 @@ def _sum(call: Call) -> Tensor:
 
 
 def _difference(call: Call) -> Tensor:
-    return add(call, call["self"], multiply(call, call["other"], -float(call.get("alpha", 1)))) if isinstance(
-        call["other"], VALUES
-    ) else add(call, call["self"], -numbers(call["other"]) * float(call.get("alpha", 1)))
+    return (
+        add(call, call["self"], multiply(call, call["other"], -float(call.get("alpha", 1))))
+        if isinstance(call["other"], VALUES)
+        else add(call, call["self"], -numbers(call["other"]) * float(call.get("alpha", 1)))
+    )
 
 
 def _addmm(call: Call) -> Tensor:
@@ -600,7 +612,9 @@ OPS: dict[str, Callable[[Call], Any]] = {
     "sqrt": lambda call: power(call, call["self"], 0.5),
     "reciprocal": lambda call: divide(call, 1.0, call["self"]),
     "gelu": gelu,
-    "leaky_relu": lambda call: entrywise(lambda x: ns.leaky_relu(x, call.get("negative_slope", 0.01)))(call, call["self"]),
+    "leaky_relu": lambda call: entrywise(lambda x: ns.leaky_relu(x, call.get("negative_slope", 0.01)))(
+        call, call["self"]
+    ),
     "mean": lambda call: mean(call, call["self"], call.get("dim"), call.get("keepdim", False)),
     "sum": lambda call: mean(call, call["self"], call.get("dim"), call.get("keepdim", False), total=True),
     "layer_norm": lambda call: normalised(call, ns.layer_norm, call.get("eps", 1e-5)),

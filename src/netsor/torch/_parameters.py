@@ -95,14 +95,20 @@ class Parameters(Mapping[str, Parameter]):
         head = ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in")
         rows = [head, *(_row(each) for each in self.values())]
         widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
 
     def __repr__(self) -> str:
         return f"<Parameters: {len(self)}, from {self.samples} samples>"
 
 
 def _row(p: Parameter) -> tuple[str, ...]:
-    said = {"uniform": "uniform, as normal", "truncated normal": "truncated normal, as normal", "copy": f"copy of {p.of}"}
+    said = {
+        "uniform": "uniform, as normal",
+        "truncated normal": "truncated normal, as normal",
+        "copy": f"copy of {p.of}",
+    }
     law = said.get(p.law, p.law) + (f" {p.value:g}" if p.law == "constant" else "")
     law += f", mean {p.mean:g}" if p.mean else ""
     law += f", rows of zeros: {', '.join(map(str, p.zero_rows))}" if p.zero_rows else ""
@@ -197,7 +203,11 @@ def law_of(name: str, tensors: list[Any]) -> Parameter:
             return Parameter(name, shape, "constant", value=float(x[0, 0]))
         return Parameter(name, shape, "fixed", value=tensors[0])
     zero = _zero_rows(tensors)
-    pooled = x.ravel() if not zero else np.concatenate([np.delete(t.double().numpy(), zero, axis=0).ravel() for t in tensors])
+    pooled = (
+        x.ravel()
+        if not zero
+        else np.concatenate([np.delete(t.double().numpy(), zero, axis=0).ravel() for t in tensors])
+    )
     size, mean, std = pooled.size, float(pooled.mean()), float(pooled.std())
     z = (pooled - mean) / std
     kurtosis = float((z**4).mean())
@@ -207,7 +217,16 @@ def law_of(name: str, tensors: list[Any]) -> Parameter:
         problem = _dependence([t.double().numpy() for t in tensors], zero)
         law, note = problem or (law, note)
     center = mean if abs(mean) > 5 * std / math.sqrt(size) else 0.0
-    return Parameter(name, shape, law, center, std if center else float(np.sqrt((pooled**2).mean())), error, zero_rows=zero, note=note)
+    return Parameter(
+        name,
+        shape,
+        law,
+        center,
+        std if center else float(np.sqrt((pooled**2).mean())),
+        error,
+        zero_rows=zero,
+        note=note,
+    )
 
 
 def _constant(t: Any) -> bool:
@@ -281,5 +300,3 @@ def _fans(module: Module) -> Iterator[tuple[str, int | None]]:
                 turned = type(each).__name__ == "Conv1D"  # of transformers: (in, out)
                 yield full, p.shape[0] if turned else math.prod(p.shape[1:])
             seen.add(id(p))
-
-

@@ -106,7 +106,9 @@ class _Reader:
 
     def _parameter(self, name: str) -> Random:
         if name not in self.laws:
-            raise UnsupportedError(f"the parameter {name} has no law in laws; there are {', '.join(list(self.laws)[:4])}, …")
+            raise UnsupportedError(
+                f"the parameter {name} has no law in laws; there are {', '.join(list(self.laws)[:4])}, …"
+            )
         law = self.laws[name]
         if law.law == "copy":
             return self._parameter(str(law.of))

@@ -61,10 +61,17 @@ def _turned(c: Coordinates) -> Vectors:
     ok = np.allclose(same[:, first], same[:, second], atol=TOLERANCE)
     ok &= np.allclose(other[:, first], -other[:, second], atol=TOLERANCE) and r == np.flatnonzero(turned)[-1] + 1
     gain = float(radius[0, 0])
-    if not ok or np.abs(radius[0] - np.where(turned, gain, 1.0)).max() > TOLERANCE or (r < size and abs(gain - 1) > 1e-6):
+    if (
+        not ok
+        or np.abs(radius[0] - np.where(turned, gain, 1.0)).max() > TOLERANCE
+        or (r < size and abs(gain - 1) > 1e-6)
+    ):
         raise Refusal("coordinates are not turned in pairs by one angle each: no rotary position")
     positions, theta = _frequencies(angles)
-    base, stretch = _base(theta)
+    try:
+        base, stretch = _base(theta)
+    except Refusal:  # as between tokens that are further apart or closer: linear scaling
+        positions, (base, stretch) = positions * theta[0], _base(theta / theta[0])
     value = rotary(c.x.plain(), positions, base, r / size, stretch)
     return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
 
@@ -95,23 +102,27 @@ def _frequencies(angles: Floats) -> tuple[Floats, Floats]:
 
 
 def _base(theta: Floats) -> tuple[float, Stretch | None]:
-    """The base of θ_f = base^(−2f/r), and what lowers the low frequencies."""
+    """The base of θ_f = base^(−2f/r), and what lowers the low frequencies as Llama 3 does."""
+    if len(theta) == 1:
+        return 10000.0, None  # θ_0 = 1 for every base
     f = np.arange(len(theta)) / len(theta)
-    if len(theta) == 1 or abs(theta[0] - 1) > 1e-3:
-        if abs(theta[0] - 1) < 1e-3:
-            return 10000.0, None
-        raise Refusal(f"the highest frequency of rotary positions is {theta[0]:g}, not 1")
-    base = math.exp(-math.log(theta[-1]) / f[-1])
-    if np.allclose(theta, base**-f, rtol=1e-3):
+    base = float(theta[-1] / theta[-2]) ** -len(theta)  # the two lowest frequencies are lowered alike
+    plain = base**-f
+    if np.allclose(theta, plain, rtol=1e-3):
         return base, None
-    base = math.exp(-math.log(theta[1]) / f[1])  # high frequencies stay: Llama 3
-    ratio = theta / base**-f
-    factor = 1 / ratio[-1]
-    kept = (ratio - 1 / factor) / (1 - 1 / factor)
-    between = np.flatnonzero((kept > 1e-3) & (kept < 1 - 1e-3))
-    if len(between) >= 2:
-        slope, offset = np.polyfit(base ** -f[between], kept[between], 1)  # kept = (turns − low)/(high − low)
+    factor = float(plain[-1] / theta[-1])
+    kept = (theta / plain - 1 / factor) / (1 - 1 / factor)  # = (turns − low)/(high − low), between 0 and 1
+    some, high, low = (kept > 1e-3) & (kept < 1 - 1e-3), kept >= 1 - 1e-3, kept <= 1e-3
+    if some.sum() >= 2:
+        slope, offset = np.polyfit(plain[some], kept[some], 1)
+    else:  # any line that passes the others by
+        at, value = (plain[some][0], kept[some][0]) if some.any() else (plain[low].max(), 0.0)
+        slopes = [(1 - value) / (plain[high].min() - at)] if high.any() else []
+        slopes += [value / (at - plain[low].max())] if some.any() else []
+        slope = max(slopes, default=0.0)
+        offset = value - slope * at
+    if slope > 0 and offset < 0 and factor > 0:
         stretch = Stretch(factor, -offset, 1 - offset, 2 * math.pi * slope)
-        if -offset > 0 and np.allclose(theta, stretch.of(base**-f), rtol=1e-3):
+        if np.allclose(theta, stretch.of(plain), rtol=1e-3):
             return base, stretch
     raise Refusal("frequencies of rotary positions are neither base^(−2f/r) nor those of Llama 3")

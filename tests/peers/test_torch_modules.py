@@ -1,0 +1,189 @@
+"""Modules of transformers and PyTorch, read by `ns.torch.program`, against their own initialisations.
+
+Two samples, Kolmogorov–Smirnov; level 1e-4 for all quantities of all modules together. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy import stats
+
+import netsor as ns
+from netsor.torch import _program
+from netsor.torch._draws import Draws
+
+from ..engine.differences import drawn
+
+IDS = torch.tensor([[3, 7, 7, 1, 9, 3]])
+REAL, OURS = 400, 4000
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 40,
+    "intermediate_size": 96,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.1,  # so that blocks change the stream
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "use_cache": False, "pad_token_id": None}
+BLOCKS = ["model.layers.0", "model.layers.1", "model.norm"]
+
+
+def _hf(kind, *, attention="sdpa", **fields):
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    config._attn_implementation = attention
+    names = {"Bert": "BertForMaskedLM", "GPT2": "GPT2LMHeadModel", "ViT": "ViTForImageClassification"}
+    name = names.get(kind, "T5ForConditionalGeneration" if kind == "T5" else f"{kind}ForCausalLM".replace("Text", ""))
+    return lambda: getattr(transformers, name)(config)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 40, "n_positions": 16, "use_cache": False}
+GPT2 |= {"initializer_range": 0.1, "bos_token_id": 0, "eos_token_id": 0}
+STREAM = ["transformer.h.0", "transformer.h.1", "transformer.ln_f"]
+T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 40, "use_cache": False}
+VIT = {k: SIZES[k] for k in list(SIZES)[:3]} | {"intermediate_size": 96, "image_size": 8, "patch_size": 4}
+PIXELS = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(0))
+BERT = ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"]
+MODULES = {  # a factory, its inputs, and the modules inside that are compared
+    "gpt2": (_hf("GPT2", **GPT2), (IDS,), {}, STREAM),
+    "gpt2, eager": (_hf("GPT2", attention="eager", **GPT2), (IDS,), {}, STREAM),
+    "llama": (_hf("Llama", **GROUPED), (IDS,), {}, BLOCKS),
+    "llama3": (
+        _hf("Llama", **GROUPED, rope_parameters={**LLAMA3, "original_max_position_embeddings": 16}),
+        (IDS,),
+        {},
+        BLOCKS,
+    ),
+    "llama, linear": (_hf("Llama", **GROUPED, rope_parameters=LINEAR), (IDS,), {}, BLOCKS),
+    "mistral": (_hf("Mistral", **GROUPED, sliding_window=3), (IDS,), {}, BLOCKS),
+    "qwen2": (_hf("Qwen2", **GROUPED), (IDS,), {}, BLOCKS),
+    "qwen3": (_hf("Qwen3", **GROUPED, head_dim=24), (IDS,), {}, BLOCKS),
+    "bert": (_hf("Bert", **SIZES, pad_token_id=0), (IDS,), {}, BERT),
+    "gemma": (_hf("Gemma", **{**GROUPED, "pad_token_id": 7}, head_dim=16), (IDS,), {}, BLOCKS),
+    "gemma2": (_hf("Gemma2", attention="eager", **GROUPED, head_dim=16, sliding_window=3), (IDS,), {}, BLOCKS),
+    "phi3": (_hf("Phi3", **GROUPED), (IDS,), {}, BLOCKS),
+    "olmo2": (_hf("Olmo2", **GROUPED), (IDS,), {}, BLOCKS),
+    "smollm3": (_hf("SmolLM3", **GROUPED, no_rope_layers=[1, 0]), (IDS,), {}, BLOCKS),
+    "vit": (
+        _hf("ViT", **VIT, initializer_range=0.1),
+        (PIXELS,),
+        {},
+        ["vit.embeddings", "vit.layers.0", "vit.layers.1"],
+    ),
+    "t5": (
+        _hf("T5", **T5, decoder_start_token_id=0),
+        (),
+        {"input_ids": IDS, "decoder_input_ids": torch.tensor([[0, 3, 4, 7]])},
+        ["encoder.block.1", "encoder.final_layer_norm", "decoder.block.0", "decoder.final_layer_norm"],
+    ),
+}
+
+
+def _net(build, args, kwargs, paths):
+    """The same quantities of each module inside, and of what comes out."""
+    net = ns.torch.program(build, args, kwargs)
+    probes = {probe.name: probe.value for probe in net.probes}
+    found = []
+    for path in paths:
+        x = probes[path].reshape(-1)
+        found += [x[-1], *(ns.mean_dot(x, x)[i, -1] for i in (0, -1))]
+    last = net.outputs[0]
+    if isinstance(last, ns.Vector):
+        x = last.reshape(-1)[-1]
+        found += [x, ns.mean_dot(x, x)]
+    else:
+        p = last.reshape(-1, last.shape[-1])[-1]
+        found += [p[0], (p * p).mean()]
+    return ns.Program(tuple(found), net.name)
+
+
+@torch.no_grad()
+def _real(build, args, kwargs, paths, count):
+    rows = []
+    for seed in range(count):
+        torch.manual_seed(1000 + seed)
+        module, seen = build().eval(), {}
+        for path in paths:
+            module.get_submodule(path).register_forward_hook(lambda m, a, out, path=path: seen.update({path: out}))
+        out = module(*args, **kwargs)
+        row = []
+        for path in paths:
+            x = seen[path][0] if isinstance(seen[path], tuple) else seen[path]
+            x = x.reshape(-1, x.shape[-1]).double().numpy()
+            row += [x[-1, 0], *((x @ x.T)[i, -1] / x.shape[1] for i in (0, -1))]
+        out = next(iter(out.values())) if isinstance(out, dict) else out[0] if isinstance(out, tuple) else out
+        p = out.reshape(-1, out.shape[-1])[-1].double().numpy()
+        rows.append([*row, p[0], (p * p).mean()])
+    return np.array(rows)
+
+
+LEVEL = 1e-4 / (len(MODULES) * 14)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has_the_law_of_its_own_initialisations(name):
+    build, args, kwargs, paths = MODULES[name]
+    real = _real(build, args, kwargs, paths, REAL)
+    ours = np.stack(_net(build, args, kwargs, paths).draw(draws=OURS, progress=False), axis=1)
+    fixed = ours.std(axis=0) < 1e-4  # a mean square after a norm is 1 up to eps; single precision rounds it
+    np.testing.assert_allclose(real[:, fixed], ours[:REAL, fixed], rtol=1e-4, atol=1e-6)
+    found = [float(stats.ks_2samp(real[:, i], ours[:, i]).pvalue) for i in np.flatnonzero(~fixed)]
+    print(name, np.round(found, 3))
+    assert len(found) >= 6
+    assert min(found) > LEVEL, found
+
+
+def _given(draws, module):
+    """The numbers of a module for the random objects of its program: what `drawn` takes in place of draws."""
+    named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
+    given = {}
+    for name, places in draws._weights.items():
+        for (start, size), (matrix, plain) in places.items():
+            part = named[name].ravel()[start : start + size]
+            rows, columns = matrix.out_width.factor, matrix.in_width.factor
+            part = part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
+            given[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
+    for name, table in draws._embeddings.items():
+        given[table.vectors] = named[name][table.known]
+    for name, (length, known, parts) in draws._rows.items():
+        rows = named[name].reshape(-1, length)[list(known)]
+        for part in parts:
+            given[part], rows = rows[: len(part)], rows[len(part) :]
+    for base, twin in draws.twins.items():
+        name, rows = draws._tables[base]
+        given[twin] = named[name][rows]
+    return given
+
+
+@pytest.mark.parametrize("name", MODULES)
+@torch.no_grad()
+def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name, monkeypatch):
+    build, args, kwargs, _ = MODULES[name]
+    made = []
+    monkeypatch.setattr(_program, "Draws", lambda *given: made.append(Draws(*given)) or made[-1])
+    net = ns.torch.program(build, args, kwargs)
+    torch.manual_seed(5)
+    module, seen = build().eval(), {}
+    for path, part in module.named_modules():
+        part.register_forward_hook(lambda m, a, out, path=path: seen.update({path: out}))
+    module(*args, **kwargs)
+    values = {probe.name: probe.value for probe in net.probes if probe.name in seen}
+    literal = drawn([*net.outputs, *values.values()], {}, _given(made[0], module))
+    compared = 0
+    for path, value in values.items():
+        out = seen[path][0] if isinstance(seen[path], tuple) else seen[path]
+        out = next(iter(out.values())) if isinstance(out, dict) else out
+        found = literal.drawn[value][0]
+        if isinstance(value, ns.Vector) and out.shape == found.shape:
+            size = float(out.abs().max())
+            np.testing.assert_allclose(found, out.double().numpy(), rtol=0, atol=2e-5 * size, err_msg=path)
+            compared += 1
+    assert compared > 10
