@@ -234,7 +234,6 @@ __all__ = [
     "stack",
     "step",
     "tanh",
-    "torch",
     "total_variation",
     "wasserstein1",
     "weight",

@@ -38,11 +38,14 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         memo[id(b)] = b.detach().cpu()
     shadow = copy.deepcopy(module, memo).eval()
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
-    with torch.no_grad():
-        program = torch.export.export(shadow, *given, strict=False)
-        if any(_mutates(node) for node in program.graph.nodes):
-            program = program.run_decompositions({})
-    return program
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
+    try:
+        with torch.no_grad():
+            program = torch.export.export(shadow, *given, strict=False)
+            return program.run_decompositions({}) if any(map(_mutates, program.graph.nodes)) else program
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _mutates(node: Node) -> bool:
