@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from ._samples import Module, Sample, drawn
 
 Floats = npt.NDArray[np.float64]
-Module = Any  # torch.nn.Module
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # what is treated as Gaussian, of the same variance
-SEEN = 2**20  # entries of a parameter that a sample is judged by
 
 
 @dataclass(frozen=True)
@@ -159,18 +158,18 @@ def parameters(
     >>> ns.torch.parameters(build)["weight"].fan_in  # doctest: +SKIP
     64
     """
-    from ._samples import drawn
-
     if samples < 2:
         raise ValueError(f"samples={samples} must be 2 or more: one does not tell what is random")
     made, found = drawn(module, samples, seed)
-    fans = {name: fan for name, fan in _fans(made)}
+    fans, shapes = dict(_fans(made)), {name: tuple(p.shape) for name, p in made.named_parameters()}
     rows: dict[str, Parameter] = {}
     first: dict[str, str] = {}  # what was seen, by all samples of it
     for name, tensors in found.items():
-        law = replace(law_of(name, tensors), fan_in=fans.get(name))
+        law = replace(law_of(name, shapes[name], tensors), fan_in=fans.get(name))
         if law.random:
-            seen = "".join(hashlib.sha1(np.ascontiguousarray(t.numpy()).tobytes()).hexdigest() for t in tensors)
+            seen = "".join(
+                hashlib.sha1(t.entries.reshape(-1)[:4096].numpy().tobytes()).hexdigest() for t in tensors
+            ) + str(law.shape)
             if seen in first:
                 law = replace(law, law="copy", of=first[seen])
             first.setdefault(seen, name)
@@ -194,57 +193,33 @@ def _declared(rows: dict[str, Parameter], declared: Mapping[str, float | Paramet
     return rows
 
 
-def law_of(name: str, tensors: list[Any]) -> Parameter:
+def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Parameter:
     """What samples of one parameter say."""
-    shape = tuple(tensors[0].shape)
-    x = np.stack([_entries(t) for t in tensors])  # (samples, entries seen)
-    if (x == x[0]).all():
-        if np.ptp(x[0]) == 0 and _constant(tensors[0]):
-            return Parameter(name, shape, "constant", value=float(x[0, 0]))
-        return Parameter(name, shape, "fixed", value=tensors[0])
-    zero = _zero_rows(tensors)
-    pooled = (
-        x.ravel()
-        if not zero
-        else np.concatenate([np.delete(t.double().numpy(), zero, axis=0).ravel() for t in tensors])
-    )
-    size, mean, std = pooled.size, float(pooled.mean()), float(pooled.std())
+    for problem in (sample.problem for sample in samples if sample.problem):
+        law = "orthogonal" if "qr" in problem else "unknown"
+        return Parameter(name, shape, law, note=f"made by {problem.replace('::', '.')}")
+    tensors = [sample.entries.double().numpy() for sample in samples]
+    if all(np.array_equal(t, tensors[0]) for t in tensors[1:]):
+        if np.ptp(tensors[0]) == 0:
+            return Parameter(name, shape, "constant", value=float(tensors[0].flat[0]))
+        if tensors[0].shape != shape:
+            return Parameter(name, shape, "unknown", note="the same in every sample, and too large to keep")
+        return Parameter(name, shape, "fixed", value=samples[0].entries)
+    zero = samples[0].zero_rows
+    if len(shape) == 2 and tensors[0].shape == shape:
+        zero = tuple(int(k) for k in np.flatnonzero(np.all([(t == 0).all(axis=1) for t in tensors], axis=0)))
+        tensors = [np.delete(t, zero, axis=0) for t in tensors] if zero else tensors
+    pooled = np.concatenate([t.ravel() for t in tensors])
+    mean, std = float(pooled.mean()), float(pooled.std())
     z = (pooled - mean) / std
-    kurtosis = float((z**4).mean())
-    error = std * math.sqrt(max(kurtosis - 1, 1e-9) / (4 * size))
+    kurtosis = float(np.mean(np.square(z) ** 2))
     law, note = _shape_of(z, kurtosis)
-    if len(shape) == 2 and min(shape) > 1:
-        problem = _dependence([t.double().numpy() for t in tensors], zero)
-        law, note = problem or (law, note)
-    center = mean if abs(mean) > 5 * std / math.sqrt(size) else 0.0
-    return Parameter(
-        name,
-        shape,
-        law,
-        center,
-        std if center else float(np.sqrt((pooled**2).mean())),
-        error,
-        zero_rows=zero,
-        note=note,
-    )
-
-
-def _constant(t: Any) -> bool:
-    return bool((t == t.reshape(-1)[0]).all())
-
-
-def _entries(t: Any) -> Floats:
-    """Some entries of a sample, spread over it."""
-    flat = t.reshape(-1)
-    step = max(1, flat.numel() // SEEN)
-    return np.asarray(flat[::step].double().numpy())
-
-
-def _zero_rows(tensors: list[Any]) -> tuple[int, ...]:
-    if tensors[0].ndim != 2:
-        return ()
-    zero = torch.stack([(t == 0).all(dim=1) for t in tensors]).all(dim=0)
-    return tuple(int(k) for k in torch.nonzero(zero).ravel())
+    if tensors[0].ndim == 2 and min(tensors[0].shape) > 1:
+        law, note = _dependence([t - mean for t in tensors]) or (law, note)
+    if abs(mean) < 5 * std / math.sqrt(pooled.size):
+        mean, std = 0.0, math.hypot(mean, std)
+    error = std * math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size))
+    return Parameter(name, shape, law, mean, std, error, zero_rows=zero, note=note)
 
 
 def _shape_of(z: Floats, kurtosis: float) -> tuple[str, str]:
@@ -262,10 +237,16 @@ def _shape_of(z: Floats, kurtosis: float) -> tuple[str, str]:
     return "unknown", f"excess kurtosis {kurtosis - 3:.2g}"
 
 
-def _dependence(samples: list[Floats], zero: tuple[int, ...]) -> tuple[str, str] | None:
+def _dependence(kept: list[Floats]) -> tuple[str, str] | None:
     """Orthogonal rows, or rows and columns of different sizes: what i.i.d. entries do not have."""
-    kept = [np.delete(w, zero, axis=0) if zero else w for w in samples]
     rows, columns = kept[0].shape
+    for axis, of in ((1, "rows"), (0, "columns")):
+        square = np.mean([(w**2).mean(axis=axis) for w in kept], axis=0)
+        each = kept[0].shape[axis] * len(kept)
+        fourth = float(np.mean([(w**4).mean() for w in kept])) / square.mean() ** 2
+        z = (square / square.mean() - 1) / math.sqrt(max(fourth - 1, 1e-9) / each)
+        if float((z**2).mean()) > 1 + 8 * math.sqrt(2 / z.size) + 0.2:
+            return "unknown", f"{of} have different standard deviations"
     some = [w[:: max(1, rows // 256)] if rows <= columns else w[:, :: max(1, columns // 256)].T for w in kept]
     long = some[0].shape[1]
     cosines = []
@@ -279,13 +260,6 @@ def _dependence(samples: list[Floats], zero: tuple[int, ...]) -> tuple[str, str]
         return "orthogonal", ""
     if abs(spread**2 - 1) > 6 * math.sqrt(2 / count) + 6 / math.sqrt(long * count):
         return "unknown", f"rows are correlated: their cosines are {spread:.2g} times those of i.i.d. entries"
-    for axis, of in ((1, "rows"), (0, "columns")):
-        square = np.mean([(w**2).mean(axis=axis) for w in kept], axis=0)
-        each = kept[0].shape[axis] * len(kept)
-        fourth = float(np.mean([(w**4).mean() for w in kept])) / square.mean() ** 2
-        z = (square / square.mean() - 1) / math.sqrt(max(fourth - 1, 1e-9) / each)
-        if float((z**2).mean()) > 1 + 8 * math.sqrt(2 / z.size) + 0.2:
-            return "unknown", f"{of} have different standard deviations"
     return None
 
 

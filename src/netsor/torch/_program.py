@@ -71,7 +71,7 @@ def program(
     args = args if isinstance(args, tuple) else (args,)
     given = dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
-    made = module if isinstance(module, torch.nn.Module) else fresh(module)
+    made = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
     exported = capture(made, args, given)
     order = [name for name in inspect.signature(made.forward).parameters if name in given]
     given = {name: given[name] for name in [*order, *(name for name in given if name not in order)]}
