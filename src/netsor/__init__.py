@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal to the table below
-    from . import models, nn, torch
+    from . import models, nn
     from ._bayes import Posterior
     from ._decorator import program
     from ._program import Program
@@ -98,7 +98,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal 
     from .studies.coord_check import coord_check
     from .studies.literature import literature
 else:  # a name is loaded when it is asked for, so that a command loads what it uses
-    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper", "torch": ".torch"}
+    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
     _NAMES = {
         "._bayes": "Posterior",
         "._program": "Program",
@@ -122,14 +122,15 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
         ".studies.literature": "literature",
     }
     _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+    _OPTIONAL = ("AttentionRegressor", "torch")  # not in `import *`: they need scikit-learn and PyTorch
     _LOADING = RLock()  # Python's own locks fail where one thread loads a package and another a part of it
 
     def __dir__() -> list[str]:
         return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
     def __getattr__(name: str) -> Any:
-        """What the tables have, and the class that needs scikit-learn; all else is an error that says what there is."""
-        if name in _MODULES or name in _WHERE or name == "AttentionRegressor":
+        """What the tables have and what needs scikit-learn or PyTorch; all else is an error that says what is near."""
+        if name in _MODULES or name in _WHERE or name in _OPTIONAL:
             with _LOADING:
                 return _loaded(name)
         hint = ""
@@ -138,7 +139,7 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
 
             import numpy as np
 
-            near = difflib.get_close_matches(name, [*__all__, "AttentionRegressor"], 1, 0.75)
+            near = difflib.get_close_matches(name, [*__all__, *_OPTIONAL], 1, 0.75)
             hint = f"; did you mean ns.{near[0]}?" if near else ""
             if isinstance(getattr(np, name, None), np.ufunc):
                 hint += f"; of coordinates write ns.nonlin(np.{name}, x), of scalars ns.apply(np.{name}, p)"
@@ -150,6 +151,8 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
         if name in _WHERE:
             globals()[name] = value = getattr(import_module(_WHERE[name], __name__), name)
             return value  # and from now on Python finds it without asking here
+        if name == "torch":
+            return import_module(".torch", __name__)
         try:
             from ._regressor import AttentionRegressor
         except ImportError as error:

@@ -5,6 +5,8 @@ Two samples, Kolmogorov–Smirnov; level 1e-4 for all quantities of all modules 
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -136,6 +138,10 @@ def _net(build, args, kwargs, paths):
     return ns.Program(tuple(found), net.name)
 
 
+def _keep(seen, path, module, given, out):
+    seen[path] = out
+
+
 @torch.no_grad()
 def _real(build, args, kwargs, paths, count):
     rows = []
@@ -143,7 +149,7 @@ def _real(build, args, kwargs, paths, count):
         torch.manual_seed(1000 + seed)
         module, seen = build().eval(), {}
         for path in paths:
-            module.get_submodule(path).register_forward_hook(lambda m, a, out, path=path: seen.update({path: out}))
+            module.get_submodule(path).register_forward_hook(partial(_keep, seen, path))
         out = module(*args, **kwargs)
         row = []
         for path in paths:
@@ -204,7 +210,7 @@ def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name, monk
     torch.manual_seed(5)
     module, seen = build().eval(), {}
     for path, part in module.named_modules():
-        part.register_forward_hook(lambda m, a, out, path=path: seen.update({path: out}))
+        part.register_forward_hook(partial(_keep, seen, path))
     module(*args, **kwargs)
     values = {probe.name: probe.value for probe in net.probes if probe.name in seen}
     literal = drawn([*net.outputs, *values.values()], {}, _given(made[0], module))

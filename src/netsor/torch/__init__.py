@@ -12,7 +12,8 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install 'netsor[torch]' ({error})") from error
 
+from ._export import UnsupportedError
 from ._parameters import Parameter, Parameters, parameters
-from ._program import UnsupportedError, program
+from ._program import program
 
 __all__ = ["Parameter", "Parameters", "UnsupportedError", "parameters", "program"]

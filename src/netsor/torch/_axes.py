@@ -1,8 +1,8 @@
 """Tensors of a module as values of the language: where each axis of the tensor lives.
 
-A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vectors, and `Scalars` if none does. Tensors
-that depend on no random parameter stay torch tensors. A view of coordinates (heads, fused projections) is a `split`, a
-flattened axis of heads is a `concat`: which matrices act on which part is for the engine to find.
+A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vectors, and `Scalars` if none does.
+Tensors that depend on no random parameter stay torch tensors. A view of coordinates (heads, fused projections) is a
+`split`, and a flattened axis of heads is a `concat`: the engine finds which rows of a matrix belong together.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Refusal(Exception):
 class Vectors:
     """A tensor with the coordinates of vectors along one of its axes.
 
-    `axes[i]` lists what axis i of the tensor runs over, the slowest first: numbers of axes of `value`, or COORDINATES. An
-    axis of several heads set end to end is (axis of heads, COORDINATES).
+    `axes[i]` lists what axis i of the tensor runs over, the slowest first: numbers of axes of `value`, or COORDINATES.
+    An axis of several heads set end to end is (axis of heads, COORDINATES).
     """
 
     value: Vector
@@ -150,7 +150,7 @@ def _grouped(sizes: list[int], at: int, blocks: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """What scalars are of vectors, until `rms_norm` is recognised: their mean squares + eps, or the inverse root."""
+    """Mean squares of vectors + eps, or the inverse root of that: scalars from which `rms_norm` is recognised."""
 
     vectors: Vectors
     eps: float = 0.0
@@ -176,7 +176,7 @@ class Scalars:
         """The scalars themselves; a mask must have been used up before."""
         if self.allowed is not None:
             raise Refusal("masked scores can only be added to, or given to a softmax")
-        return self.base if self.factor == 1 else self.factor * self.base
+        return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 but for rounding
 
     def masked(self, allowed: npt.NDArray[np.bool_]) -> Scalars:
         """With fewer scores left."""
@@ -186,10 +186,10 @@ class Scalars:
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Coordinates of vectors with a constant for each, Σ factor · x[index] over the terms: rotary positions in the making.
+    """Coordinates of vectors with a constant for each, Σ factor · x[index] over the terms: half of a rotary position.
 
-    `index` has one entry for each coordinate of the result, `factor` broadcasts to the shape of the tensor. The coordinates
-    are along the last axis.
+    `index` has one entry for each coordinate of the result, `factor` broadcasts to the shape of the tensor. The
+    coordinates are along the last axis.
     """
 
     x: Vectors
@@ -219,6 +219,26 @@ class Coordinates:
     def add(self, other: Coordinates) -> Coordinates:
         """The sum, of coordinates of the same vectors."""
         return Coordinates(self.x, (*self.terms, *other.terms))
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Coordinates of the same vectors stacked along a new last axis: interleaved, once that is flattened."""
+
+    flat: Coordinates
+    count: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Coordinates]) -> Pairs:
+        """The first of each part, then the second of each, and so on."""
+        whole, count = end_to_end(parts), len(parts)
+        order = np.arange(whole.shape[-1]).reshape(count, -1).T.ravel()
+        return cls(Coordinates(whole.x, tuple((i[order], f[..., order]) for i, f in whole.terms)), count)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tensor."""
+        return (*self.flat.shape[:-1], self.flat.shape[-1] // self.count, self.count)
 
 
 def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:

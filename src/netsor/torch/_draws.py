@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, normal, weight
 from ..nn import Embedding
@@ -141,7 +140,7 @@ class Draws:
         return Vectors.of(whole[np.vectorize(known.__getitem__, otypes=[np.intp])(rows)])
 
     def scalars(self, x: Vectors) -> Scalars:
-        """The entries of rows as scalars, where they are added to scores: relative positions, a number for each head."""
+        """The entries of rows as scalars, where they are added to scores: relative positions, a number a head."""
         base = x.value if x.value in self._tables else getattr(x.value.op, "x", None)
         if base not in self._tables:
             raise Refusal("coordinates of vectors meet scalars: only rows of a parameter can be scalars")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,17 @@ from torch.utils import _pytree as pytree
 
 Module = Any
 Node = Any  # torch.fx.Node
+
+
+class UnsupportedError(ValueError):
+    """An operation or a parameter of a module that cannot be read: names it, the module's path and the line of code.
+
+    Examples
+    --------
+    >>> ns.torch.program(build, ids)  # doctest: +SKIP
+    Traceback (most recent call last):
+    netsor.torch._export.UnsupportedError: aten.topk.default in model.layers.0.mlp: … (at modeling.py:80: …)
+    """
 
 
 class Graph(NamedTuple):
@@ -44,6 +56,12 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         with torch.no_grad():
             program = torch.export.export(shadow, *given, strict=False)
             return program.run_decompositions({}) if any(map(_mutates, program.graph.nodes)) else program
+    except Exception as error:  # of torch, or of the module itself
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+        code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
+        raise UnsupportedError(
+            f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {lines[0]}{code}"
+        ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
@@ -103,9 +121,7 @@ def line_of(node: Node) -> str:
     """The line of code that asked for an operation: the innermost that is not torch's own."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     places = [
-        (lines[i].strip(), lines[i + 1].strip())
-        for i in range(0, len(lines) - 1)
-        if lines[i].lstrip().startswith("File ")
+        (lines[i].strip(), lines[i + 1].strip()) for i in range(len(lines) - 1) if lines[i].lstrip().startswith("File ")
     ]
     own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
     if not own:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,12 @@ import numpy as np
 import torch
 
 from .. import language as ns
+from .._array_api import array_namespace
+from ..activations import Function
 from ._axes import (
     Coordinates,
     Floats,
+    Pairs,
     Refusal,
     Root,
     Scalars,
@@ -29,7 +31,7 @@ from ._rotary import settled
 
 MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0
 Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates or Random
-VALUES = (Vectors, Scalars, Coordinates, Random)
+VALUES = (Vectors, Scalars, Coordinates, Pairs, Random)
 
 
 class Call:
@@ -55,21 +57,20 @@ class Call:
 
     def vectors(self, x: Tensor) -> Vectors:
         """The argument as vectors; given numbers have their coordinates along the last axis."""
-        x = self._settled(x)
+        x = self.settled(x)
         if isinstance(x, torch.Tensor) and x.ndim and x.is_floating_point():
             return Vectors.of(along_last(numbers(x), -1))
         if not isinstance(x, Vectors):
             raise Refusal(f"needs vectors, got {kind(x)}")
         return x
 
-    def _settled(self, x: Tensor) -> Tensor:
+    def settled(self, x: Tensor) -> Tensor:
+        """Vectors, scalars or numbers: nothing that waits to be recognised."""
         if isinstance(x, Random):
             return self.draws.vectors(x)
+        if isinstance(x, Pairs):
+            raise Refusal("pairs of coordinates that are not set end to end")
         return settled(x) if isinstance(x, Coordinates) else x
-
-    def settled(self, x: Tensor) -> Tensor:
-        """Vectors or scalars or numbers: nothing that waits to be recognised."""
-        return self._settled(x)
 
 
 def kind(x: Tensor) -> str:
@@ -307,7 +308,7 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
 
 
 def matmul(call: Call, x: Tensor, y: Tensor) -> Tensor:
-    """Of vectors with vectors, scores; of scalars with vectors, their combinations; with a parameter, a linear layer."""
+    """Of vectors with vectors, scores; of scalars with vectors, combinations; with a parameter, a linear layer."""
     if isinstance(y, Random) and len(y.shape) == 2:
         return linear(call, x, y.transposed())
     x, y = call.settled(x), call.settled(y)
@@ -384,6 +385,8 @@ def view(call: Call, x: Tensor, shape: Shape) -> Tensor:
     """Another shape."""
     if isinstance(x, Random):
         return x.view(shape)
+    if isinstance(x, Pairs) and tuple(shape) == x.flat.shape:
+        return x.flat
     x = call.settled(x)
     if isinstance(x, Scalars):
         return _rearranged(x, lambda a: a.reshape(*shape) if not isinstance(a, np.ndarray) else a.reshape(shape))
@@ -486,6 +489,9 @@ def cat(call: Call, parts: list[Tensor], axis: int) -> Tensor:
 def stack(call: Call, parts: list[Tensor], axis: int) -> Tensor:
     """Tensors along a new axis."""
     axis %= len(call.shape)
+    owners = {id(part.x if isinstance(part, Coordinates) else part) for part in parts}
+    if len(owners) == 1 and axis == len(call.shape) - 1 and all(isinstance(p, Coordinates) for p in parts):
+        return Pairs.of(parts)
     one = [*call.shape[:axis], 1, *call.shape[axis + 1 :]]
     return cat(call, [view(call, part, tuple(one)) for part in parts], axis)
 
@@ -574,9 +580,8 @@ def _masked_fill(call: Call) -> Tensor:
     return where(call, ~mask, call["self"], call["value"])
 
 
-SAME = """to contiguous clone detach alias type_as lift_fresh_copy _to_copy float double half bfloat16 requires_grad_
-    view_as expand_as""".split()
-VIEWS = "view reshape _unsafe_view unflatten flatten unsqueeze squeeze ravel".split()
+SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy")
+VIEWS = ["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel"]
 FUNCTIONS = {
     "relu": ns.relu,
     "silu": ns.silu,
@@ -586,7 +591,15 @@ FUNCTIONS = {
     "abs": ns.abs,
     "sin": ns.sin,
     "cos": ns.cos,
+    "exp": lambda x: ns.nonlin(EXP, x) if isinstance(x, ns.Vector) else ns.apply(EXP, x),
 }
+
+
+def _exp(x: Any) -> Any:
+    return array_namespace(x).exp(x)
+
+
+EXP = Function("exp", _exp, bounded=False, lipschitz=False, derivative=_exp)
 
 
 def _function(name: str) -> Callable[[Call], Any]:
@@ -595,7 +608,7 @@ def _function(name: str) -> Callable[[Call], Any]:
 
 
 OPS: dict[str, Callable[[Call], Any]] = {
-    **dict.fromkeys(SAME[:-2], same),
+    **dict.fromkeys(SAME, same),
     **dict.fromkeys(VIEWS, lambda call: view(call, call["self"], call.shape)),
     **{name: _function(name) for name in FUNCTIONS},
     "_assert_tensor_metadata": lambda call: None,
@@ -656,4 +669,3 @@ OPS: dict[str, Callable[[Call], Any]] = {
     "where": lambda call: where(call, call["condition"], call["self"], call["other"]),
     "masked_fill": _masked_fill,
 }
-GETITEM = operator.getitem

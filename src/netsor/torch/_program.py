@@ -15,14 +15,10 @@ from ..language import TraceError, Value
 from ..language._probe import Probe
 from ._axes import Coordinates, Refusal, Scalars, Vectors
 from ._draws import Draws, Random
-from ._export import Graph, Module, Node, capture, line_of, path_of, read
+from ._export import Graph, Module, Node, UnsupportedError, capture, line_of, path_of, read
 from ._ops import OPS, VALUES, Call
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
 from ._samples import fresh
-
-
-class UnsupportedError(ValueError):
-    """An operation or a parameter of a module that cannot be read: names it, the module's path and the line of code."""
 
 
 def program(

@@ -1,4 +1,4 @@
-"""Rotary positions, recognised from what is done to coordinates: x_f cos − x_g sin and x_g cos + x_f sin of pairs (f, g).
+"""Rotary positions, recognised from their arithmetic: x_f cos − x_g sin and x_g cos + x_f sin for pairs (f, g).
 
 Pairs are (f, f + r/2), or neighbours (2f, 2f + 1). The rows of a random matrix are exchangeable, so both have the same
 law, and `ns.rotary`, which turns the former, stands for both.

@@ -1,7 +1,8 @@
 """Fresh samples of the initialisation of a module, without the memory of large parameters.
 
-A tensor of more than `LARGE` entries is made on the meta device. What initialises it entry by entry (`normal_`, `uniform_`,
-`mul_`, …) is done to a sample of `SAMPLE` entries in its place, so that its law is known although it never exists.
+A tensor of more than `LARGE` entries is made on the meta device. What initialises it entry by entry (`normal_`,
+`uniform_`, `mul_`, …) is done to a sample of `SAMPLE` entries in its place, so that its law is known although it never
+exists.
 """
 
 from __future__ import annotations
