@@ -161,6 +161,8 @@ def parameters(
     if samples < 2:
         raise ValueError(f"samples={samples} must be 2 or more: one does not tell what is random")
     made, found = drawn(module, samples, seed)
+    if made is not module and hasattr(module, "named_parameters"):
+        _compare(module, found)
     fans, shapes = dict(_fans(made)), {name: tuple(p.shape) for name, p in made.named_parameters()}
     rows: dict[str, Parameter] = {}
     first: dict[str, str] = {}  # what was seen, by all samples of it
@@ -175,6 +177,22 @@ def parameters(
             first.setdefault(seen, name)
         rows[name] = law
     return Parameters(_declared(rows, declared or {}), samples)
+
+
+def _compare(module: Module, found: Mapping[str, list[Sample]]) -> None:
+    """An error, if the numbers of a module are not what its methods initialise them with."""
+    for name, p in module.named_parameters():
+        samples = found[name]
+        if not p.is_meta and not samples[0].problem:
+            own = p.detach().float().cpu().numpy().ravel()
+            new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
+            sizes = [float(np.sqrt(np.mean(np.square(x, dtype=float)))) for x in (own, new)]
+            # of standard normals √(1/2n) is the error of the root mean square; 8 of them, for millions of parameters
+            if abs(sizes[0] - sizes[1]) > 8 * max(sizes) * math.sqrt(1 / (2 * own.size) + 1 / (2 * new.size)):
+                raise ValueError(
+                    f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} once it is initialised "
+                    "anew: it was trained, or its constructor does more: pass a function that makes the module"
+                )
 
 
 def _declared(rows: dict[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
