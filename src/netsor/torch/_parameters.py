@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ._samples import Module, Sample, drawn
 
@@ -161,7 +162,7 @@ def parameters(
     if samples < 2:
         raise ValueError(f"samples={samples} must be 2 or more: one does not tell what is random")
     made, found = drawn(module, samples, seed)
-    if made is not module and hasattr(module, "named_parameters"):
+    if isinstance(module, torch.nn.Module):
         _compare(module, found)
     fans, shapes = dict(_fans(made)), {name: tuple(p.shape) for name, p in made.named_parameters()}
     rows: dict[str, Parameter] = {}
