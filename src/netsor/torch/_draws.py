@@ -104,6 +104,8 @@ class Draws:
 
     def _embedding(self, name: str) -> Embedding:
         law = self._used(name, "a table")
+        if name not in self.ids:
+            raise Refusal(f"rows of {name} after something was done to all of it")
         if law.mean:
             raise Refusal(f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:

@@ -270,7 +270,7 @@ def mean(call: Call, x: Tensor, axes: Any, keep: bool, total: bool = False) -> T
         return Scalars(x.value.mean(axis=tuple(over)).reshape(*shape), factor)
     if x.axis in over:
         square = call.draws.squares.get(x.value)
-        if square is None or over != [x.axis]:
+        if square is None or square.axes != x.axes or over != [x.axis]:
             scalars = ns.mean_dot(x.plain(), ns.ones(x.plain().width))
             rest = tuple(axis - (axis > x.axis) for axis in over if axis != x.axis)
             return Scalars((scalars.mean(axis=rest) if rest else scalars).reshape(*shape), factor)

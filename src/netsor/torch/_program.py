@@ -67,7 +67,8 @@ def program(
     args = args if isinstance(args, tuple) else (args,)
     given = dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
-    made = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
+    whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
+    made = module if whole else fresh(module)[0]
     exported = capture(made, args, given)
     order = [name for name in inspect.signature(made.forward).parameters if name in given]
     given = {name: given[name] for name in [*order, *(name for name in given if name not in order)]}
@@ -139,8 +140,9 @@ class _Reader:
                 raise Refusal("is not read; what is, docs/torch.md lists")
             call = Call(self.draws, name, self._arguments(node), node.meta.get("val"), self._probe_of(node))
             return OPS[name](call)
-        except (Refusal, TraceError) as error:
-            reason = error.plain if isinstance(error, TraceError) else str(error)
+        except Exception as error:
+            said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
+            reason = said.get(type(error), f"{type(error).__name__}: {error}")
             where, line = path_of(node), line_of(node)
             raise UnsupportedError(
                 f"{target} in {where or 'the module itself'}: {reason}" + (f" (at {line})" if line else "")

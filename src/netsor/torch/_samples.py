@@ -64,7 +64,12 @@ def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
 def _again(module: Module) -> None:
     """Initialise every parameter anew, by the methods that modules have for it."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    awaited: list[tuple[Module, str]] = []
     for part in module.modules():
+        for name, b in part.named_buffers(recurse=False):  # those without numbers get none that pass for some
+            if _empty(b) and b.numel():
+                part._buffers[name] = torch.full(b.shape, _nothing(b), dtype=b.dtype)
+                awaited.append((part, name))
         part.__dict__.pop("_is_hf_initialized", None)  # by which transformers knows what it initialised
         for p in part.parameters(recurse=False):
             p.__dict__.pop("_is_hf_initialized", None)
@@ -77,9 +82,21 @@ def _again(module: Module) -> None:
             module.init_weights()
         elif callable(getattr(module, "_init_weights", None)):
             module.apply(module._init_weights)
+    for part, name in awaited:
+        b = part._buffers[name]
+        if b.reshape(-1)[0].item() == _nothing(b):
+            raise ValueError(
+                f"the buffer {name} of {type(part).__name__} is on the meta device and has no numbers: pass a function "
+                "that makes the module"
+            )
     for name, p in module.named_parameters():
-        if not p.is_meta and bool((p != p.reshape(-1)[0]).any()) and torch.equal(p, before[name]):
+        if not _empty(p) and bool((p != p.reshape(-1)[0]).any()) and torch.equal(p, before[name]):
             raise ValueError(f"{name} was not initialised anew: pass a function that makes the module, not the module")
+
+
+def _nothing(b: Any) -> Any:
+    """What no buffer holds: the least number of its type."""
+    return False if b.dtype == torch.bool else (torch.finfo if b.is_floating_point() else torch.iinfo)(b.dtype).min
 
 
 class _Thin(TorchFunctionMode):
@@ -109,15 +126,8 @@ class _Thin(TorchFunctionMode):
 IS_META = torch.Tensor.is_meta.__get__
 ASKED = {torch.Tensor.any, torch.Tensor.all, torch.Tensor.item, torch.Tensor.__bool__, torch.any, torch.all}
 CREATORS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
-FILLS = {
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::zero_",
-    "aten::fill_",
-    "aten::_to_copy",
-    "aten::copy_",
-    "aten::clone",
-}
+OVERWRITES = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_"}
+ENTRYWISE = {*OVERWRITES, "aten::copy_", "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged
 FRESH = {"aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", "aten::normal", "aten::uniform"}
 
 
@@ -133,7 +143,7 @@ class Replay(TorchDispatchMode):
 
     def sample(self, name: str, p: Any) -> Sample:
         """What is known of a parameter."""
-        if not p.is_meta:
+        if not _empty(p):
             return Sample(p.detach().to("cpu", torch.float32, copy=True))
         key = _storage(p)
         if key not in self._samples and key not in self._problems:
@@ -148,13 +158,13 @@ class Replay(TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         for each in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(each, torch.Tensor) and each.is_meta:
+            if isinstance(each, torch.Tensor) and _empty(each):
                 self._follow(func, args, kwargs, each)
         return made
 
     def known(self, t: Any) -> Any:
         """The sample that stands for a tensor, if there is one."""
-        return self._samples.get(_storage(t)) if t.device.type == "meta" else None
+        return self._samples.get(_storage(t)) if _empty(t) else None
 
     def _follow(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         name, key = func._schema.name, _storage(made)
@@ -163,8 +173,7 @@ class Replay(TorchDispatchMode):
         size = min(made.numel(), SAMPLE)
         if not given:
             if name in FRESH:
-                options = {k: v for k, v in kwargs.items() if k in ("dtype",)}
-                self._samples[key] = func([size], *args[1:], **options)
+                self._samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
             return
         writes = func._schema.is_mutable
         if not writes and key in map(_storage, given):
@@ -172,24 +181,23 @@ class Replay(TorchDispatchMode):
         if writes and made.numel() * made.element_size() < made.untyped_storage().nbytes():
             self._partly(name, args, made, key)
             return
-        if torch.Tag.pointwise in func.tags or name in FILLS:
-            new = name in FILLS and name not in ("aten::copy_", "aten::clone", "aten::_to_copy")
+        if torch.Tag.pointwise in func.tags or name in ENTRYWISE:
+            fills = name in OVERWRITES or name == "aten::copy_"
 
             def instead(t: Any) -> Any:
-                if t.is_meta and t is args[0] and (new or name == "aten::copy_"):
+                if not _empty(t):
+                    return t if t.numel() == 1 else None
+                if fills and t is args[0]:
                     return torch.empty(size, dtype=t.dtype)
-                found = self._samples.get(_storage(t)) if t.is_meta and t.numel() == made.numel() else None
-                return t if t.numel() == 1 and not t.is_meta else found
+                return self._samples.get(_storage(t)) if t.numel() == made.numel() else None
 
-            copies = pytree.tree_map_only(
-                torch.Tensor, instead, (args, {k: v for k, v in kwargs.items() if k != "device"})
-            )
-            if all(t is not None for t in pytree.tree_leaves(copies) or [None]) and not any(
-                instead(t) is None for t in given
-            ):
-                self._samples[key] = func(*copies[0], **copies[1])
+            if all(instead(t) is not None for t in given):
+                options = {k: v for k, v in kwargs.items() if k != "device"}
+                copies, options = pytree.tree_map_only(torch.Tensor, instead, (args, options))
+                self._samples[key] = func(*copies, **options)
                 self._problems.pop(key, None)
-                self._zero.pop(key, None)
+                if fills:
+                    self._zero.pop(key, None)
                 return
         source = next((self._problems[_storage(t)] for t in given if _storage(t) in self._problems), name)
         self._samples.pop(key, None)
@@ -204,6 +212,11 @@ class Replay(TorchDispatchMode):
             self._zero.setdefault(key, set()).update(range(first, first + made.numel() // length))
         else:
             self._problems[key] = f"{name} of a part"
+
+
+def _empty(t: Any) -> bool:
+    """Whether a tensor has no numbers; `is_meta` is answered otherwise meanwhile."""
+    return bool(t.device.type == "meta")
 
 
 def _storage(t: Any) -> int:
