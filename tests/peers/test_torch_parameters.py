@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
+import transformers
 
 import netsor as ns
 from netsor.torch import _samples
@@ -76,3 +79,23 @@ def test_a_large_parameter_takes_no_memory():
     found = ns.torch.parameters(build)["weight"]
     assert found.shape == (2**20, 2**20)
     assert (found.law, found.fan_in) == ("truncated normal", 2**20)
+
+
+def test_a_module_on_the_meta_device_has_the_laws_of_a_real_one():
+    config = transformers.BertConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, vocab_size=50, pad_token_id=3
+    )
+    with torch.device("meta"):
+        empty = transformers.BertForMaskedLM(config)
+    found, real = (ns.torch.parameters(each) for each in (empty, lambda: transformers.BertForMaskedLM(config)))
+    for name, law in real.items():
+        assert (found[name].law, found[name].zero_rows) == (law.law, law.zero_rows), name
+        assert abs(found[name].std - law.std) <= 6 * law.std_error, name
+    ids = torch.tensor([[3, 7, 7]])
+    assert ns.torch.program(empty, ids, laws=real).shape == (1, 3, 50)
+
+
+def test_without_torch_the_error_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import netsor; netsor.torch"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: ns.torch needs PyTorch: pip install 'netsor[torch]'" in made.stderr

@@ -80,6 +80,9 @@ def _again(module: Module) -> None:
                     getattr(part, method)()
         if callable(getattr(module, "init_weights", None)):
             module.init_weights()
+            for part in module.modules():  # the head of a tied embedding came after it, and filled the row of padding
+                if isinstance(part, torch.nn.Embedding):
+                    part._fill_padding_idx_with_zero()
         elif callable(getattr(module, "_init_weights", None)):
             module.apply(module._init_weights)
     for part, name in awaited:
