@@ -327,3 +327,29 @@ def test_a_law_that_is_off_is_noticed():
     ours = ns.Program(ns.mean_dot(value, value)[-1, -1]).draw(draws=OURS, progress=False)
     real = _real(build, args, kwargs, ["model.layers.1.self_attn"], REAL)[:, 2]
     assert stats.ks_2samp(real, ours).pvalue < LEVEL
+
+
+def test_a_module_of_405_billion_parameters_is_read_without_its_memory():
+    """Two of its 126 blocks: each is read by itself."""
+    rope = {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192}
+    config = transformers.LlamaConfig(
+        hidden_size=16384, num_hidden_layers=2, num_attention_heads=128, num_key_value_heads=8, use_cache=False,
+        intermediate_size=53248, vocab_size=128256, max_position_embeddings=131072, rope_parameters=rope,
+    )  # fmt: skip
+    net = ns.torch.program(lambda: transformers.LlamaForCausalLM(config), IDS)
+    assert net.output.width.factor == 128256
+    turned = next(value for value in _inputs(net.output) if type(value.op).__name__ == "Rotate")
+    assert turned.op.base == pytest.approx(500000, rel=1e-3)
+    theta = 500000.0 ** (-np.arange(64) / 64)
+    right = ns.models.Stretch(8.0, 1.0, 4.0, 8192.0).of(theta)  # what its configuration says
+    np.testing.assert_allclose(turned.op.stretch.of(theta), right, rtol=1e-3)
+    assert net.plan().random_numbers > 0
+
+
+def _inputs(value):
+    seen, pending = {value}, [value]
+    while pending:
+        new = {x for x in pending.pop().op.inputs if x not in seen}
+        seen |= new
+        pending += new
+    return seen

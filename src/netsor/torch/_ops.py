@@ -185,7 +185,8 @@ def multiply(call: Call, a: Tensor, b: Tensor) -> Tensor:
         return _made(x * y, at)
     if isinstance(a, Vectors):
         at, root = a.axis - len(a.axes), b.root
-        if root is not None and root.inverse and root.vectors is a:
+        one_each = tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
+        if root is not None and root.inverse and root.vectors is a and b.shape == one_each:
             return _made(ns.rms_norm(a.plain(), root.eps), at)
         return _made(_without(b, at) * a.plain(), at)
     if isinstance(b, Scalars):
@@ -204,12 +205,10 @@ def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     a = call.vectors(a)
     at = a.axis - len(a.axes)
     same = _uniform(c, at)
+    if same is None and at == -1:
+        return Coordinates.of(a).scale(c)
     if same is None:
-        return (
-            Coordinates.of(a).scale(c)
-            if at == -1
-            else _made(a.plain() * along_last(np.broadcast_to(c, a.shape), at), at)
-        )
+        return _made(a.plain() * along_last(np.broadcast_to(c, a.shape), at), at)
     return a.expand(np.broadcast_shapes(a.shape, c.shape)) if (same == 1).all() else _made(same * a.plain(), at)
 
 
