@@ -44,6 +44,8 @@ SIZES = {
     "eos_token_id": 0,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2, "use_cache": False, "pad_token_id": None}
+UNGROUPED = {**SIZES, "use_cache": False}
+NEOX = ["gpt_neox.layers.0", "gpt_neox.layers.1", "gpt_neox.final_layer_norm"]
 BLOCKS = ["model.layers.0", "model.layers.1", "model.norm"]
 
 
@@ -105,6 +107,8 @@ MODULES = {  # a factory, its inputs, and the modules inside that are compared
     "gemma2": (_hf("Gemma2", attention="eager", **GROUPED, head_dim=16, sliding_window=3), (IDS,), {}, BLOCKS),
     "phi3": (_hf("Phi3", **GROUPED), (IDS,), {}, BLOCKS),
     "olmo2": (_hf("Olmo2", **GROUPED), (IDS,), {}, BLOCKS),
+    "gpt_neox": (_hf("GPTNeoX", **UNGROUPED), (IDS,), {}, NEOX),
+    "gemma3": (_hf("Gemma3Text", **{**GROUPED, "pad_token_id": 7}, head_dim=16), (IDS,), {}, BLOCKS),
     "smollm3": (_hf("SmolLM3", **GROUPED, no_rope_layers=[1, 0]), (IDS,), {}, BLOCKS),
     "vit": (
         _hf("ViT", **VIT, initializer_range=0.1),
@@ -256,7 +260,7 @@ def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name, monk
     assert compared >= 2
 
 
-ROUTES = ["gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "bert", "gemma2", "olmo2", "t5"]
+ROUTES = ["gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "bert", "gemma2", "gpt_neox", "olmo2", "t5"]
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -286,6 +290,7 @@ def test_a_module_has_the_law_of_its_configuration(name):
 
 BLOCK_PATHS = {
     "gpt2": STREAM,
+    "gpt_neox": NEOX,
     "bert": ["bert.encoder.layer.0", "bert.encoder.layer.1", "bert.encoder.layer.1"],
     "t5": [*(f"{side}.block.{k}" for side in ("encoder", "decoder") for k in (0, 1)), "decoder.final_layer_norm"],
 }

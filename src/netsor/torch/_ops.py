@@ -170,6 +170,8 @@ def multiply(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """The product of any two tensors."""
     if isinstance(b, VALUES) and not isinstance(a, VALUES):
         a, b = b, a
+    if not isinstance(a, VALUES):
+        return torch.as_tensor(numbers(a) * numbers(b))
     if isinstance(a, Vectors | Coordinates | Random) and not isinstance(b, VALUES):
         return _scaled(call, a, numbers(b))
     a, b = call.settled(a), call.settled(b)
@@ -566,10 +568,12 @@ def _difference(call: Call) -> Tensor:
 
 
 def _addmm(call: Call) -> Tensor:
-    if call.get("beta", 1) != 1 or call.get("alpha", 1) != 1:
-        raise Refusal("alpha and beta other than 1")
     names = ("mat1", "mat2") if "mat1" in call.arguments else ("batch1", "batch2")
-    return add(call, matmul(call, call[names[0]], call[names[1]]), call["self"])
+    product = multiply(call, matmul(call, call[names[0]], call[names[1]]), float(call.get("alpha", 1)))
+    beta = float(call.get("beta", 1))
+    return (
+        product if beta == 0 else add(call, product, call["self"] if beta == 1 else multiply(call, call["self"], beta))
+    )
 
 
 def _masked_fill(call: Call) -> Tensor:

@@ -29,6 +29,13 @@ def settled(c: Coordinates) -> Vectors:
             if np.ptp(np.broadcast_to(factor, (*factor.shape[:-1], len(index))), axis=-1).max() > 0:
                 return Vectors.of(part.plain() * along_last(np.broadcast_to(factor, part.shape), -1))
             return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain())
+    used = np.concatenate(
+        [i[np.broadcast_to(f, (*f.shape[:-1], len(i))).any(axis=(*range(f.ndim - 1),))] for i, f in c.terms]
+    )
+    start, stop = int(used.min()), int(used.max()) + 1
+    if stop - start == c.shape[-1] < size:  # a part of a fused projection
+        inside = tuple((np.clip(i, start, stop - 1) - start, f) for i, f in c.terms)
+        return settled(Coordinates(x.part(start, stop), inside))
     if c.shape[-1] == size:
         return _turned(c)
     raise Refusal("coordinates of a vector are combined in a way that is no rotary position")
@@ -36,12 +43,19 @@ def settled(c: Coordinates) -> Vectors:
 
 def _turned(c: Coordinates) -> Vectors:
     size, lead = c.x.shape[-1], c.x.shape[:-1]
+    factors = [np.broadcast_to(factor, (*lead, size)) for _, factor in c.terms]
+    along = [k for k in range(len(lead)) if any(np.ptp(f, axis=k).max() > 0 for f in factors)]
+    if len(along) > 1:
+        raise Refusal("constants of coordinates differ between heads or sequences, not by positions alone")
+    if along and along[0] < len(lead) - 1:  # tokens come before heads
+        order = [k for k in range(len(lead) + 1) if k != along[0]]
+        order.insert(len(lead) - 1, along[0])
+        moved = tuple((i, f.transpose(order)) for (i, _), f in zip(c.terms, factors, strict=True))
+        return _turned(Coordinates(c.x.permute(order), moved)).permute(np.argsort(order).tolist())
     tokens = lead[-1] if lead else 1
     same, other, partner = np.zeros((tokens, size)), np.zeros((tokens, size)), np.arange(size)
     for index, factor in c.terms:
-        f = np.broadcast_to(factor, (*lead, size)).reshape(-1, tokens, size)
-        if np.ptp(f, axis=0).max() > 0:
-            raise Refusal("constants of coordinates differ between heads or sequences, not by positions alone")
+        f = np.broadcast_to(factor, (*lead, size)).reshape(-1, tokens, size)  # alike in the first axis
         own = index == np.arange(size)
         same += np.where(own, f[0], 0.0)
         used = ~own & (f[0] != 0).any(axis=0)

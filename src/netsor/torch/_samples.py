@@ -121,14 +121,15 @@ class _Thin(TorchFunctionMode):
         if func in CREATORS and str(kwargs.get("device") or "cpu") == "cpu":
             size = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
             sizes = [n for n in size if isinstance(n, int)]
-            if sizes and math.prod(sizes) > LARGE:
+            if sizes and math.prod(sizes) > (LARGE if func in UNWRITTEN else 64 * LARGE):
                 kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
 
 IS_META = torch.Tensor.is_meta.__get__
 ASKED = {torch.Tensor.any, torch.Tensor.all, torch.Tensor.item, torch.Tensor.__bool__, torch.any, torch.all}
-CREATORS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # what parameters are made by, while masks begin with given numbers
+CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
 OVERWRITES = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_"}
 ENTRYWISE = {*OVERWRITES, "aten::copy_", "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged
 FRESH = {"aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", "aten::normal", "aten::uniform"}
