@@ -123,9 +123,9 @@ def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
         a, b = b, a
     pair = [x for x in (a, b) if isinstance(x, Coordinates)]
     if pair and all(isinstance(x, Coordinates) or x is pair[0].x for x in (a, b)):
-        c, d = Coordinates.of(a), Coordinates.of(b)
-        if c.x is d.x and c.shape[-1] == d.shape[-1]:
-            return c.add(d)
+        left, right = Coordinates.of(a), Coordinates.of(b)
+        if left.x is right.x and left.shape[-1] == right.shape[-1]:
+            return left.add(right)
     a, b = call.settled(a), call.settled(b)
     if isinstance(a, Scalars) and isinstance(b, Vectors):
         a, b = b, a
@@ -342,7 +342,7 @@ def softmax(call: Call, x: Tensor, axis: int) -> Scalars:
     return Scalars(made)
 
 
-def attention(call: Call) -> Vectors:
+def attention(call: Call) -> Tensor:
     """`scaled_dot_product_attention`."""
     q, k, v = (call.vectors(call[name]) for name in ("query", "key", "value"))
     if call.get("enable_gqa", False):
@@ -361,7 +361,7 @@ def attention(call: Call) -> Vectors:
     return matmul(call, softmax(call, p, -1), v)
 
 
-def convolution(call: Call) -> Vectors:
+def convolution(call: Call) -> Tensor:
     """Patches of given images, embedded by a matrix: a convolution whose steps are as long as its kernel."""
     x, weight = call["input"], call["weight"]
     kernel = tuple(weight.shape[2:])
@@ -585,7 +585,21 @@ def _masked_fill(call: Call) -> Tensor:
 
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy")
 VIEWS = ["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel"]
-FUNCTIONS = {
+
+
+def _exp(x: Any) -> Any:
+    return array_namespace(x).exp(x)
+
+
+EXP = Function("exp", _exp, bounded=False, lipschitz=False, derivative=_exp)
+
+
+def exp(x: Any) -> Any:
+    """e^x, of coordinates or of scalars."""
+    return ns.nonlin(EXP, x) if isinstance(x, ns.Vector) else ns.apply(EXP, x)
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "relu": ns.relu,
     "silu": ns.silu,
     "tanh": ns.tanh,
@@ -594,15 +608,8 @@ FUNCTIONS = {
     "abs": ns.abs,
     "sin": ns.sin,
     "cos": ns.cos,
-    "exp": lambda x: ns.nonlin(EXP, x) if isinstance(x, ns.Vector) else ns.apply(EXP, x),
+    "exp": exp,
 }
-
-
-def _exp(x: Any) -> Any:
-    return array_namespace(x).exp(x)
-
-
-EXP = Function("exp", _exp, bounded=False, lipschitz=False, derivative=_exp)
 
 
 def _function(name: str) -> Callable[[Call], Any]:

@@ -207,8 +207,8 @@ def _declared(rows: dict[str, Parameter], declared: Mapping[str, float | Paramet
             if isinstance(law, Parameter):
                 rows[name] = replace(law, name=name, shape=rows[name].shape, fan_in=rows[name].fan_in)
             else:
-                plain = {"mean": 0.0, "std_error": 0.0, "of": None, "zero_rows": (), "value": None}
-                rows[name] = replace(rows[name], law="normal", std=float(law), note="declared", **plain)
+                old = rows[name]
+                rows[name] = Parameter(name, old.shape, "normal", std=float(law), fan_in=old.fan_in, note="declared")
     return rows
 
 

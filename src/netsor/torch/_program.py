@@ -68,7 +68,7 @@ def program(
     given = dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
     whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
-    made = module if whole else fresh(module)[0]
+    made: Any = module if whole else fresh(module)[0]
     exported = capture(made, args, given)
     order = [name for name in inspect.signature(made.forward).parameters if name in given]
     given = {name: given[name] for name in [*order, *(name for name in given if name not in order)]}

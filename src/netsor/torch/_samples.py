@@ -102,7 +102,7 @@ def _nothing(b: Any) -> Any:
     return False if b.dtype == torch.bool else (torch.finfo if b.is_floating_point() else torch.iinfo)(b.dtype).min
 
 
-class _Thin(TorchFunctionMode):
+class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
     """Makes large tensors on the meta device, and answers for them as if they had the numbers of their samples.
 
     Without that `trunc_normal_`, which looks at what it drew, would leave them as they are.
@@ -135,7 +135,7 @@ ENTRYWISE = {*OVERWRITES, "aten::copy_", "aten::clone", "aten::_to_copy", "aten:
 FRESH = {"aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", "aten::normal", "aten::uniform"}
 
 
-class Replay(TorchDispatchMode):
+class Replay(TorchDispatchMode):  # type: ignore[misc]
     """Does to a sample what is done to tensors without numbers."""
 
     def __init__(self) -> None:
