@@ -38,6 +38,8 @@ def apart(monkeypatch, tmp_path):
 def needs(page):
     if "from sklearn" in page.read_text():
         pytest.importorskip("sklearn")
+    if "import torch" in page.read_text():
+        pytest.importorskip("torch")
 
 
 def short(function):

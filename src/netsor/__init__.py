@@ -86,6 +86,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
     }
     _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
     __all__ = sorted([*_MODULES, *_WHERE])
+    _OPTIONAL = ("AttentionRegressor", "torch")  # not in `import *`: they need scikit-learn and PyTorch
     _LOADING = RLock()  # Python's own locks fail where one thread loads a package and another a part of it
 
     def __dir__() -> list[str]:
@@ -93,7 +94,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
 
     def __getattr__(name: str) -> Any:
         """Load a public name, or raise an error that suggests one."""
-        if name in _MODULES or name in _WHERE or name == "AttentionRegressor":
+        if name in _MODULES or name in _WHERE or name in _OPTIONAL:
             with _LOADING:
                 return _loaded(name)
         hint = ""
@@ -102,7 +103,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
 
             import numpy as np
 
-            near = difflib.get_close_matches(name, [*__all__, "AttentionRegressor"], 1, 0.75)
+            near = difflib.get_close_matches(name, [*__all__, *_OPTIONAL], 1, 0.75)
             hint = f"; did you mean ns.{near[0]}?" if near else ""
             if isinstance(getattr(np, name, None), np.ufunc):
                 hint += f"; of coordinates write ns.nonlin(np.{name}, x), of scalars ns.apply(np.{name}, p)"
@@ -114,6 +115,8 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         if name in _WHERE:
             globals()[name] = value = getattr(import_module(_WHERE[name], __name__), name)
             return value  # and from now on Python finds it without asking here
+        if name == "torch":
+            return import_module(".torch", __name__)
         try:
             from ._regressor import AttentionRegressor
         except ImportError as error:

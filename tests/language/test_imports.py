@@ -92,6 +92,7 @@ ROOMS = (
     "cli",
     "explore",
     "studies",
+    "torch",
     "models",
     "_regressor",
     "_decorator",

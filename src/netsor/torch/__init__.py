@@ -1,0 +1,19 @@
+"""A PyTorch module at initialisation, read as a program; the laws of its parameters.
+
+Examples
+--------
+>>> net = ns.torch.program(build, ids)  # doctest: +SKIP
+>>> net.law(draws=1000).std(), [probe.name for probe in net.probes]  # doctest: +SKIP
+>>> print(ns.torch.parameters(build))  # doctest: +SKIP
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"ns.torch needs PyTorch: pip install 'netsor[torch]' ({error})") from error
+
+from ._export import UnsupportedError
+from ._parameters import Parameter, Parameters, parameters
+from ._program import program
+
+__all__ = ["Parameter", "Parameters", "UnsupportedError", "parameters", "program"]

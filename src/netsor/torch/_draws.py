@@ -1,0 +1,157 @@
+"""Random parameters as values of the language: a matrix that acts, rows of a table, or numbers by themselves.
+
+One parameter is one random object, however often and in whichever orientation the module uses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language import Scalar, Value, Vector, Weight, gaussian, join, normal, weight
+from ..nn import Embedding
+from ._axes import Refusal, Scalars, Shape, Vectors
+from ._parameters import Parameter
+
+
+@dataclass(frozen=True, eq=False)
+class Random:
+    """A random parameter, or a view of it: torch keeps the strides, on the meta device."""
+
+    name: str
+    entries: Any  # a meta tensor
+
+    @property
+    def shape(self) -> Shape:
+        """Of the view."""
+        return tuple(self.entries.shape)
+
+    def _viewed(self, made: Any) -> Random:
+        return Random(self.name, made)
+
+    def view(self, shape: Sequence[int]) -> Random:
+        """In another shape."""
+        try:
+            return self._viewed(self.entries.view(shape))
+        except RuntimeError:
+            raise Refusal(f"a view of {self.name} that is not contiguous") from None
+
+    def permute(self, order: Sequence[int]) -> Random:
+        """With its axes in another order."""
+        return self._viewed(self.entries.permute(order))
+
+    def transposed(self) -> Random:
+        """The transpose of a matrix."""
+        return self._viewed(self.entries.t())
+
+    def expand(self, shape: Sequence[int]) -> Random:
+        """Repeated along axes of size 1."""
+        return self._viewed(self.entries.expand(shape))
+
+    def pick(self, axis: int, index: Any) -> Random:
+        """Some entries along an axis."""
+        return self._viewed(self.entries[(slice(None),) * axis + (index,)])
+
+
+class Draws:
+    """The random objects of a program, by the names of their parameters."""
+
+    def __init__(self, laws: Mapping[str, Parameter], ids: Mapping[str, npt.NDArray[np.intp]]) -> None:
+        self.laws, self.ids = laws, ids
+        self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
+        self._uses: dict[str, str] = {}
+        self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
+        self._embeddings: dict[str, Embedding] = {}
+        self._rows: dict[str, tuple[int, dict[int, int], list[Vector]]] = {}
+        self._tables: dict[Vector, tuple[str, npt.NDArray[np.intp]]] = {}  # vectors of rows: of which, and which rows
+        self.twins: dict[Vector, Scalar] = {}  # rows as scalars, in place of vectors
+
+    def _used(self, name: str, how: str) -> Parameter:
+        if self._uses.setdefault(name, how) != how:
+            raise Refusal(f"the parameter {name} is used both as {self._uses[name]} and as {how}")
+        return self.laws[name]
+
+    def product(self, w: Random, x: Vector) -> Vectors | Scalars:
+        """W x for a parameter W of shape (out, in); for a table whose rows were looked up, tied logits."""
+        out, into = w.shape
+        law = self.laws[w.name]
+        if w.name in self.ids:
+            if w.entries.stride() != (into, 1) or w.entries.numel() != math.prod(law.shape):
+                raise Refusal(f"a part of the table {w.name}, or its transpose, as a matrix")
+            logits = self._embedding(w.name).logits(x, out)
+            if law.zero_rows:
+                logits = np.where(np.isin(np.arange(out), law.zero_rows), 0.0, 1.0) * logits
+            return Scalars(logits)
+        law = self._used(w.name, "a matrix")
+        if law.mean or law.zero_rows:
+            raise Refusal(f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
+        plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
+        if not (plain or turned):
+            raise Refusal(f"the matrix is made of some columns of {w.name}")
+        place = (w.entries.storage_offset(), w.entries.numel())
+        known = self._weights.setdefault(w.name, {})
+        if any(place != other and max(place[0], other[0]) < min(sum(place), sum(other)) for other in known):
+            raise Refusal(f"parts of {w.name} that overlap act as different matrices")
+        if place not in known:
+            known[place] = weight(out, into, std=law.std * math.sqrt(into), name=w.name), plain
+        matrix, as_it_was = known[place]
+        return Vectors.of((matrix if as_it_was == plain else matrix.T) @ x)
+
+    def _embedding(self, name: str) -> Embedding:
+        law = self._used(name, "a table")
+        if name not in self.ids:
+            raise Refusal(f"rows of {name} after something was done to all of it")
+        if law.mean:
+            raise Refusal(f"the table {name} has entries of mean {law.mean:g}")
+        if name not in self._embeddings:
+            made = self._embeddings[name] = Embedding(self.ids[name], law.shape[1], law.std)
+            self._tables[made.vectors] = name, made.known
+        return self._embeddings[name]
+
+    def rows(self, table: Random, ids: npt.NDArray[np.intp]) -> Vector:
+        """The rows of a table at ids, in their shape."""
+        found = self._embedding(table.name)(ids)
+        zero = np.isin(ids, self.laws[table.name].zero_rows)
+        return np.where(zero, 0.0, 1.0) * found if zero.any() else found
+
+    def vectors(self, x: Random) -> Vectors:
+        """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
+        law, size, view = self._used(x.name, "vectors"), x.shape[-1], x.entries
+        lead = [np.arange(n) * s for n, s in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
+        at = (
+            view.storage_offset() + sum((np.ix_(*lead)), np.zeros((), np.intp))
+            if lead
+            else np.array(view.storage_offset())
+        )
+        length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
+        if (size > 1 and view.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows:
+            raise Refusal(f"the parameter {x.name} is used in pieces that are no rows")
+        rows = at // size
+        new = [int(row) for row in np.unique(rows) if int(row) not in known]
+        if new:
+            parts.append(gaussian(size, len(new), mean=law.mean, cov=law.std**2, name=x.name))
+            known.update({row: len(known) + k for k, row in enumerate(new)})
+        whole = parts[0] if len(parts) == 1 else join(parts)
+        if len(parts) == 1:
+            self._tables[whole] = x.name, np.array(list(known))
+        return Vectors.of(whole[np.vectorize(known.__getitem__, otypes=[np.intp])(rows)])
+
+    def scalars(self, x: Vectors) -> Scalars:
+        """The entries of rows as scalars, where they are added to scores: relative positions, a number a head."""
+        base = x.value if x.value in self._tables else getattr(x.value.op, "x", None)
+        if base not in self._tables:
+            raise Refusal("coordinates of vectors meet scalars: only rows of a parameter can be scalars")
+        name, rows = self._tables[base]
+        law = self.laws[name]
+        if base not in self.twins:
+            self.twins[base] = normal((len(rows), base.width.factor), law.std, name=name) + law.mean
+        plain, at = x.plain(), x.axis
+        flat = np.arange(base.size).reshape(base.shape) if plain is base else plain.op.flat  # type: ignore[attr-defined]
+        order = list(range(plain.ndim))
+        order.insert(at, plain.ndim)
+        return Scalars(self.twins[base].reshape(-1, base.width.factor)[flat].transpose(*order))

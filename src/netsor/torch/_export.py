@@ -1,0 +1,131 @@
+"""The graph of a module, captured by torch.export without its memory, and what it computes from constants alone."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+Module = Any
+Node = Any  # torch.fx.Node
+
+
+class UnsupportedError(ValueError):
+    """An operation or a parameter of a module that cannot be read: names it, the module's path and the line of code.
+
+    Examples
+    --------
+    >>> ns.torch.program(build, ids)  # doctest: +SKIP
+    Traceback (most recent call last):
+    netsor.torch._export.UnsupportedError: aten.topk.default in model.layers.0.mlp: … (at modeling.py:80: …)
+    """
+
+
+class Graph(NamedTuple):
+    """A captured module."""
+
+    nodes: list[Node]
+    parameters: dict[Node, str]  # placeholders of parameters
+    constants: dict[Node, Any]  # what needs no random parameter: inputs, buffers, positions, masks
+    outputs: list[Any]  # nodes, or other things that are returned
+
+
+def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The exported program of a copy whose parameters have shapes and no memory."""
+    memo: dict[int, Any] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for p in module.parameters():
+            memo[id(p)] = torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=False)
+    for path, b in module.named_buffers():
+        if b.device.type == "meta":
+            raise ValueError(
+                f"the buffer {path} is on the meta device and has no numbers: pass a function that makes the module"
+            )
+        memo[id(b)] = b.detach().cpu()
+    shadow = copy.deepcopy(module, memo).eval()
+    given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
+    try:
+        with torch.no_grad():
+            program = torch.export.export(shadow, *given, strict=False)
+            return program.run_decompositions({}) if any(map(_mutates, program.graph.nodes)) else program
+    except Exception as error:  # of torch, or of the module itself
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+        code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
+        raise UnsupportedError(
+            f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {lines[0]}{code}"
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _mutates(node: Node) -> bool:
+    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+
+
+def read(
+    program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tied: dict[str, str], fixed: dict[str, Any]
+) -> Graph:
+    """The nodes of an exported program, with all that torch can compute without random parameters computed.
+
+    `tied` gives the first name of every parameter, `fixed` the numbers of those that are not random.
+    """
+    signature = program.graph_signature
+    names = {place: tied[name] for place, name in signature.inputs_to_parameters.items()}
+    buffers = dict(signature.inputs_to_buffers)
+    lifted = dict(signature.inputs_to_lifted_tensor_constants)
+    held = {**program.state_dict, **program.constants}
+    inputs: Iterator[Any] = iter(pytree.tree_leaves((args, kwargs)))
+    nodes = list(program.graph.nodes)
+    parameters: dict[Node, str] = {}
+    constants: dict[Node, Any] = {}
+    outputs: list[Any] = []
+    with torch.no_grad():
+        for node in nodes:
+            if node.op == "placeholder":
+                if node.name in names:
+                    parameters[node] = names[node.name]
+                    if names[node.name] in fixed:
+                        constants[node] = fixed[names[node.name]]
+                elif node.name in buffers or node.name in lifted:
+                    constants[node] = held[buffers.get(node.name) or lifted[node.name]]
+                else:
+                    constants[node] = next(inputs)
+            elif node.op == "output":
+                outputs = list(node.args[0])
+            elif node.op == "get_attr":
+                constants[node] = operator.attrgetter(node.target)(program.graph_module)
+            elif all(each in constants for each in node.all_input_nodes):
+                constants[node] = node.target(*_filled(node.args, constants), **_filled(node.kwargs, constants))
+    return Graph(nodes, parameters, constants, outputs)
+
+
+def _filled(arguments: Any, values: dict[Node, Any]) -> Any:
+    return torch.fx.node.map_arg(arguments, values.__getitem__)
+
+
+def path_of(node: Node) -> str:
+    """The path of the module that an operation belongs to; "" for the root."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def line_of(node: Node) -> str:
+    """The line of code that asked for an operation: the innermost that is not torch's own."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    places = [
+        (lines[i].strip(), lines[i + 1].strip()) for i in range(len(lines) - 1) if lines[i].lstrip().startswith("File ")
+    ]
+    own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
+    if not own:
+        return ""
+    where, code = own[-1]
+    file, line = where.split(", ")[:2]
+    return f"{file.removeprefix('File ').strip(chr(34))}:{line.removeprefix('line ')}: {code}"

@@ -1,0 +1,295 @@
+"""What the parameters of a module are at initialisation, read from fresh samples of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ._samples import Module, Sample, drawn
+
+Floats = npt.NDArray[np.float64]
+GAUSSIAN = ("normal", "uniform", "truncated normal")  # what is treated as Gaussian, of the same variance
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The law of a parameter at initialisation.
+
+    Attributes
+    ----------
+    name : str
+        Its path in the module.
+    shape : tuple of int
+        Of the tensor.
+    law : str
+        "constant" (one number), "fixed" (other numbers, the same in every sample), "normal", "uniform" or "truncated
+        normal" (i.i.d. entries; the last two are treated as Gaussian with the same variance), "copy" (of another
+        parameter, sample by sample), "orthogonal", or "unknown".
+    mean : float
+        Of the entries; 0 if it does not differ from 0 within its error.
+    std : float
+        Of the entries.
+    std_error : float
+        The standard error of `std`.
+    fan_in : int or None
+        How many entries of the input one entry of the output sums over; None for vectors and tables.
+    of : str, optional
+        What it is a copy of.
+    zero_rows : tuple of int
+        Rows that are 0 in every sample: the padding of an embedding.
+    note : str
+        What is remarkable about it.
+
+    Examples
+    --------
+    >>> ns.torch.parameters(lambda: torch.nn.Linear(64, 32))["weight"].law  # doctest: +SKIP
+    'uniform'
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    law: str
+    mean: float = 0.0
+    std: float = 0.0
+    std_error: float = 0.0
+    fan_in: int | None = None
+    of: str | None = None
+    zero_rows: tuple[int, ...] = ()
+    note: str = ""
+    value: Any = None  # of a constant, a number; of what is fixed, a tensor
+
+    @property
+    def random(self) -> bool:
+        """Whether it differs from sample to sample."""
+        return self.law not in ("constant", "fixed")
+
+
+class Parameters(Mapping[str, Parameter]):
+    """The laws of the parameters of a module, by their names; `print` shows the table.
+
+    Examples
+    --------
+    >>> print(ns.torch.parameters(build))  # doctest: +SKIP
+    """
+
+    def __init__(self, rows: Mapping[str, Parameter], samples: int) -> None:
+        self._rows, self.samples = dict(rows), samples
+
+    def __getitem__(self, name: str) -> Parameter:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in")
+        rows = [head, *(_row(each) for each in self.values())]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
+    def __repr__(self) -> str:
+        return f"<Parameters: {len(self)}, from {self.samples} samples>"
+
+
+def _row(p: Parameter) -> tuple[str, ...]:
+    said = {
+        "uniform": "uniform, as normal",
+        "truncated normal": "truncated normal, as normal",
+        "copy": f"copy of {p.of}",
+    }
+    law = said.get(p.law, p.law) + (f" {p.value:g}" if p.law == "constant" else "")
+    law += f", mean {p.mean:g}" if p.mean else ""
+    law += f", rows of zeros: {', '.join(map(str, p.zero_rows))}" if p.zero_rows else ""
+    law += f" ({p.note})" if p.note else ""
+    std = f"{p.std:.4g} ± {p.std_error:.1g}" if p.std_error else f"{p.std:.4g}" if p.std else ""
+    gain = f"{p.std * math.sqrt(p.fan_in):.3g}" if p.fan_in and p.std else ""
+    return p.name, "×".join(map(str, p.shape)), law, std, str(p.fan_in or ""), gain
+
+
+def parameters(
+    module: Module | Callable[[], Module],
+    *,
+    samples: int = 8,
+    seed: int = 0,
+    declared: Mapping[str, float | Parameter] | None = None,
+) -> Parameters:
+    """The law of every parameter of a module at initialisation.
+
+    It is read from fresh samples of the module's own initialisation: a factory is called again and again; of a module,
+    a copy is initialised anew by the methods that it has for that. No gradient and no forward pass is computed.
+
+    Parameters
+    ----------
+    module : torch.nn.Module or callable
+        A factory that returns a new module each time, or a module.
+    samples : int
+        How many initialisations; two or more.
+    seed : int
+        Of torch's generator, which is left as it was.
+    declared : mapping of str to float or Parameter, optional
+        What you say of parameters, by name or pattern such as ``"*.bias"``: a standard deviation makes a Gaussian. It
+        takes the place of what the samples say.
+
+    Returns
+    -------
+    Parameters
+        By name, in the order of the module; tied parameters are one.
+
+    Raises
+    ------
+    ValueError
+        If a module cannot be initialised anew: pass a factory.
+
+    Examples
+    --------
+    >>> def build():
+    ...     return torch.nn.Linear(64, 32)
+    >>> ns.torch.parameters(build)["weight"].fan_in  # doctest: +SKIP
+    64
+    """
+    if samples < 2:
+        raise ValueError(f"samples={samples} must be 2 or more: one does not tell what is random")
+    made, found = drawn(module, samples, seed)
+    if isinstance(module, torch.nn.Module):
+        _compare(module, found)
+    fans, shapes = dict(_fans(made)), {name: tuple(p.shape) for name, p in made.named_parameters()}
+    rows: dict[str, Parameter] = {}
+    first: dict[str, str] = {}  # what was seen, by all samples of it
+    for name, tensors in found.items():
+        law = replace(law_of(name, shapes[name], tensors), fan_in=fans.get(name))
+        if law.random:
+            seen = "".join(
+                hashlib.sha1(t.entries.reshape(-1)[:4096].numpy().tobytes()).hexdigest() for t in tensors
+            ) + str(law.shape)
+            if seen in first:
+                law = replace(law, law="copy", of=first[seen])
+            first.setdefault(seen, name)
+        rows[name] = law
+    return Parameters(_declared(rows, declared or {}), samples)
+
+
+def _compare(module: Module, found: Mapping[str, list[Sample]]) -> None:
+    """An error, if the numbers of a module are not what its methods initialise them with."""
+    for name, p in module.named_parameters():
+        samples = found[name]
+        if not p.is_meta and not samples[0].problem:
+            own = p.detach().float().cpu().numpy().ravel()
+            new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
+            sizes = [float(np.sqrt(np.mean(np.square(x, dtype=float)))) for x in (own, new)]
+            # of standard normals √(1/2n) is the error of the root mean square; 8 of them, for millions of parameters
+            if abs(sizes[0] - sizes[1]) > 8 * max(sizes) * math.sqrt(1 / (2 * own.size) + 1 / (2 * new.size)):
+                raise ValueError(
+                    f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} once it is initialised "
+                    "anew: it was trained, or its constructor does more: pass a function that makes the module"
+                )
+
+
+def _declared(rows: dict[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
+    from fnmatch import fnmatchcase
+
+    for pattern, law in declared.items():
+        names = [name for name in rows if fnmatchcase(name, pattern)]
+        if not names:
+            raise ValueError(f"declared={pattern!r} names no parameter; there are {', '.join(list(rows)[:4])}, …")
+        for name in names:
+            if isinstance(law, Parameter):
+                rows[name] = replace(law, name=name, shape=rows[name].shape, fan_in=rows[name].fan_in)
+            else:
+                old = rows[name]
+                rows[name] = Parameter(name, old.shape, "normal", std=float(law), fan_in=old.fan_in, note="declared")
+    return rows
+
+
+def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Parameter:
+    """What samples of one parameter say."""
+    for problem in (sample.problem for sample in samples if sample.problem):
+        law = "orthogonal" if "qr" in problem else "unknown"
+        return Parameter(name, shape, law, note=f"made by {problem.replace('::', '.')}")
+    tensors = [sample.entries.double().numpy() for sample in samples]
+    if all(np.array_equal(t, tensors[0]) for t in tensors[1:]):
+        if np.ptp(tensors[0]) == 0:
+            return Parameter(name, shape, "constant", value=float(tensors[0].flat[0]))
+        if tensors[0].shape != shape:
+            return Parameter(name, shape, "unknown", note="the same in every sample, and too large to keep")
+        return Parameter(name, shape, "fixed", value=samples[0].entries)
+    zero = samples[0].zero_rows
+    if len(shape) == 2 and tensors[0].shape == shape:
+        zero = tuple(int(k) for k in np.flatnonzero(np.all([(t == 0).all(axis=1) for t in tensors], axis=0)))
+        tensors = [np.delete(t, zero, axis=0) for t in tensors] if zero else tensors
+    pooled = np.concatenate([t.ravel() for t in tensors])
+    mean, std = float(pooled.mean()), float(pooled.std())
+    z = (pooled - mean) / std
+    kurtosis = float(np.mean(np.square(z) ** 2))
+    law, note = _shape_of(z, kurtosis)
+    if tensors[0].ndim == 2 and min(tensors[0].shape) > 1:
+        law, note = _dependence([t - mean for t in tensors]) or (law, note)
+    if abs(mean) < 5 * std / math.sqrt(pooled.size):
+        mean, std = 0.0, math.hypot(mean, std)
+    error = std * math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size))
+    return Parameter(name, shape, law, mean, std, error, zero_rows=zero, note=note)
+
+
+def _shape_of(z: Floats, kurtosis: float) -> tuple[str, str]:
+    """Normal, uniform or truncated, by the fourth moment and the largest entry of standardised numbers."""
+    if z.size < 64:
+        return "normal", "too few entries to tell"
+    off = (kurtosis - 3) / math.sqrt(24 / z.size)
+    largest = float(np.abs(z).max())
+    if abs(off) < 5:
+        return "normal", ""
+    if kurtosis < 1.9 and largest < math.sqrt(3) * 1.05:
+        return "uniform", ""
+    if kurtosis < 3 and largest < 4.5:
+        return "truncated normal", ""
+    return "unknown", f"excess kurtosis {kurtosis - 3:.2g}"
+
+
+def _dependence(kept: list[Floats]) -> tuple[str, str] | None:
+    """Orthogonal rows, or rows and columns of different sizes: what i.i.d. entries do not have."""
+    rows, columns = kept[0].shape
+    for axis, of in ((1, "rows"), (0, "columns")):
+        square = np.mean([(w**2).mean(axis=axis) for w in kept], axis=0)
+        each = kept[0].shape[axis] * len(kept)
+        fourth = float(np.mean([(w**4).mean() for w in kept])) / square.mean() ** 2
+        z = (square / square.mean() - 1) / math.sqrt(max(fourth - 1, 1e-9) / each)
+        if float((z**2).mean()) > 1 + 8 * math.sqrt(2 / z.size) + 0.2:
+            return "unknown", f"{of} have different standard deviations"
+    some = [w[:: max(1, rows // 256)] if rows <= columns else w[:, :: max(1, columns // 256)].T for w in kept]
+    long = some[0].shape[1]
+    cosines = []
+    for w in some:
+        gram = w @ w.T
+        norms = np.sqrt(np.diagonal(gram))
+        cosines.append((gram / norms / norms[:, None])[np.triu_indices(len(gram), 1)])
+    spread = math.sqrt(float(np.mean(np.concatenate(cosines) ** 2)) * long)  # 1 for i.i.d. entries
+    count = sum(c.size for c in cosines)
+    if spread < 0.5 and count >= 3:
+        return "orthogonal", ""
+    if abs(spread**2 - 1) > 6 * math.sqrt(2 / count) + 6 / math.sqrt(long * count):
+        return "unknown", f"rows are correlated: their cosines are {spread:.2g} times those of i.i.d. entries"
+    return None
+
+
+def _fans(module: Module) -> Iterator[tuple[str, int | None]]:
+    seen = set()
+    for path, each in module.named_modules():
+        for name, p in each.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            if p.ndim < 2 or "Embedding" in type(each).__name__ or id(p) in seen:
+                yield full, None
+            else:
+                turned = type(each).__name__ == "Conv1D"  # of transformers: (in, out)
+                yield full, p.shape[0] if turned else math.prod(p.shape[1:])
+            seen.add(id(p))

@@ -1,0 +1,142 @@
+"""Rotary positions, recognised from their arithmetic: x_f cos − x_g sin and x_g cos + x_f sin for pairs (f, g).
+
+Pairs are (f, f + r/2), or neighbours (2f, 2f + 1). The rows of a random matrix are exchangeable, so both have the same
+law, and `ns.rotary`, which turns the former, stands for both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language import rotary
+from ..models import Stretch
+from ._axes import Coordinates, Floats, Refusal, Vectors, along_last
+
+TOLERANCE = 1e-4  # of angles and frequencies, which modules compute in single precision
+
+
+def settled(c: Coordinates) -> Vectors:
+    """The vectors that coordinates with constants are: a part of them, their multiples, or turned by positions."""
+    x, size = c.x, c.x.shape[-1]
+    if len(c.terms) == 1:
+        ((index, factor),) = c.terms
+        start, stop = int(index[0]), int(index[-1]) + 1
+        if np.array_equal(index, np.arange(start, stop)):
+            part = x.part(start, stop)
+            if np.ptp(np.broadcast_to(factor, (*factor.shape[:-1], len(index))), axis=-1).max() > 0:
+                return Vectors.of(part.plain() * along_last(np.broadcast_to(factor, part.shape), -1))
+            return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain())
+    used = np.concatenate(
+        [i[np.broadcast_to(f, (*f.shape[:-1], len(i))).any(axis=(*range(f.ndim - 1),))] for i, f in c.terms]
+    )
+    start, stop = int(used.min()), int(used.max()) + 1
+    if stop - start == c.shape[-1] < size:  # a part of a fused projection
+        inside = tuple((np.clip(i, start, stop - 1) - start, f) for i, f in c.terms)
+        return settled(Coordinates(x.part(start, stop), inside))
+    if c.shape[-1] == size:
+        return _turned(c)
+    raise Refusal("coordinates of a vector are combined in a way that is no rotary position")
+
+
+def _turned(c: Coordinates) -> Vectors:
+    size, lead = c.x.shape[-1], c.x.shape[:-1]
+    factors = [np.broadcast_to(factor, (*lead, size)) for _, factor in c.terms]
+    along = [k for k in range(len(lead)) if any(np.ptp(f, axis=k).max() > 0 for f in factors)]
+    if len(along) > 1:
+        raise Refusal("constants of coordinates differ between heads or sequences, not by positions alone")
+    if along and along[0] < len(lead) - 1:  # tokens come before heads
+        order = [k for k in range(len(lead) + 1) if k != along[0]]
+        order.insert(len(lead) - 1, along[0])
+        moved = tuple((i, f.transpose(order)) for (i, _), f in zip(c.terms, factors, strict=True))
+        return _turned(Coordinates(c.x.permute(order), moved)).permute(np.argsort(order).tolist())
+    tokens = lead[-1] if lead else 1
+    same, other, partner = np.zeros((tokens, size)), np.zeros((tokens, size)), np.arange(size)
+    for index, factor in c.terms:
+        f = np.broadcast_to(factor, (*lead, size)).reshape(-1, tokens, size)  # alike in the first axis
+        own = index == np.arange(size)
+        same += np.where(own, f[0], 0.0)
+        used = ~own & (f[0] != 0).any(axis=0)
+        if (used & (partner != np.arange(size)) & (partner != index)).any():
+            raise Refusal("a coordinate is combined with more than one other: no rotary position")
+        partner = np.where(used, index, partner)
+        other += np.where(used, f[0], 0.0)
+    radius = np.hypot(same, other)
+    if (np.ptp(radius, axis=0) > TOLERANCE).any():
+        raise Refusal("coordinates are multiplied by constants that are no cosines and sines of angles")
+    turned = partner != np.arange(size)
+    r = int(turned.sum())
+    if not r:  # one token at position 0
+        return settled(Coordinates(c.x, ((np.arange(size), same),)))
+    first, second = _pairs(partner, r)
+    angles = np.arctan2(-other[:, first], same[:, first])
+    ok = np.allclose(same[:, first], same[:, second], atol=TOLERANCE)
+    ok &= np.allclose(other[:, first], -other[:, second], atol=TOLERANCE) and r == np.flatnonzero(turned)[-1] + 1
+    gain = float(radius[0, 0])
+    if (
+        not ok
+        or np.abs(radius[0] - np.where(turned, gain, 1.0)).max() > TOLERANCE
+        or (r < size and abs(gain - 1) > 1e-6)
+    ):
+        raise Refusal("coordinates are not turned in pairs by one angle each: no rotary position")
+    positions, theta = _frequencies(angles)
+    try:
+        base, stretch = _base(theta)
+    except Refusal:  # as between tokens that are further apart or closer: linear scaling
+        positions, (base, stretch) = positions * theta[0], _base(theta / theta[0])
+    value = rotary(c.x.plain(), positions, base, r / size, stretch)
+    return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
+
+
+def _pairs(partner: npt.NDArray[np.intp], r: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    half = np.arange(r // 2)
+    for first, second in ((half, half + r // 2), (2 * half, 2 * half + 1)):
+        if np.array_equal(partner[first], second) and np.array_equal(partner[second], first):
+            return first, second
+    raise Refusal("coordinates are turned in other pairs than (f, f + r/2) or (2f, 2f + 1)")
+
+
+def _frequencies(angles: Floats) -> tuple[Floats, Floats]:
+    """Positions and frequencies θ with angles = positions · θ mod 2π; positions are consecutive."""
+    if len(angles) == 1:
+        if np.abs(angles).max() > TOLERANCE:
+            raise Refusal("one token at a position other than 0 does not tell the frequencies of rotary positions")
+        return np.zeros(1), 10000.0 ** (-np.arange(angles.shape[1]) / angles.shape[1])
+    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
+    theta = steps.mean(axis=0)
+    if np.abs(steps - theta).max() > TOLERANCE or theta.min() <= 0:
+        raise Refusal("rotary positions are not consecutive")
+    start = round(float(np.remainder(angles[0, -1], 2 * math.pi) / theta[-1]))
+    turns = (angles[0] - start * theta) / (2 * math.pi)
+    if np.abs(turns - np.round(turns)).max() > TOLERANCE * (1 + start):
+        raise Refusal("rotary positions do not begin at an integer")
+    return start + np.arange(len(angles), dtype=float), theta
+
+
+def _base(theta: Floats) -> tuple[float, Stretch | None]:
+    """The base of θ_f = base^(−2f/r), and what lowers the low frequencies as Llama 3 does."""
+    if len(theta) == 1:
+        return 10000.0, None  # θ_0 = 1 for every base
+    f = np.arange(len(theta)) / len(theta)
+    base = float(theta[-1] / theta[-2]) ** -len(theta)  # the two lowest frequencies are lowered alike
+    plain = base**-f
+    if np.allclose(theta, plain, rtol=1e-3):
+        return base, None
+    factor = float(plain[-1] / theta[-1])
+    kept = (theta / plain - 1 / factor) / (1 - 1 / factor)  # = (turns − low)/(high − low), between 0 and 1
+    some, high, low = (kept > 1e-3) & (kept < 1 - 1e-3), kept >= 1 - 1e-3, kept <= 1e-3
+    if some.sum() >= 2:
+        slope, offset = np.polyfit(plain[some], kept[some], 1)
+    else:  # any line that passes the others by
+        at, value = (plain[some][0], kept[some][0]) if some.any() else (plain[low].max(), 0.0)
+        slopes = [(1 - value) / (plain[high].min() - at)] if high.any() else []
+        slopes += [value / (at - plain[low].max())] if some.any() else []
+        slope = max(slopes, default=0.0)
+        offset = value - slope * at
+    if slope > 0 and offset < 0 and factor > 0:
+        stretch = Stretch(factor, -offset, 1 - offset, 2 * math.pi * slope)
+        if np.allclose(theta, stretch.of(plain), rtol=1e-3):
+            return base, stretch
+    raise Refusal("frequencies of rotary positions are neither base^(−2f/r) nor those of Llama 3")

@@ -1,0 +1,227 @@
+"""Fresh samples of the initialisation of a module, without the memory of large parameters.
+
+A tensor of more than `LARGE` entries is made on the meta device. What initialises it entry by entry (`normal_`,
+`uniform_`, `mul_`, …) is done to a sample of `SAMPLE` entries in its place, so that its law is known although it never
+exists.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Module = Any
+LARGE = 2**20  # entries above which a tensor is not made
+SAMPLE = 2**14  # entries that stand for those of a large tensor
+
+
+class Sample(NamedTuple):
+    """One sample of a parameter: its entries, or some of them, and what is known besides."""
+
+    entries: Any  # a tensor on the CPU; of a large parameter one axis of SAMPLE entries
+    zero_rows: tuple[int, ...] = ()
+    problem: str = ""  # the operation that made it, if that was not entry by entry
+
+
+def drawn(module: Module | Callable[[], Module], samples: int, seed: int) -> tuple[Module, dict[str, list[Sample]]]:
+    """A module, perhaps without the numbers of large parameters, and so many samples of each parameter."""
+    found: dict[str, list[Sample]] = {}
+    made = module
+    with torch.random.fork_rng(devices=[]):
+        for k in range(samples):
+            torch.manual_seed(seed + k)
+            made, replay = fresh(module)
+            for name, p in made.named_parameters():
+                found.setdefault(name, []).append(replay.sample(name, p))
+    return made, found
+
+
+def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
+    """A module with new parameters, and what stands for the large ones."""
+    if not isinstance(module, torch.nn.Module):
+        try:
+            with Replay() as replay, _Thin(replay):
+                made = module()
+        except (NotImplementedError, RuntimeError):  # the initialisation reads numbers that do not exist
+            with Replay() as replay:
+                made = module()
+        if not isinstance(made, torch.nn.Module):
+            raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
+        return made, replay
+    made = copy.deepcopy(module)
+    with Replay() as replay, _Thin(replay):
+        _again(made)
+    return made, replay
+
+
+def _again(module: Module) -> None:
+    """Initialise every parameter anew, by the methods that modules have for it."""
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    awaited: list[tuple[Module, str]] = []
+    for part in module.modules():
+        for name, b in part.named_buffers(recurse=False):  # those without numbers get none that pass for some
+            if _empty(b) and b.numel():
+                part._buffers[name] = torch.full(b.shape, _nothing(b), dtype=b.dtype)
+                awaited.append((part, name))
+        part.__dict__.pop("_is_hf_initialized", None)  # by which transformers knows what it initialised
+        for p in part.parameters(recurse=False):
+            p.__dict__.pop("_is_hf_initialized", None)
+    with torch.no_grad():
+        for part in module.modules():
+            for method in ("reset_parameters", "_reset_parameters"):
+                if callable(getattr(part, method, None)):
+                    getattr(part, method)()
+        if callable(getattr(module, "init_weights", None)):
+            module.init_weights()
+            for part in module.modules():  # the head of a tied embedding came after it, and filled the row of padding
+                if isinstance(part, torch.nn.Embedding):
+                    part._fill_padding_idx_with_zero()
+        elif callable(getattr(module, "_init_weights", None)):
+            module.apply(module._init_weights)
+    for part, name in awaited:
+        b = part._buffers[name]
+        if b.reshape(-1)[0].item() == _nothing(b):
+            raise ValueError(
+                f"the buffer {name} of {type(part).__name__} is on the meta device and has no numbers: pass a function "
+                "that makes the module"
+            )
+    for name, p in module.named_parameters():
+        if not _empty(p) and bool((p != p.reshape(-1)[0]).any()) and torch.equal(p, before[name]):
+            raise ValueError(f"{name} was not initialised anew: pass a function that makes the module, not the module")
+
+
+def _nothing(b: Any) -> Any:
+    """What no buffer holds: the least number of its type."""
+    return False if b.dtype == torch.bool else (torch.finfo if b.is_floating_point() else torch.iinfo)(b.dtype).min
+
+
+class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """Makes large tensors on the meta device, and answers for them as if they had the numbers of their samples.
+
+    Without that `trunc_normal_`, which looks at what it drew, would leave them as they are.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__()
+        self._replay = replay
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func == IS_META:  # the getter is a new object each time
+            return False
+        if func in ASKED and (known := self._replay.known(args[0])) is not None:
+            return func(known, *args[1:], **kwargs)
+        if func in CREATORS and str(kwargs.get("device") or "cpu") == "cpu":
+            size = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
+            sizes = [n for n in size if isinstance(n, int)]
+            if sizes and math.prod(sizes) > (LARGE if func in UNWRITTEN else 64 * LARGE):
+                kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+IS_META = torch.Tensor.is_meta.__get__
+ASKED = {torch.Tensor.any, torch.Tensor.all, torch.Tensor.item, torch.Tensor.__bool__, torch.any, torch.all}
+UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # what parameters are made by, while masks begin with given numbers
+CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
+OVERWRITES = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_"}
+ENTRYWISE = {*OVERWRITES, "aten::copy_", "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged
+FRESH = {"aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", "aten::normal", "aten::uniform"}
+
+
+class Replay(TorchDispatchMode):  # type: ignore[misc]
+    """Does to a sample what is done to tensors without numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._samples: dict[int, Any] = {}  # by storage
+        self._problems: dict[int, str] = {}
+        self._zero: dict[int, set[int]] = {}
+        self._held: list[Any] = []  # so that no storage takes the place of another
+
+    def sample(self, name: str, p: Any) -> Sample:
+        """What is known of a parameter."""
+        if not _empty(p):
+            return Sample(p.detach().to("cpu", torch.float32, copy=True))
+        key = _storage(p)
+        if key not in self._samples and key not in self._problems:
+            raise ValueError(
+                f"{name} is on the meta device and was never initialised: pass a function that makes the module, or "
+                "declare its law"
+            )
+        rows = tuple(sorted(self._zero.get(key, ())))
+        return Sample(self._samples.get(key, torch.zeros(1)), rows, self._problems.get(key, ""))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, torch.Tensor) and _empty(each):
+                self._follow(func, args, kwargs, each)
+        return made
+
+    def known(self, t: Any) -> Any:
+        """The sample that stands for a tensor, if there is one."""
+        return self._samples.get(_storage(t)) if _empty(t) else None
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        name, key = func._schema.name, _storage(made)
+        self._held.append(made)
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        size = min(made.numel(), SAMPLE)
+        if not given:
+            if name in FRESH:
+                self._samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
+            return
+        writes = func._schema.is_mutable
+        if not writes and key in map(_storage, given):
+            return  # a view
+        if writes and made.numel() * made.element_size() < made.untyped_storage().nbytes():
+            self._partly(name, args, made, key)
+            return
+        if torch.Tag.pointwise in func.tags or name in ENTRYWISE:
+            fills = name in OVERWRITES or name == "aten::copy_"
+
+            def instead(t: Any) -> Any:
+                if not _empty(t):
+                    return t if t.numel() == 1 else None
+                if fills and t is args[0]:
+                    return torch.empty(size, dtype=t.dtype)
+                return self._samples.get(_storage(t)) if t.numel() == made.numel() else None
+
+            if all(instead(t) is not None for t in given):
+                options = {k: v for k, v in kwargs.items() if k != "device"}
+                copies, options = pytree.tree_map_only(torch.Tensor, instead, (args, options))
+                self._samples[key] = func(*copies, **options)
+                self._problems.pop(key, None)
+                if fills:
+                    self._zero.pop(key, None)
+                return
+        source = next((self._problems[_storage(t)] for t in given if _storage(t) in self._problems), name)
+        self._samples.pop(key, None)
+        self._problems[key] = source
+
+    def _partly(self, name: str, args: Any, made: Any, key: int) -> None:
+        """What is done to some rows of a matrix: zeros stay zeros."""
+        zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
+        length = made.shape[-1] if made.ndim else 0
+        if zero and length and made.is_contiguous() and made.storage_offset() % length == 0:
+            first = made.storage_offset() // length
+            self._zero.setdefault(key, set()).update(range(first, first + made.numel() // length))
+        else:
+            self._problems[key] = f"{name} of a part"
+
+
+def _empty(t: Any) -> bool:
+    """Whether a tensor has no numbers; `is_meta` is answered otherwise meanwhile."""
+    return bool(t.device.type == "meta")
+
+
+def _storage(t: Any) -> int:
+    return int(t.untyped_storage()._cdata)

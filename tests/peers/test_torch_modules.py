@@ -1,0 +1,369 @@
+"""Modules of transformers and PyTorch, read by `ns.torch.program`, against their own initialisations.
+
+Two samples, Kolmogorov–Smirnov; level 1e-4 for all quantities of all modules together. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy import stats
+
+import netsor as ns
+from netsor.torch import _program
+from netsor.torch._draws import Draws
+
+from ..engine.differences import drawn
+from .own_modules import (
+    Both,
+    Differential,
+    Experts,
+    Parallel,
+    Sandwich,
+    Scaled,
+    complex_numbers,
+    neighbours,
+    pairs,
+)
+
+IDS = torch.tensor([[3, 7, 7, 1, 9, 3]])
+REAL, OURS = 400, 4000
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 40,
+    "intermediate_size": 96,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.1,  # so that blocks change the stream
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "use_cache": False, "pad_token_id": None}
+UNGROUPED = {**SIZES, "use_cache": False}
+NEOX = ["gpt_neox.layers.0", "gpt_neox.layers.1", "gpt_neox.final_layer_norm"]
+BLOCKS = ["model.layers.0", "model.layers.1", "model.norm"]
+
+
+def _hf(kind, *, attention="sdpa", **fields):
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    config._attn_implementation = attention
+    names = {"Bert": "BertForMaskedLM", "GPT2": "GPT2LMHeadModel", "ViT": "ViTForImageClassification"}
+    name = names.get(kind, "T5ForConditionalGeneration" if kind == "T5" else f"{kind}ForCausalLM".replace("Text", ""))
+    return lambda: getattr(transformers, name)(config)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 40, "n_positions": 16, "use_cache": False}
+GPT2 |= {"initializer_range": 0.1, "bos_token_id": 0, "eos_token_id": 0}
+STREAM = ["transformer.h.0", "transformer.h.1", "transformer.ln_f"]
+T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 40, "use_cache": False}
+VIT = {k: SIZES[k] for k in list(SIZES)[:3]} | {"intermediate_size": 96, "image_size": 8, "patch_size": 4}
+PIXELS = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(0))
+LAYER = {"d_model": 64, "nhead": 4, "dim_feedforward": 96, "batch_first": True}
+
+
+class Own(torch.nn.Module):
+    """PyTorch's own attention, with queries from elsewhere and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 64)
+        self.attend = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+        self.look = torch.nn.MultiheadAttention(64, 4, bias=False)
+        self.norm = torch.nn.RMSNorm(64)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        x = x + self.attend(x, x, x, attn_mask=mask, need_weights=True)[0]
+        y = self.norm(x).transpose(0, 1)
+        return self.look(y[:2], y, y, need_weights=False)[0].transpose(0, 1)
+
+
+BERT = ["bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"]
+MODULES = {  # a factory, its inputs, and the modules inside that are compared
+    "gpt2": (_hf("GPT2", **GPT2), (IDS,), {}, STREAM),
+    "gpt2, eager": (_hf("GPT2", attention="eager", **GPT2), (IDS,), {}, STREAM),
+    "llama": (_hf("Llama", **GROUPED), (IDS,), {}, BLOCKS),
+    "llama3": (
+        _hf("Llama", **GROUPED, rope_parameters={**LLAMA3, "original_max_position_embeddings": 16}),
+        (IDS,),
+        {},
+        BLOCKS,
+    ),
+    "llama, linear": (_hf("Llama", **GROUPED, rope_parameters=LINEAR), (IDS,), {}, BLOCKS),
+    "mistral": (_hf("Mistral", **GROUPED, sliding_window=3), (IDS,), {}, BLOCKS),
+    "qwen2": (_hf("Qwen2", **GROUPED), (IDS,), {}, BLOCKS),
+    "qwen3": (_hf("Qwen3", **GROUPED, head_dim=24), (IDS,), {}, BLOCKS),
+    "bert": (_hf("Bert", **SIZES, pad_token_id=0), (IDS,), {}, BERT),
+    "gemma": (_hf("Gemma", **{**GROUPED, "pad_token_id": 7}, head_dim=16), (IDS,), {}, BLOCKS),
+    "gemma2": (_hf("Gemma2", attention="eager", **GROUPED, head_dim=16, sliding_window=3), (IDS,), {}, BLOCKS),
+    "phi3": (_hf("Phi3", **GROUPED), (IDS,), {}, BLOCKS),
+    "olmo2": (_hf("Olmo2", **GROUPED), (IDS,), {}, BLOCKS),
+    "gpt_neox": (_hf("GPTNeoX", **UNGROUPED), (IDS,), {}, NEOX),
+    "gemma3": (_hf("Gemma3Text", **{**GROUPED, "pad_token_id": 7}, head_dim=16), (IDS,), {}, BLOCKS),
+    "smollm3": (_hf("SmolLM3", **GROUPED, no_rope_layers=[1, 0]), (IDS,), {}, BLOCKS),
+    "vit": (
+        _hf("ViT", **VIT, initializer_range=0.1),
+        (PIXELS,),
+        {},
+        ["vit.embeddings", "vit.layers.0", "vit.layers.1"],
+    ),
+    "layer": (lambda: torch.nn.TransformerEncoderLayer(**LAYER), (TOKENS,), {}, ["self_attn", "norm1", "linear1"]),
+    "encoder": (
+        lambda: torch.nn.TransformerEncoder(
+            torch.nn.TransformerEncoderLayer(**LAYER, norm_first=True, activation="gelu"), 2, enable_nested_tensor=False
+        ),
+        (TOKENS,),
+        {},
+        ["layers.0", "layers.1", "layers.1.self_attn"],
+    ),
+    "attention": (Own, (IDS,), {}, ["attend", "norm", "look"]),
+    "t5": (
+        _hf("T5", **T5, decoder_start_token_id=0),
+        (),
+        {"input_ids": IDS, "decoder_input_ids": torch.tensor([[0, 3, 4, 7]])},
+        ["encoder.block.1", "encoder.final_layer_norm", "decoder.block.0", "decoder.final_layer_norm"],
+    ),
+}
+
+
+def _laws(build):
+    """With errors of standard deviations that the tests do not notice."""
+    return ns.torch.parameters(build, samples=64)
+
+
+def _net(build, args, kwargs, paths):
+    """The same quantities of each module inside, and of what comes out."""
+    net = ns.torch.program(build, args, kwargs, laws=_laws(build))
+    probes = {probe.name: probe.value for probe in net.probes}
+    found = []
+    for path in paths:
+        x = probes[path].reshape(-1)
+        found += [x[-1], *(ns.mean_dot(x, x)[i, -1] for i in (0, -1))]
+    last = net.outputs[0]
+    if isinstance(last, ns.Vector):
+        x = last.reshape(-1)[-1]
+        found += [x, ns.mean_dot(x, x)]
+    else:
+        p = last.reshape(-1, last.shape[-1])[-1]
+        found += [p[0], (p * p).mean()]
+    return ns.Program(tuple(found), net.name)
+
+
+def _keep(seen, path, module, given, out):
+    seen[path] = out
+
+
+@torch.no_grad()
+def _real(build, args, kwargs, paths, count):
+    rows = []
+    for seed in range(count):
+        torch.manual_seed(1000 + seed)
+        module, seen = build().eval(), {}
+        for path in paths:
+            module.get_submodule(path).register_forward_hook(partial(_keep, seen, path))
+        out = module(*args, **kwargs)
+        row = []
+        for path in paths:
+            x = seen[path][0] if isinstance(seen[path], tuple) else seen[path]
+            x = x.reshape(-1, x.shape[-1]).double().numpy()
+            row += [x[-1, 0], *((x @ x.T)[i, -1] / x.shape[1] for i in (0, -1))]
+        out = next(iter(out.values())) if isinstance(out, dict) else out[0] if isinstance(out, tuple) else out
+        p = out.reshape(-1, out.shape[-1])[-1].double().numpy()
+        rows.append([*row, p[0], (p * p).mean()])
+    return np.array(rows)
+
+
+MODULES |= {
+    "parallel": (Parallel, (IDS,), {}, ["attention", "mlp"]),
+    "neighbours": (lambda: Parallel(neighbours), (IDS,), {}, ["attention", "mlp"]),
+    "pairs": (lambda: Parallel(pairs), (IDS,), {}, ["attention", "mlp"]),
+    "sandwich": (Sandwich, (IDS,), {}, ["attention", "down"]),
+    "differential": (Differential, (IDS,), {}, ["norm", "o"]),
+    "both": (Both, (IDS,), {}, ["inner.encoder", "inner.decoder.layers.0.self_attn"]),
+    "scaled": (Scaled, (IDS,), {}, ["attention.q", "attention"]),
+}
+LEVEL = 1e-4 / (len(MODULES) * 14)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has_the_law_of_its_own_initialisations(name):
+    build, args, kwargs, paths = MODULES[name]
+    real = _real(build, args, kwargs, paths, REAL)
+    ours = np.stack(_net(build, args, kwargs, paths).draw(draws=OURS, progress=False), axis=1)
+    fixed = ours.std(axis=0) < 1e-4 * np.abs(ours).max(
+        axis=0
+    )  # a mean square after a norm is 1 up to eps; single precision rounds it
+    np.testing.assert_allclose(real[:, fixed], ours[:REAL, fixed], rtol=1e-4, atol=1e-6)
+    found = [float(stats.ks_2samp(real[:, i], ours[:, i]).pvalue) for i in np.flatnonzero(~fixed)]
+    print(name, np.round(found, 3))
+    assert len(found) >= 5
+    assert min(found) > LEVEL, found
+
+
+def _given(draws, module):
+    """The numbers of a module for the random objects of its program: what `drawn` takes in place of draws."""
+    named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
+    given = {}
+    for name, places in draws._weights.items():
+        for (start, size), (matrix, plain) in places.items():
+            part = named[name].ravel()[start : start + size]
+            rows, columns = matrix.out_width.factor, matrix.in_width.factor
+            part = part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
+            given[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
+    for name, table in draws._embeddings.items():
+        given[table.vectors] = named[name][table.known]
+    for name, (length, known, parts) in draws._rows.items():
+        rows = named[name].reshape(-1, length)[list(known)]
+        for part in parts:
+            given[part], rows = rows[: len(part)], rows[len(part) :]
+    for base, twin in draws.twins.items():
+        name, rows = draws._tables[base]
+        given[twin] = named[name][rows]
+    return given
+
+
+def _reordered(module):
+    """The rows of queries and keys with pairs (2f, 2f + 1) where a program has pairs (f, f + d/2)."""
+    for part in (module.attention.q, module.attention.k):
+        for p in part.parameters():
+            heads = p.data.reshape(4, 16, -1)
+            p.data = torch.cat((heads[:, ::2], heads[:, 1::2]), dim=1).reshape(p.shape)
+    return module
+
+
+@pytest.mark.parametrize("name", MODULES)
+@torch.no_grad()
+def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name, monkeypatch):
+    build, args, kwargs, _ = MODULES[name]
+    made = []
+    monkeypatch.setattr(_program, "Draws", lambda *given: made.append(Draws(*given)) or made[-1])
+    net = ns.torch.program(build, args, kwargs)
+    torch.manual_seed(5)
+    module, seen = build().eval(), {}
+    for path, part in module.named_modules():
+        part.register_forward_hook(partial(_keep, seen, path))
+    module(*args, **kwargs)
+    values = {probe.name: probe.value for probe in net.probes if probe.name in seen}
+    if name in ("neighbours", "pairs"):
+        values = {path: value for path, value in values.items() if path not in ("attention.q", "attention.k")}
+        module = _reordered(module)
+    literal = drawn([*net.outputs, *values.values()], {}, _given(made[0], module))
+    compared = 0
+    for path, value in values.items():
+        out = seen[path][0] if isinstance(seen[path], tuple) else seen[path]
+        out = next(iter(out.values())) if isinstance(out, dict) else out
+        found = literal.drawn[value][0]
+        if isinstance(value, ns.Vector) and out.shape == found.shape:
+            size = float(out.abs().max())
+            np.testing.assert_allclose(found, out.double().numpy(), rtol=0, atol=2e-5 * size, err_msg=path)
+            compared += 1
+    assert compared >= 2
+
+
+ROUTES = ["gpt2", "llama", "llama3", "mistral", "qwen2", "qwen3", "bert", "gemma2", "gpt_neox", "olmo2", "t5"]
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_module_has_the_law_of_its_configuration(name):
+    build, args, kwargs, _ = MODULES[name]
+    model = ns.models.read(build().config)
+    ids, decoded = (kwargs or {"input_ids": IDS})["input_ids"][0].tolist(), kwargs.get("decoder_input_ids")
+    decoder = {} if decoded is None else {"decoder_ids": decoded[0].tolist()}
+    traced = model.trace(ids=ids, **decoder)
+    streams = [layer.stream for layer in traced.layers]
+
+    def gram(x):
+        x = x.reshape(-1)
+        return ns.mean_dot(x, x)[0, -1]
+
+    theirs = ns.Program(tuple(map(gram, [*streams, traced.output])))
+    net = ns.torch.program(build, args, kwargs, laws=_laws(build))
+    probes = {probe.name: probe.value for probe in net.probes}
+    blocks = BLOCK_PATHS.get(name, ["model.layers.0", "model.layers.1", "model.norm"])
+    ours = ns.Program(tuple(gram(probes[path]) for path in blocks))
+    a = theirs.draw(draws=OURS, progress=False, **model.widths())
+    b = ours.draw(draws=OURS, seed=1, progress=False)
+    found = [float(stats.ks_2samp(x, y).pvalue) for x, y in zip(a, b, strict=True)]
+    print(name, np.round(found, 3))
+    assert min(found) > 1e-4 / (3 * len(ROUTES)), found
+
+
+BLOCK_PATHS = {
+    "gpt2": STREAM,
+    "gpt_neox": NEOX,
+    "bert": ["bert.encoder.layer.0", "bert.encoder.layer.1", "bert.encoder.layer.1"],
+    "t5": [*(f"{side}.block.{k}" for side in ("encoder", "decoder") for k in (0, 1)), "decoder.final_layer_norm"],
+}
+
+
+class Orthogonal(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.map = torch.nn.Embedding(10, 64), torch.nn.Linear(64, 64)
+        torch.nn.init.orthogonal_(self.map.weight)
+
+    def forward(self, ids):
+        return self.map(self.embed(ids))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (Experts, r"aten\.softmax\.int in the module itself: .*\(at .*own_modules\.py:\d+: share, chosen"),
+        (lambda: Parallel(complex_numbers), r"aten\.view_as_complex\.default in attention: .*own_modules\.py:\d+"),
+        (Orthogonal, r"the parameter map\.weight is orthogonal.*declare its law"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(build, message):
+    with pytest.raises(ns.torch.UnsupportedError, match=message):
+        ns.torch.program(build, IDS)
+    laws = ns.torch.parameters(Orthogonal, declared={"map.weight": 0.1})
+    assert ns.torch.program(Orthogonal, IDS, laws=laws).shape == (1, 6)
+
+
+def test_a_law_that_is_off_is_noticed():
+    """The statistics can fail: one matrix a third too large."""
+    build, args, kwargs, _ = MODULES["llama"]
+    laws = ns.torch.parameters(build)
+    name = "model.layers.1.self_attn.v_proj.weight"
+    wrong = ns.torch.parameters(build, declared={name: 1.33 * laws[name].std})
+    net = ns.torch.program(build, args, kwargs, laws=wrong)
+    value = {probe.name: probe.value for probe in net.probes}["model.layers.1.self_attn"].reshape(-1)
+    ours = ns.Program(ns.mean_dot(value, value)[-1, -1]).draw(draws=OURS, progress=False)
+    real = _real(build, args, kwargs, ["model.layers.1.self_attn"], REAL)[:, 2]
+    assert stats.ks_2samp(real, ours).pvalue < LEVEL
+
+
+def test_a_module_of_405_billion_parameters_is_read_without_its_memory():
+    """Two of its 126 blocks: each is read by itself."""
+    rope = {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192}
+    config = transformers.LlamaConfig(
+        hidden_size=16384, num_hidden_layers=2, num_attention_heads=128, num_key_value_heads=8, use_cache=False,
+        intermediate_size=53248, vocab_size=128256, max_position_embeddings=131072, rope_parameters=rope,
+    )  # fmt: skip
+    net = ns.torch.program(lambda: transformers.LlamaForCausalLM(config), IDS)
+    assert net.output.width.factor == 128256
+    turned = next(value for value in _inputs(net.output) if type(value.op).__name__ == "Rotate")
+    assert turned.op.base == pytest.approx(500000, rel=1e-3)
+    theta = 500000.0 ** (-np.arange(64) / 64)
+    right = ns.models.Stretch(8.0, 1.0, 4.0, 8192.0).of(theta)  # what its configuration says
+    np.testing.assert_allclose(turned.op.stretch.of(theta), right, rtol=1e-3)
+    assert net.plan().random_numbers > 0
+
+
+def _inputs(value):
+    seen, pending = {value}, [value]
+    while pending:
+        new = {x for x in pending.pop().op.inputs if x not in seen}
+        seen |= new
+        pending += new
+    return seen
