@@ -159,7 +159,6 @@ def test_what_is_for_models_is_refused_for_programs():
     for given, message in (
         ({"tokens": 3}, "tokens=3 is for models"),
         ({"ids": [1, 2]}, "is for models"),
-        ({"gradients": True}, "gradients=True is for models"),
         ({"compare": "gpt2"}, "a program is compared with programs"),
         ({"m": 3}, "m"),
     ):

@@ -22,11 +22,10 @@ from ...language import TraceError
 from ...language._given import shown
 from ...language._graph import topological_order
 from ...models import Probes, Transformer
-from ...models._metric_program import STREAM
 from .._cache import cache_key, derive_seed
 from .._cost import BACKWARD, Draw, at_depth, planning_bytes, refuse_large
 from ._order_statistics import DECIDE
-from ._program_adapter import Model, ProgramMetrics, ProgramModel, described
+from ._program_adapter import Model, ProgramModel, described
 
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LENGTHS = (16, 128)  # tokens, where none are given: what changes with length is told by two
@@ -60,7 +59,7 @@ class AuditCase:
         """What its law is to the model as it is drawn."""
         return self.model.status(**self.widths)
 
-    def probes(self) -> Probes | ProgramMetrics:
+    def probes(self) -> Probes:
         """The program of all that is measured."""
         given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
         return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
@@ -73,8 +72,7 @@ class AuditCase:
     def names(self) -> tuple[str, ...]:
         """What is measured of it, but for ranges."""
         probes = probes_of(self)
-        starts = [f"{start}{name}" for start in getattr(probes, "starts", ()) for name in STREAM]
-        return (*probes.names, *probes.final, *starts)
+        return (*probes.names, *probes.final, *probes.starts)
 
     @property
     def plan(self) -> Plan:
@@ -124,7 +122,7 @@ def strip_location(error: ValueError) -> str:
 
 
 @lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
-def probes_of(subject: AuditCase) -> Probes | ProgramMetrics:
+def probes_of(subject: AuditCase) -> Probes:
     """The program of all that is measured, for a subject that comes again."""
     return subject.probes()
 
@@ -236,12 +234,12 @@ class Request:
         return any(isinstance(model, ProgramModel) for model in self.models)
 
     def _check_own(self) -> None:
-        """Programs have their tokens in them, and no gradients."""
+        """Programs have their tokens in them."""
         own = [model for model in self.models if isinstance(model, ProgramModel)]
-        for name in ("gradients", "ids", "tokens") if own else ():
+        for name in ("ids", "tokens") if own else ():
             if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
                 said = f"{name}={shown(getattr(self, name))} is for models"
-                raise ValueError(f"{said}: {own[0].name} is a program, with tokens of its own; ns.grad makes gradients")
+                raise ValueError(f"{said}: {own[0].name} is a program, with tokens of its own")
         if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
         if own:
