@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -38,7 +37,7 @@ from ..language import (
     tanh,
     weight,
 )
-from ..language._given import shown
+from ..language._given import as_whole, shown
 from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..language._score import rsqrt
@@ -128,11 +127,8 @@ def _patches(
 
 
 def _as_whole(value: object, name: str, least: int, most: int) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if isinstance(value, bool) or not least <= number <= most:
+    number = as_whole(value)
+    if number is None or not least <= number <= most:
         raise ValueError(f"{name}={shown(value)} must be an integer from {least} to {most}")
     return number
 
@@ -240,9 +236,11 @@ class Trace(NamedTuple):
                     elif kind == "out":
                         found.append(Probe("hidden", value.op.x))
             found += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
-            named = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
-            named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
-            found += [Probe(name, value) for name, value in named.items() if value is not None]
+            middle = layer.given if self.post else None
+            branches = (("attention", layer.attended), ("cross", layer.crossed), ("middle", middle), ("mlp", layer.fed))
+            found += [Probe(name, value) for name, value in branches if value is not None]
+            found += [] if layer.experts is None else [Probe("experts", layer.experts)]
+            found.append(Probe("stream", layer.stream))
         return tuple(found)
 
 

@@ -7,6 +7,7 @@ matrices. Cotangents and widths are in the units of the model: at n = ∞ its ow
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -56,15 +57,15 @@ class Gradients:
     def _ends(self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int) -> None:
         """One row for the network: at the embeddings, of the embedding, and of the matrix of the logits."""
         norms: dict[str, tuple[Scalar, float]] = {}
-        inside = {value for value in net.embedding_values if isinstance(value.op, MatMul)}
-        blocks = {value for kinds in net.matrices for values in kinds.values() for value in values}
-        last = [
-            value
-            for value, use in self.uses.items()
-            if value not in inside | blocks and use.op.weight.source.name in HEAD_NAMES
-        ]
+        inside = [value for value in net.values[0] if isinstance(value.op, MatMul)]
+        known = {value for kinds in net.matrices for values in kinds.values() for value in values} | set(inside)
+        last = [v for v, use in self.uses.items() if v not in known and use.op.weight.source.name in HEAD_NAMES]
+        sources = {value.op.weight.source for value in inside if isinstance(value.op, MatMul)}
+        for value, use in self.uses.items():
+            if use.op.weight.source in sources and value not in inside:
+                self._refuse(use.op.weight.source.name, "in the embedding and again after it")
         if inside:
-            norms["embedding"] = self._norms(["grad_embedding"], {"embedding": list(inside)})[0], self._size(inside)
+            norms["embedding"] = self._norms(["grad_embedding"], {"embedding": inside})[0], self._size(inside)
         elif tables:
             found = sum((self._square(table).sum() for table in tables[1:]), self._square(tables[0]).sum())
             found = found + loss.head if loss.tied and loss.head is not None else found
@@ -96,13 +97,9 @@ class Gradients:
         sums: list[tuple[float, tuple[int, ...]]] = []  # a factor, and where Gram matrices of cotangents are among all
         places: dict[str, list[int]] = {}
         acted = [value.op.weight for values in found.values() for value in values if isinstance(value.op, MatMul)]
-        for weight in acted:
-            same = [other for other in acted if other.source is weight.source]
-            if len(same) > 1 and len({m for other in same for m in other.members.flat}) < sum(
-                other.members.size for other in same
-            ):
-                name = weight.source.name or "a matrix"
-                raise ValueError(f"gradients=True of {self.net.name}: {name} acts twice in one block, once is allowed")
+        each = Counter((weight.source, member) for weight in acted for member in weight.members.flat)
+        if each and each.most_common(1)[0][1] > 1:
+            self._refuse(each.most_common(1)[0][0][0].name, "twice in one block")
         for kind, values in found.items():
             places[kind] = []
             for value in (value for value in values if value in self.uses):
@@ -119,6 +116,10 @@ class Gradients:
             return constant(np.zeros(len(names)))
         return apply(partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs")
 
+    def _refuse(self, matrix: str | None, where: str) -> None:
+        said = f"{matrix or 'a matrix'} acts {where}"
+        raise ValueError(f"gradients=True of {self.net.name}: {said}, and its gradient is known for one product alone")
+
     def _size(self, values: Iterable[Value]) -> float:
         """The mean of Σ |W|²."""
         weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
@@ -127,7 +128,7 @@ class Gradients:
 
 def _tables(net: ProbedProgram) -> list[Vector]:
     """The vectors of words that the embeddings are made of."""
-    values = dict.fromkeys(net.embedding_values)
+    values = dict.fromkeys(net.values[0])
     return [
         x for x in values if isinstance(x, Vector) and isinstance(x.op, Gaussian) and x.op.source.name == "embedding"
     ]

@@ -22,7 +22,7 @@ from .._array_api import array_namespace, eigenvectors
 from .._program import Program
 from ..derivatives import base
 from ..engine import ExactError
-from ..language import Scalar, Value, Vector, apply, gaussian, join, mean_dot, normal, softmax, tanh, weight
+from ..language import Scalar, Value, Vector, apply, gaussian, join, mean_dot, normal, tanh, weight
 from ..language._derivative import width_ratio
 from ..language._grad import Reverse
 from ..language._graph import topological_order
@@ -33,7 +33,7 @@ from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
 from ._metrics import OnlineMoments, batches, capped, of_logits, of_words
-from ._probed_program import ProbedProgram, value_of
+from ._probed_program import ProbedProgram
 
 Array = Any
 
@@ -399,57 +399,34 @@ class ModelEnd:
         return cross_entropy(self.model, self.traced, logits, self._targets)
 
 
-class ProgramEnd:
-    """The end of a program: its probe of logits, of which every word is as likely to be right, or that of its loss."""
-
-    def __init__(self, net: ProbedProgram, widths: Mapping[str, float]) -> None:
-        self.net, self.widths = net, widths
-
-    def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The logits, their loss and where its gradient begins; nothing changes at n = ∞."""
-        found = {name: value_of(self.net.ends, name) for name in self.net.ends}
-        row: dict[str, Scalar] = {}
-        seeds: list[tuple[Value, Value]] = []
-        if "logits" in found:
-            p = found["logits"]
-            ends = apply(of_logits, p, axes=2)
-            row = {"logit_std": ends[0], "loss": ends[1] - p.mean(), "max_probability": ends[2]}
-            seeds = [(p, (softmax(p) - 1 / p.shape[1]) / p.shape[0])]
-        if "loss" in found:
-            row["loss"] = found["loss"]
-            seeds = [(found["loss"], constant(np.ones(())))]
-        logits = (found["logits"],) if "logits" in found else ()
-        return End(row, logits, self._loss(seeds) if gradients else None)
-
-    def _loss(self, seeds: list[tuple[Value, Value]]) -> Loss:
-        """The seeds, and those of vectors whose logits were drawn without the matrix that makes them."""
-        if not seeds:
-            output = self.net.program.outputs[0]
-            return readout(output if isinstance(output, Vector) and output.ndim else self.net.streams[-1])
-        blocks = set(topological_order(self.net.streams))
-        values = [value for value in topological_order([value for value, _ in seeds]) if value not in blocks]
-        drawn = {value: found for value in values if (found := drawn_words(value))}
-        back = Reverse(seeds, drawn, constants=drawn)
-        head, size = constant(np.zeros(())), 0.0
-        for value, (y, noise, transposed) in drawn.items():
-            c = back.of(value).transpose() if transposed else back.of(value)
-            noise, std = noise.transpose() if transposed else noise, noise.op.std
-            square, gram = c @ c.transpose(), mean_dot(y, y)
-            if std:
-                seeds.append((y, std * _gradient(y, gram, c @ noise.transpose() / std, square)))
-            head = head + y.width.bind(self.widths) * (square * gram).sum()
-            size += noise.shape[1] * std**2
-        tied = any(transposed for _, _, transposed in drawn.values())
-        return Loss(tuple(seeds), None, head if drawn else None, size, tied, tuple(drawn))
+def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: Mapping[str, float]) -> Loss:
+    """A loss of a program, with seeds for the vectors whose logits were drawn without the matrix that makes them."""
+    if not seeds:
+        output = net.program.outputs[0]
+        return readout(output if isinstance(output, Vector) and output.ndim else net.streams[-1])
+    blocks = set(topological_order(net.streams))
+    values = [value for value in topological_order([value for value, _ in seeds]) if value not in blocks]
+    drawn = {value: found for value in values if (found := drawn_words(value))}
+    back = Reverse(seeds, drawn, constants=drawn)
+    more, head, size = list(seeds), constant(np.zeros(())), 0.0
+    for value, (y, noise, std, transposed) in drawn.items():
+        c, noise = (a.transpose() if transposed else a for a in (back.of(value), noise))
+        square, gram = c @ c.transpose(), mean_dot(y, y)
+        if std:
+            more.append((y, std * _gradient(y, gram, c @ noise.transpose() / std, square)))
+        head = head + y.width.bind(widths) * (square * gram).sum()
+        size += noise.shape[1] * std**2
+    tied = any(transposed for *_, transposed in drawn.values())
+    return Loss(tuple(more), None, head if drawn else None, size, tied, tuple(drawn))
 
 
-def drawn_words(value: Value) -> tuple[Vector, Scalar, bool] | None:
+def drawn_words(value: Value) -> tuple[Vector, Scalar, float, bool] | None:
     """The vectors and normals of `nn.logits`, (vectors, words), or of those of `Embedding.logits`, transposed."""
     match value.op:
-        case Apply(f, (Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))), Scalar(op=Normal()) as noise)):
+        case Apply(f, (Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))), Scalar(op=Normal(std=std)) as noise)):
             transposed = False
-        case Apply(f, (Scalar(op=Normal()) as noise, Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))))):
+        case Apply(f, (Scalar(op=Normal(std=std)) as noise, Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))))):
             transposed = True
         case _:
             return None
-    return (y, noise, transposed) if f is MATMUL and base(g) is symmetric_root and y is z else None
+    return (y, noise, std, transposed) if f is MATMUL and base(g) is symmetric_root and y is z else None

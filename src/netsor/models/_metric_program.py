@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._program import Program
 from ..engine import Plan
-from ..engine.backends import Backend
-from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
+from ..language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
+from ..language._graph import topological_order, widths_of
+from ..language._scalar import constant
+from ..language._width import bind_widths
+from ._description import Description
 from ._gradients import Gradients
-from ._loss import ModelEnd, ProgramEnd
-from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_shares
+from ._loss import End, ModelEnd, program_loss
+from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares
 from ._probed_program import Block, ProbedProgram, mask_of, value_of
-from ._ranges import ENDS, names_of, ranged_names, ranges
+from ._ranges import BLOCK, ENDS, names_of, ranges
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,13 +40,8 @@ def forward_names(net: ProbedProgram) -> tuple[str, ...]:
     return (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
 
 
-def forward_rows(net: ProbedProgram) -> list[Scalar]:
-    """The row of each block."""
-    crossed = any("cross" in block for block in net.blocks)
-    return [_row(before, block, crossed) for before, block in zip(net.before, net.blocks, strict=True)]
-
-
-def _row(before: Vector, block: Block, crossed: bool) -> Scalar:
+def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
+    """The row of a block; `crossed` says that some block has attention to an encoder."""
     row = [of_stream(value_of(block, "stream"))]
     found = [name for name in ATTENTION if name in block]
     if found:
@@ -62,6 +60,8 @@ def _row(before: Vector, block: Block, crossed: bool) -> Scalar:
             each = [shares[i] for i in range(len(branches))]
             shares = stack([*each[:at], each[0] * 0.0, *each[at:]])
         row.append(shares)
+    elif crossed:
+        row.append(constant(np.zeros(1)))
     if "experts" in block:
         given: Any = _joined([each.value for each in block["experts"]], axis=1)
         row.append(apply(of_experts, given, axes=2))
@@ -74,7 +74,7 @@ def _heads(probes: Sequence[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _joined(values: Sequence[Value], axis: int = 0) -> Any:
-    return values[0] if len(values) == 1 else join(values, axis=axis)  # type: ignore[type-var]
+    return values[0] if len(values) == 1 else join(values, axis=axis)
 
 
 def of_stream(x: Vector) -> Scalar:
@@ -86,22 +86,6 @@ def of_stream(x: Vector) -> Scalar:
 def _square(x: Vector) -> Scalar:
     one = x[..., None]
     return mean_dot(one, one)[..., 0, 0].mean()
-
-
-class Subject(Protocol):
-    """What quantities are of: a `Transformer`, or a program with its widths."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def decoder_layers(self) -> int: ...
-    @property
-    def vocabulary(self) -> int | None: ...
-    @property
-    def experts(self) -> int | None: ...
-    def widths(self) -> dict[str, int]: ...
 
 
 class Section(NamedTuple):
@@ -153,7 +137,11 @@ class Probes:
     """
 
     def __init__(
-        self, model: Subject, source: ModelEnd | ProgramEnd, gradients: bool = False, ranges: bool = False
+        self,
+        model: Description | ProgramModel,
+        source: ModelEnd | ProgramModel,
+        gradients: bool = False,
+        ranges: bool = False,
     ) -> None:
         if gradients and model.experts:
             raise ValueError(
@@ -197,74 +185,28 @@ class Probes:
         return self._names(True, "input")
 
     @property
-    def layers(self) -> int:
-        """The number of blocks of encoder and decoder together."""
-        return self.model.layers + self.model.decoder_layers
-
-    @property
     def uniform_loss(self) -> float | None:
         """ln V, the loss of uniform probabilities; None without logits."""
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
-    def plan(self, *, backend: str | Backend = "numpy", device: str | None = None, **widths: float) -> Plan:
-        """The plan of `measure` at these widths; nothing is drawn.
+    def plan(self, **how: Any) -> Plan:
+        """The plan of `measure`; nothing is drawn. The arguments are those of `Program.plan`, and widths."""
+        bound = self.model.widths() | how
+        return self._at(bound).plan(**bound)
 
-        Parameters
-        ----------
-        backend : str
-            The array library, as in `Program.plan`.
-        device : str, optional
-            The device.
-        **widths : float
-            Widths other than those of the model.
-        """
-        bound = self.model.widths() | widths
-        return self._at(bound).plan(backend=backend, device=device, **bound)  # type: ignore[arg-type]
-
-    def measure(
-        self,
-        draws: int,
-        *,
-        seed: int = 0,
-        workers: int | None = None,
-        executor: Executor | None = None,
-        progress: Any = True,
-        backend: str | Backend = "numpy",
-        device: str | None = None,
-        precision: str = "float64",
-        **widths: float,
-    ) -> dict[str, Floats]:
+    def measure(self, draws: int, **how: Any) -> dict[str, Floats]:
         """Draws of every quantity by name: (draws, layers), or (draws,) for those of the whole network.
 
         Parameters
         ----------
         draws : int
             The number of initialisations.
-        seed : int
-            The seed.
-        workers, executor, device : optional
-            As in `Program.draw`.
-        progress : bool or callable
-            As in `Program.draw`.
-        backend : str
-            The array library.
-        precision : str
-            "float64" or "float32".
-        **widths : float
-            Widths other than those of the model: `measure(100, n=inf, d=inf, m=inf)` is the limit.
+        **how
+            Arguments of `Program.draw`, such as `seed` and `workers`; and widths other than those of the model:
+            `measure(100, n=inf, d=inf, m=inf)` is the limit.
         """
-        bound: dict[str, Any] = {**self.model.widths(), **widths}
-        found = self._at(bound).draw(
-            draws=draws,
-            seed=seed,
-            workers=workers,
-            executor=executor,
-            progress=progress,
-            backend=backend,
-            device=device,
-            precision=precision,
-            **bound,
-        )
+        bound = self.model.widths() | how
+        found = self._at(bound).draw(draws=draws, **bound)
         assert isinstance(found, tuple)  # there are several outputs
         return self.named(found)
 
@@ -278,13 +220,16 @@ class Probes:
                 measured |= {name: np.ascontiguousarray(columns[..., i]) for i, name in enumerate(section.names)}
         return measured
 
-    def _at(self, widths: dict[str, float]) -> Program:
+    def _at(self, widths: Mapping[str, Any]) -> Program:
         return self.limit if math.isinf(self.source.net.width.bind(widths)) else self.program
 
     def _build(self, limit: bool) -> list[Section]:
         net, ranged = self.source.net, self.ranges and not limit
         end = self.source.end(limit, self.gradients, ranged)
-        made = [Section("forward", forward_names(net), forward_rows(net), False)]
+        names = forward_names(net)
+        pairs = zip(net.before, net.blocks, strict=True)
+        rows = [forward_row(before, block, "cross_share" in names) for before, block in pairs]
+        made = [Section("forward", names, rows, False)]
         for prefix, start in zip(("input_", "decoder_input_"), net.starts, strict=False):
             made.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))
         if end.row:
@@ -294,7 +239,71 @@ class Probes:
             made.append(Section("gradients", found.names, found.rows, False))
             made.append(Section("gradients", found.final_names, [found.final], True))
         if ranged:
-            *rows, last = ranges(net, end.logits)
-            made.append(Section("ranges", names_of(ranged_names(net)), rows, False))
+            activations = [name for name in BLOCK if name in net.blocks[0]]
+            *rows, last = ranges(net, activations, end.logits)
+            made.append(Section("ranges", names_of(activations), rows, False))
             made.append(Section("ranges", names_of(ENDS if end.logits else ENDS[:1]), [last], True))
         return made
+
+
+class ProgramModel:
+    """A program with its widths, which has what an audit asks of a model: what it names with `ns.probe` is measured."""
+
+    def __init__(self, program: Program, widths: Mapping[str, float]) -> None:
+        self.program, self.name = program, program.name
+        bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
+        self._widths = {width: int(size) for width, size in bound.items()}
+        self.net = net = ProbedProgram(program)
+        self.layers, self.decoder_layers, self.tokens = net.layers, len(net.blocks) - net.layers, net.tokens
+        self.vocabulary = value_of(net.ends, "logits").shape[-1] if "logits" in net.ends else None
+        self.experts = sum(each.value.shape[-1] for each in net.blocks[0].get("experts", ())) or None
+        if self.tokens < 2:
+            raise ValueError(f"{self.name} has one token: quantities of an audit need two or more")
+
+    @cached_property
+    def values(self) -> list[Value]:
+        """All that its outputs and probes depend on."""
+        return topological_order([*self.program.outputs, *(watched.value for watched in self.program.probes)])
+
+    def widths(self) -> dict[str, int]:
+        """Its widths, by their names."""
+        return dict(self._widths)
+
+    def status(self, **widths: float) -> str:
+        """What its law at these widths is."""
+        return "conjectured" if any(math.isinf(width) for width in widths.values()) else "exact"
+
+    def replace(self, name: str) -> ProgramModel:
+        """The same by another name."""
+        made = copy(self)
+        made.name = name
+        return made
+
+    @property
+    def sizes(self) -> str:
+        """Its size, in words."""
+        blocks = self.layers + self.decoder_layers
+        count = f"{blocks} block{'s' * (blocks > 1)}"
+        return ", ".join([count, *(f"{name} = {size:,}" for name, size in self._widths.items())])
+
+    def fields(self) -> dict[str, Any]:
+        """What there is to write down of it."""
+        return {"name": self.name, "program": str(self.program), "widths": self.widths()}
+
+    def probes(self, gradients: bool = False, ranges: bool = False, **_: Any) -> Probes:
+        """The quantities of an audit; its tokens are those of the program."""
+        return Probes(self, self, gradients, ranges)
+
+    def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
+        """The loss that has a probe, or that of the logits, of which every word is as likely to be right."""
+        row: dict[str, Scalar] = {}
+        seeds: list[tuple[Value, Value]] = []
+        logits: list[Any] = [watched.value for watched in self.net.ends.get("logits", ())]
+        for p in logits:
+            ends = apply(of_logits, p, axes=2)
+            row = {"logit_std": ends[0], "loss": ends[1] - p.mean(), "max_probability": ends[2]}
+            seeds = [(p, (softmax(p) - 1 / p.shape[1]) / p.shape[0])]
+        if "loss" in self.net.ends:
+            row["loss"] = value_of(self.net.ends, "loss")
+            seeds = [(row["loss"], constant(np.ones(())))]
+        return End(row, tuple(logits), program_loss(self.net, seeds, self._widths) if gradients else None)

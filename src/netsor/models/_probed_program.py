@@ -39,11 +39,15 @@ class ProbedProgram:
         self.ends: Block = {}
         self.layers = 0  # blocks before the decoder
         self._read(program.probes)
+        self.tokens, self.width = self.starts[0].shape[0], self.starts[0].width
+        self.streams: list[Vector] = [value_of(block, "stream") for block in self.blocks]
+        self.before = [self.starts[0], *self.streams[:-1]]  # the stream before each block
+        self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder begins anew
         for k, block in enumerate(self.blocks, 1):
             self._check_alike(block, k)
         for stack, start in enumerate(self.starts):
-            blocks = self.blocks[self.layers :] if stack else self.blocks[: self.layers]
-            shapes = {start.shape, *(value_of(block, "stream").shape for block in blocks)}
+            streams = self.streams[self.layers :] if stack else self.streams[: self.layers]
+            shapes = {start.shape, *(x.shape for x in streams)}
             if len(shapes) > 1:
                 said = " and ".join(map(str, sorted(shapes)))
                 raise ValueError(f"{self.name} has streams of {said}: tokens must be as many")
@@ -86,43 +90,16 @@ class ProbedProgram:
             where = f"block 1 but not in block {k}" if missing else f"block {k} but not in block 1"
             raise ValueError(f"{self.name} has the probe {which!r} in {where}: every block must have the same")
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens."""
-        return self.starts[0].shape[0]
-
-    @property
-    def width(self) -> Width:
-        """The width of the stream."""
-        return self.starts[0].width
-
-    @property
-    def streams(self) -> list[Vector]:
-        """The stream after each block."""
-        return [value_of(block, "stream") for block in self.blocks]
-
-    @property
-    def before(self) -> list[Vector]:
-        """The stream before each block."""
-        found = [self.starts[0], *self.streams[:-1]]
-        if len(self.starts) > 1:
-            found[self.layers] = self.starts[1]
-        return found
-
     @cached_property
-    def _values(self) -> tuple[list[Value], list[list[Value]]]:
+    def values(self) -> tuple[list[Value], list[list[Value]]]:
+        """The values of the embeddings and of each block, in topological order."""
         return values_by_block(self.starts, self.streams, self.layers)
-
-    @property
-    def embedding_values(self) -> list[Value]:
-        """The values that the embeddings are computed from, in topological order."""
-        return self._values[0]
 
     @cached_property
     def matrices(self) -> list[dict[str, list[Vector]]]:
         """The products of matrices in each block, by the kind of the matrix."""
         found: list[dict[str, list[Vector]]] = []
-        for block, values in zip(self.blocks, self._values[1], strict=True):
+        for block, values in zip(self.blocks, self.values[1], strict=True):
             named = {"query": "query", "key": "key", "value": "value", "attention": "output", "mlp": "out"}
             probed = {watched.value: kind for name, kind in named.items() for watched in block.get(name, ())}
             kinds: dict[str, list[Vector]] = {}

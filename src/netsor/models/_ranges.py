@@ -86,17 +86,12 @@ def names_of(activations: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{activation}_{column}" for activation in activations for column in COLUMNS)
 
 
-def ranged_names(net: ProbedProgram) -> tuple[str, ...]:
-    """The activations of a block that have probes."""
-    return tuple(name for name in BLOCK if name in net.blocks[0])
-
-
-def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> list[Scalar]:
-    """A row for each block, in the order of `ranged_names`, and one for embeddings and logits (`ENDS`)."""
+def ranges(net: ProbedProgram, names: Sequence[str], logits: Sequence[Scalar]) -> list[Scalar]:
+    """A row for each block, of the activations with these names, and one for embeddings and logits (`ENDS`)."""
     rows = []
     for block in net.blocks:
         allowed, found = mask_of(block), []
-        for name in ranged_names(net):
+        for name in names:
             probes = [*block[name], *(block.get("cross", ()) if name == "attention" else ())]
             masked = allowed if name in ("scores", "weights") else None
             found.append(range_of([each.value for each in probes], masked))

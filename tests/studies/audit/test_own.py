@@ -10,7 +10,7 @@ from scipy import special, stats
 
 import netsor as ns
 from netsor.engine import _precision
-from netsor.studies.audit._program_adapter import ProgramModel
+from netsor.models._metric_program import ProgramModel
 
 from ...keep import keep
 from ...models.backprop import drawn_gradients
@@ -165,6 +165,15 @@ def test_gradients_that_programs_do_not_have():
 
     with pytest.raises(ValueError, match=r"W\^O acts twice in one block"):
         ns.audit(twice(), gradients=True)
+
+    @ns.program
+    def tied():
+        w = ns.weight(8, 3, name="W^E")
+        x = ns.probe("stream", 2 * ns.probe("embedding", w @ ns.data(np.eye(3)[:2])))
+        return ns.probe("logits", ns.dot(x, w @ ns.data(np.eye(3))))
+
+    with pytest.raises(ValueError, match=r"W\^E acts in the embedding and again after it"):
+        ns.audit(tied(), gradients=True)
 
 
 def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path, monkeypatch):

@@ -22,11 +22,12 @@ from ...language import TraceError
 from ...language._given import shown
 from ...language._graph import topological_order
 from ...models import Probes, Transformer
+from ...models._metric_program import ProgramModel
 from .._cache import cache_key, derive_seed
 from .._cost import BACKWARD, Draw, at_depth, planning_bytes, refuse_large
 from ._order_statistics import DECIDE
-from ._program_adapter import Model, ProgramModel, described
 
+Model = Transformer | ProgramModel  # what an audit is of
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LENGTHS = (16, 128)  # tokens, where none are given: what changes with length is told by two
 DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
@@ -108,7 +109,7 @@ class AuditCase:
     @property
     def key(self) -> dict[str, Any]:
         """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
-        fields = {name: value for name, value in described(self.model).items() if name != "name"}
+        fields = {name: value for name, value in self.model.fields().items() if name != "name"}
         found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
         found |= {"gradients": True} if self.gradients else {}
         found |= {"ranges": True} if self.ranges else {}
@@ -410,8 +411,8 @@ def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
         first = next((other for other in made if other.name == model.name), None)
         name = model.name
         if first is not None:
-            before = described(first)
-            differ = [f"{key}={value}" for key, value in described(model).items() if value != before[key]]
+            before = first.fields()
+            differ = [f"{key}={value}" for key, value in model.fields().items() if value != before[key]]
             differ = [] if isinstance(model, ProgramModel) else differ
             name += f", {', '.join(differ[:MOST_TOLD])}" + ", …" * (len(differ) > MOST_TOLD) if differ else ", again"
         while name in {other.name for other in made}:
