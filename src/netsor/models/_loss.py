@@ -32,7 +32,7 @@ from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
-from ._metrics import OnlineMoments, batches, capped, of_logits, of_words
+from ._metrics import OnlineMoments, batches, capped, flat, of_logits, of_words
 from ._probed_program import ProbedProgram
 
 Array = Any
@@ -78,18 +78,14 @@ def _all_words(first: Array, root: Array, noise: Array, targets: list[int], cap:
             hot[np.arange(t), targets] = 1.0
             share = share - xp.asarray(hot, dtype=part.dtype)
         found.append(share * _slope(part, cap) / t)
-    flat = [of_logits(*logits)]
+    made = [of_logits(*logits)]
     if root is None:
-        flat += [xp.zeros((*flat[0].shape[:-1], 2 * t * t), dtype=flat[0].dtype)]
+        made += [xp.zeros((*made[0].shape[:-1], 2 * t * t), dtype=made[0].dtype)]
     else:
-        flat += [_flat(found[-1] @ xp.matrix_transpose(other)) for other in (noise, found[-1])]
-    flat += [_flat(found[0])] if own else []
-    leading = np.broadcast_shapes(*(a.shape[:-1] for a in flat))
-    return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in flat], axis=-1)
-
-
-def _flat(a: Array) -> Array:
-    return array_namespace(a).reshape(a, (*a.shape[:-2], a.shape[-2] * a.shape[-1]))
+        made += [flat(found[-1] @ xp.matrix_transpose(other)) for other in (noise, found[-1])]
+    made += [flat(found[0])] if own else []
+    leading = np.broadcast_shapes(*(a.shape[:-1] for a in made))
+    return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in made], axis=-1)
 
 
 def _slope(logits: Array, cap: float | None) -> Array:

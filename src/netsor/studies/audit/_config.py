@@ -297,7 +297,7 @@ class Request:
         The most of all models; ∞ if one has no gradients. Whether the limit is asked for too does not change it, since
         draws at own widths must not depend on that.
         """
-        if self.own or any(model.experts for model in self.models if isinstance(model, Transformer)):
+        if self.own or any(model.experts for model in self.models):
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:
