@@ -20,6 +20,7 @@ import netsor.nn as nn
 
 from ..language import (
     Scalar,
+    Value,
     Vector,
     Width,
     apply,
@@ -236,11 +237,9 @@ class Trace(NamedTuple):
                     elif kind == "out":
                         found.append(Probe("hidden", value.op.x))
             found += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
-            middle = layer.given if self.post else None
-            branches = (("attention", layer.attended), ("cross", layer.crossed), ("middle", middle), ("mlp", layer.fed))
-            found += [Probe(name, value) for name, value in branches if value is not None]
-            found += [] if layer.experts is None else [Probe("experts", layer.experts)]
-            found.append(Probe("stream", layer.stream))
+            named: dict[str, Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
+            named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
+            found += [Probe(name, value) for name, value in named.items() if value is not None]
         return tuple(found)
 
 

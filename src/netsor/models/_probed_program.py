@@ -30,10 +30,10 @@ KINDS = ("query", "key", "value", "output", "in", "gate", "out")
 
 
 class ProbedProgram:
-    """The probes of a program by block, checked; the name is for messages."""
+    """The probes of a program by block, checked."""
 
-    def __init__(self, program: Program, name: str | None = None) -> None:
-        self.program, self.name = program, program.name if name is None else name
+    def __init__(self, program: Program) -> None:
+        self.program, self.name = program, program.name
         self.starts: list[Vector] = []  # the embeddings of the encoder, or of all, and of the decoder
         self.blocks: list[Block] = []
         self.ends: Block = {}
@@ -57,7 +57,7 @@ class ProbedProgram:
         for watched in probes:
             name = watched.name
             if name == "embedding":
-                if len(self.starts) == 2 or (self.starts and len(self.blocks) == 0) or block:
+                if len(self.starts) == 2 or (self.starts and not self.blocks) or block:
                     raise ValueError(
                         f"{self.name} has the probe 'embedding' twice: once is allowed, and once more between two "
                         "blocks, where a decoder begins"
@@ -78,8 +78,9 @@ class ProbedProgram:
                 f"{self.name} must name its streams for an audit: ns.probe('embedding', x) before the first block, "
                 "and ns.probe('stream', x) after each"
             )
-        if block:
-            raise ValueError(f"{self.name} has the probe {next(iter(block))!r} after its last stream: no block has it")
+        if block or self.layers == len(self.blocks):
+            last = next(iter(block), "embedding")
+            raise ValueError(f"{self.name} has the probe {last!r} after its last stream: no block has it")
         self.layers = self.layers or len(self.blocks)
 
     def _check_alike(self, block: Block, k: int) -> None:

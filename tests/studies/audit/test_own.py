@@ -283,6 +283,7 @@ def with_probes(*names, mask=None):
         (("stream",), "must name its streams"),
         (("embedding", "stream", "scores"), "has the probe 'scores' after its last stream"),
         (("embedding", "embedding", "stream"), "has the probe 'embedding' twice: once is allowed"),
+        (("embedding", "stream", "embedding"), "has the probe 'embedding' after its last stream"),
         (("embedding", "mlp", "mlp", "stream"), "has the probe 'mlp' twice in block 1"),
         (("embedding", "mlp", "stream", "stream"), "'mlp' in block 1 but not in block 2: every block must have"),
         (("embedding", "stream", "mlp", "stream"), "'mlp' in block 2 but not in block 1"),
