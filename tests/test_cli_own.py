@@ -398,7 +398,6 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         (("--bind", "n=inf"), "--bind n=inf must be a positive integer: --widths inf is the limit"),
         (("--bind", "n=8", "--tokens", "4"), "--tokens is for models"),
         (("--bind", "n=8", "--set", "std=1"), "--set is for models"),
-        (("--bind", "n=8", "--gradients"), "must be left out: "),
         (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),
         (("--bind", "n=8", "--fail-on", "rank,loss"), "--fail-on 'rank,loss': loss is not measured of net("),
         (("--bind", "n=8", "--fail-on", "entropy"), "--fail-on 'entropy': entropy is not measured of net("),

@@ -26,15 +26,16 @@ def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, n
     """What the probes give for literal draws, and the same from the vectors, scores and logits of these draws."""
     model = MODELS[family]
     probes = model.probes(**inputs(model))
-    traced = model.trace(**inputs(model))
+    traced = probes.source.traced
     raw = [traced.embedded, *([traced.decoded] if traced.decoded is not None else [])]
     count = len(raw)
     for layer in traced.layers:
         raw += [layer.stream, layer.attended, layer.fed, layer.scores, layer.weights]
         raw += [each for each in (layer.crossed, layer.experts) if each is not None]
-    end = probes.logits(traced, limit=False) if probes.final else None
+    end = probes.source.logits(limit=False) if model.vocabulary else None
+    probes.source.logits = lambda limit: end  # the program has these
     raw += end.parts() if end is not None else ()
-    asked = probes.outputs(traced, end)
+    asked = probes.program.outputs
     found = ns.Program((*asked, *raw)).simulate(draws=draws, progress=False, **model.widths())
     column = end.column if end is not None else None
     return probes.named(found[: len(asked)]), _numpy(model, probes, traced, found[len(asked) :], count, column)

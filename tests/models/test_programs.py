@@ -84,7 +84,7 @@ def test_repeated_ids_and_padding():
     gram = ns.Program(ns.mean_dot(start, start)).draw(draws=50, progress=False, n=model.width)
     assert (gram[:, [0, 3]] == 0).all()
     np.testing.assert_allclose(gram[:, 1, 1], gram[:, 1, 2])
-    assert 1 not in model.probes(tokens=4).inputs.ids
+    assert 1 not in model.probes(tokens=4).source.inputs.ids
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import math
 import pytest
 
 import netsor as ns
-from netsor.language._operation import MatMul
-from netsor.models._build import values_by_block
+from netsor.models._probed_program import ProbedProgram
 
 GPT2 = ns.models.read("gpt2")
 LLAMA = ns.models.read("llama-3-8b")
@@ -59,11 +58,11 @@ def test_t_fixup_scales_encoder_and_decoder_each_by_its_own_depth():
     encoder, decoder, n, m, inner = 3, 5, 768, 3072, 768
     made = by("t-fixup", ns.models.read("t5-base").replace(layers=encoder, decoder_layers=decoder))
     assert made.std_embedding == pytest.approx((9 * encoder) ** -0.25 * n**-0.5)
-    traced = made.trace(tokens=2)
+    net = ProbedProgram(made.program(tokens=2))
     xavier = {(n, inner): math.sqrt(2 / (n + inner)), (n, m): math.sqrt(2 / (n + m)), (m, n): math.sqrt(2 / (n + m))}
-    for block, values in enumerate(values_by_block(traced)):
+    for block, kinds in enumerate(net.matrices):
         factor = 0.67 * encoder**-0.25 if block < encoder else (9 * decoder) ** -0.25
-        weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
+        weights = [value.op.weight for values in kinds.values() for value in values]
         assert len(weights) == (6 if block < encoder else 10)
         for weight in weights:
             fan_in, fan_out = (width.bind(made.widths()) for width in (weight.in_width, weight.out_width))

@@ -11,12 +11,12 @@ import click
 
 from .._validate import shown
 from ..models import Transformer, recipe, settings
+from ..models._metric_program import ProgramModel
 from ..studies.audit import _audit
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._config import Request
 from ..studies.audit._config import sweep as sweep_of
 from ..studies.audit._measurements import rule_name
-from ..studies.audit._program_adapter import ProgramModel
 from ..studies.audit._rules import BACKWARD_RULES
 from ._backend_options import BackendChoice
 from ._load_program import bound, is_target, load

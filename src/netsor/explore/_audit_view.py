@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..models import Transformer, read, recipe, settings
+from ..models._metric_program import ProgramModel
 from ..studies.audit._audit import estimate, joined, measure, result_of
 from ..studies.audit._config import LENGTHS, AuditCase, Request, longest
+from ..studies.audit._config import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
 from ..studies.audit._measurements import Draws
-from ..studies.audit._program_adapter import Model as AuditedModel
-from ..studies.audit._program_adapter import ProgramModel
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
 from ..studies.audit._results import Audit, Comparison
 from ..studies.audit._rule import join_words

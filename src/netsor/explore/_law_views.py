@@ -22,9 +22,9 @@ from ..engine import ExactError, NoLimitError, Plan
 from ..engine._parallel import cores, in_bytes, memory
 from ..language import inf
 from ..laws import Estimate, HeadSum, Law, kl
+from ..models._metric_program import ProgramModel
 from ..studies import paper
 from ..studies._cost import Draw
-from ..studies.audit._program_adapter import ProgramModel
 from ._audit_view import AuditViewRequest, Tell
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
 

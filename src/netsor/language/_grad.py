@@ -55,6 +55,7 @@ class Reverse:
     It also collects the uses of the matrices that `chosen` selects. A seed is a value and its cotangent: for scalars p
     the weights w of Σ w·p, for vectors √width times the cotangent. With `unit`, only what passes through scalars in
     that unit is kept, and all cotangents are multiplied by √unit; the gradient is the sum of these parts over `units`.
+    Nothing passes through `constants`, which may be leaves.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Reverse:
         leaves: Iterable[Value],
         chosen: Callable[[Acting], bool] = lambda op: False,
         unit: Unit | EllipsisType = ...,
+        constants: Iterable[Value] = (),
     ) -> None:
         self.values = topological_order([value for value, _ in seeds])
-        self.leaves, self.chosen = set(leaves), chosen
+        self.leaves, self.chosen, self.constants = set(leaves), chosen, set(constants)
         self.uses: list[Use] = []
         self._live: set[Value] = set()  # what depends on a leaf, or on a matrix that counts
         self._units: dict[Value, tuple[Unit, ...]] = {}
@@ -94,7 +96,8 @@ class Reverse:
     def _prepare(self, value: Value) -> None:
         inputs, op = value.op.inputs, value.op
         counts = isinstance(op, MatMul | SteppedMatMul) and self.chosen(op)
-        if value in self.leaves or counts or any(x in self._live for x in inputs):
+        passes = value not in self.constants and (counts or any(x in self._live for x in inputs))
+        if value in self.leaves or passes:
             self._live.add(value)
         asked: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
         if isinstance(op, Dot):
@@ -115,7 +118,7 @@ class Reverse:
         """From a value to its inputs."""
         found = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
         counts = isinstance(value.op, MatMul | SteppedMatMul) and self.chosen(value.op)
-        if not found or not (counts or any(x in self._live for x in value.op.inputs)):
+        if not found or value in self.constants or not (counts or any(x in self._live for x in value.op.inputs)):
             return
         keep = whole_axes(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
         d: Any = {unit: _filled(value, keep, parts) for unit, parts in found.items()}

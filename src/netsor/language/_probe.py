@@ -36,6 +36,8 @@ NAMES = {
     "stream": ProbeKind(Vector, 1, f"{TOKENS}, the stream after a block, which ends with it"),
     "attention": ProbeKind(Vector, 1, f"{TOKENS}, what attention adds to the stream"),
     "mlp": ProbeKind(Vector, 1, f"{TOKENS}, what the perceptron adds to the stream"),
+    "cross": ProbeKind(Vector, 1, f"{TOKENS}, what attention to an encoder adds to the stream"),
+    "middle": ProbeKind(Vector, 1, f"{TOKENS}, the stream between the branches, if a norm follows each sum"),
     "query": ProbeKind(Vector, 1, "vectors (…, tokens)"),
     "key": ProbeKind(Vector, 1, "vectors (…, tokens)"),
     "value": ProbeKind(Vector, 1, "vectors (…, tokens)"),
@@ -46,8 +48,19 @@ NAMES = {
         Scalar, 2, "scalars (tokens, experts), what a token gives to each expert, 0 where it is not asked"
     ),
     "logits": ProbeKind(Scalar, 2, "scalars (tokens, words)"),
+    "loss": ProbeKind(Scalar, 0, "one scalar, which gradients are of"),
 }
-ALONE = ("embedding", "stream", "attention", "mlp", "experts", "logits")  # with no axes before the last
+ALONE = (
+    "embedding",
+    "stream",
+    "attention",
+    "cross",
+    "middle",
+    "mlp",
+    "experts",
+    "logits",
+    "loss",
+)  # with no axes before the last
 
 
 class Probe(NamedTuple):
@@ -67,9 +80,10 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     Parameters
     ----------
     name : str
-        What the value is: "embedding", the stream before the first block; then, block by block, "attention" and "mlp",
-        what the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and "experts",
-        scalars; and "stream", which ends the block; at last "logits".
+        What the value is: "embedding", the stream before the first block; then, block by block, "attention", "cross"
+        (attention to an encoder) and "mlp", what the branches add; "middle", the stream between them if a norm follows
+        each sum; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and "experts", scalars; and
+        "stream", which ends the block; at last "logits", or "loss". A second "embedding" begins a decoder.
     x : Vector or Scalar
         The value.
     mask : array_like of bool, optional

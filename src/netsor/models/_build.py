@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -40,11 +39,12 @@ from ..language import (
     tanh,
     weight,
 )
-from ..language._graph import topological_order
 from ..language._operation import MatMul
+from ..language._probe import Probe
 from ..language._score import rsqrt
 from ._description import BRANCHES, Description
 from ._metrics import of_router
+from ._probed_program import matrix_kind, values_by_block
 
 n, d, m = Width("n"), Width("d"), Width("m")
 Mask = npt.NDArray[np.bool_] | None
@@ -56,9 +56,6 @@ ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
     "silu": silu,
     "tanh": tanh,
 }
-
-
-MATRIX_NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
 
 
 @dataclass(frozen=True)
@@ -194,6 +191,8 @@ class Trace(NamedTuple):
         The embedding, for tied logits; None if the inputs are patches.
     decoded : Vector, optional
         The embeddings of the decoder.
+    post : bool
+        Whether a norm follows each sum.
 
     Examples
     --------
@@ -208,6 +207,31 @@ class Trace(NamedTuple):
     masks: tuple[Mask, ...]
     table: EmbeddingTable | None
     decoded: Vector | None = None
+    post: bool = False
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """The same by the names of `ns.probe`, as a program of one's own would have them."""
+        starts = [self.embedded, *([] if self.decoded is None else [self.decoded])]
+        streams = [layer.stream for layer in self.layers]
+        encoder = sum(layer.crossed is None for layer in self.layers)
+        found = [Probe("embedding", self.embedded)]
+        for i, values in enumerate(values_by_block(starts, streams, encoder)[1]):
+            layer, mask = self.layers[i], self.masks[i]
+            if i == encoder:
+                found.append(Probe("embedding", starts[1]))
+            for value in values:
+                if isinstance(value.op, MatMul):
+                    kind = matrix_kind(value.op, n)
+                    if kind in ("query", "key", "value"):
+                        found.append(Probe(kind, value))
+                    elif kind == "out":
+                        found.append(Probe("hidden", value.op.x))
+            found += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
+            named: dict[str, Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
+            named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
+            found += [Probe(name, value) for name, value in named.items() if value is not None]
+        return tuple(found)
 
 
 def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> Trace:
@@ -236,22 +260,7 @@ def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> 
             layers.append(_decoder(decoder, stream, context, mask[i], bias))
             stream = layers[-1].stream
         output = normed(model, stream) if model.final_norm else stream
-    return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
-
-
-def values_by_block(traced: Trace) -> list[list[Value]]:
-    """The values that each block computes, block by block, in topological order."""
-    begun = [traced.embedded, *([] if traced.decoded is None else [traced.decoded])]
-    streams = [layer.stream for layer in traced.layers]
-    values = topological_order([*begun, *streams])
-    place = {value: k for k, value in enumerate(values)}
-    ends = [max(place[x] for x in begun), *(place[x] for x in streams)]
-    return [values[start + 1 : stop + 1] for start, stop in pairwise(ends)]
-
-
-def matrix_kind(op: MatMul) -> str:
-    """What a matrix of a block is, by its name, or by the side on which the perceptron's width is."""
-    return MATRIX_NAMES.get(op.weight.source.name or "") or ("out" if op.weight.in_width.name == "m" else "in")
+    return Trace(x, tuple(layers), output, tuple(mask), table, decoded, model.order == "post")
 
 
 def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, Vector]:
@@ -265,7 +274,7 @@ def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None,
         table = EmbeddingTable(known, nn.Embedding(np.arange(len(known)), n, model.std_embedding))
         x = _words(model, table, given.ids)
     if model.positions == "learned" and model.std_position:
-        x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position)()
+        x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position, name="position")()
     if model.std_type:
         x = x + gaussian(n, cov=model.std_type**2, name="type")
     return table, normed(model, x) if model.input_norm else x

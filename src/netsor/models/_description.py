@@ -301,6 +301,18 @@ class Description:
         rows += self.length or 0 if self.positions == "learned" else 0
         return blocks + self.width * (rows + (self.width if self.readout == "transform" else 0))
 
+    @property
+    def sizes(self) -> str:
+        """The size, in words."""
+        return (
+            f"{self.layers + self.decoder_layers} blocks, width {self.width:,}, {self.heads} heads of {self.d}, "
+            f"{self.weights:,} weights in matrices and embeddings"
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Every field by its name."""
+        return dataclasses.asdict(self)
+
     def status(self, **widths: float) -> str:
         """How the law at these widths relates to that of the real model: "exact", "same limit" or "conjectured".
 

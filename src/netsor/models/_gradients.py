@@ -7,7 +7,8 @@ matrices. Cotangents and widths are in the units of the model: at n = ∞ its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,134 +16,124 @@ import numpy as np
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
 from ..language._grad import Reverse, Use
 from ..language._graph import topological_order
-from ..language._operation import MatMul
+from ..language._operation import Gaussian, MatMul
 from ..language._scalar import constant
-from ._build import Trace, matrix_kind, values_by_block
-from ._description import Description
 from ._loss import Loss
 from ._metrics import of_pairs
+from ._probed_program import KINDS, ProbedProgram
 
-KINDS = ("query", "key", "value", "output", "in", "gate", "out")
-
-
-def layer_names(model: Description) -> tuple[str, ...]:
-    """The numbers of a block, in order: ratios are to the mean of |W|², so a matrix of zeros has none."""
-    return ("grad_mean_square", *_both(model, [kind for kind in KINDS if kind != "gate" or model.gated]))
+HEAD_NAMES = ("W^L", "head")  # of a matrix after the last block: that of the logits
 
 
-def final_names(model: Description) -> tuple[str, ...]:
-    """Those of the whole network."""
-    embedding = ["embedding"] if _has_embedding(model) else []
-    return ("grad_input", *_both(model, [*embedding, "head"] if _has_head(model) else embedding))
+class Gradients:
+    """Squared gradients of a loss. `widths` are those of the real model; `vocabulary` counts the rows of its tables."""
 
+    def __init__(
+        self, net: ProbedProgram, loss: Loss, widths: Mapping[str, float], vocabulary: int | None = None
+    ) -> None:
+        self.net, self.widths = net, widths
+        roots = [value for value, _ in loss.seeds]
+        self.reached = set(topological_order(roots))
+        tables = _tables(net) if vocabulary else []
+        leaves = [*net.starts, *net.streams, *tables]
+        leaves = [leaf for leaf in leaves if leaf in self.reached]
+        self.back = Reverse(loss.seeds, leaves, lambda op: True, constants=loss.constants)
+        self.uses: dict[Value, Use] = {use.value: use for use in self.back.uses}
+        self._rows(net)
+        self._ends(net, loss, tables, vocabulary or 0)
 
-def _both(model: Description, kinds: Iterable[str]) -> list[str]:
-    found = [(kind, [f"grad_{kind}", f"grad_{kind}_ratio"][: 2 if _std(model, kind) else 1]) for kind in kinds]
-    return [name for _, names in found for name in names]
+    def _rows(self, net: ProbedProgram) -> None:
+        """A row for each block, with ratios to the mean of |W|², which a matrix of zeros has not."""
+        kinds = [kind for kind in KINDS if any(kind in found for found in net.matrices)]
+        found = [{kind: block.get(kind, []) for kind in kinds} for block in net.matrices]
+        made = [(f"grad_{kind}", all(self._size(block[kind]) for block in found)) for kind in kinds]
+        names = [name for kind, sized in made for name in (kind, f"{kind}_ratio")[: 1 + sized]]
+        self.names = ("grad_mean_square", *names)
+        self.rows = []
+        for stream, block in zip(net.streams, found, strict=True):
+            first = stack([self._mean_square(stream)])
+            self.rows.append(join([first, self._norms(names, block)]) if names else first)
 
+    def _ends(self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int) -> None:
+        """One row for the network: at the embeddings, of the embedding, and of the matrix of the logits."""
+        norms: dict[str, tuple[Scalar, float]] = {}
+        inside = [value for value in net.values[0] if isinstance(value.op, MatMul)]
+        known = {value for kinds in net.matrices for values in kinds.values() for value in values} | set(inside)
+        last = [v for v, use in self.uses.items() if v not in known and use.op.weight.source.name in HEAD_NAMES]
+        sources = {value.op.weight.source for value in inside if isinstance(value.op, MatMul)}
+        for value, use in self.uses.items():
+            if use.op.weight.source in sources and value not in inside:
+                self._refuse(use.op.weight.source.name, "in the embedding and again after it")
+        if inside:
+            norms["embedding"] = self._norms(["grad_embedding"], {"embedding": inside})[0], self._size(inside)
+        elif tables:
+            found = sum((self._square(table).sum() for table in tables[1:]), self._square(tables[0]).sum())
+            found = found + loss.head if loss.tied and loss.head is not None else found
+            norms["embedding"] = found, sum(words * _variance(x) * x.width.bind(self.widths) for x in tables)
+        if loss.head is not None and not loss.tied:
+            norms["head"] = loss.head, loss.head_size
+        elif last:
+            norms["head"] = self._norms(["grad_head"], {"head": last})[0], self._size(last)
+        final = {"grad_input": self._mean_square(net.starts[0])}
+        for kind, (norm, size) in norms.items():
+            final[f"grad_{kind}"] = norm
+            if size:
+                final[f"grad_{kind}_ratio"] = norm / size
+        self.final_names, self.final = tuple(final), stack(list(final.values()))
 
-def _has_embedding(model: Description) -> bool:
-    """Whether inputs are rows of a matrix, or are multiplied by one; else they are just vectors."""
-    return model.vocabulary is not None or model.inputs == "patches"
-
-
-def _has_head(model: Description) -> bool:
-    """Whether the matrix of logits is one of its own."""
-    return model.vocabulary is not None and not model.tied
-
-
-def _std(model: Description, kind: str) -> float:
-    fields = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "logits"}
-    found: float = getattr(model, f"std_{fields.get(kind, kind)}")
-    return found
-
-
-def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ...]:
-    """A row for each block, in the order of `layer_names`, and one for the network, in that of `final_names`."""
-    streams = [traced.embedded, *(layer.stream for layer in traced.layers)]
-    table = None if traced.table is None else traced.table.vectors.vectors
-    leaves = [value for value in (*streams, table) if value is not None]
-    reached = set(topological_order([value for value, _ in loss.seeds]))
-    back = Reverse(loss.seeds, [leaf for leaf in leaves if leaf in reached], lambda op: True)
-
-    def square(x: Vector) -> Scalar:
+    def _square(self, x: Vector) -> Scalar:
         """|√n ∂L/∂x|²/n of each vector: |∂L/∂x|²."""
-        if x not in reached:
+        if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
-        one = back.of(x)[..., None]
+        one = self.back.of(x)[..., None]
         return mean_dot(one, one)[..., 0, 0]
 
-    uses: dict[Value, Use] = {use.value: use for use in back.uses}
-    rows = []
-    for stream, products in zip(streams[1:], values_by_block(traced), strict=True):
-        found: dict[str, list[Value]] = {}
-        for value in products:
-            if isinstance(value.op, MatMul):
-                found.setdefault(matrix_kind(value.op), []).append(value)
-        first = square(stream).mean() / model.width
-        rows.append(join([stack([first]), _norms(model, layer_names(model)[1:], found, uses)]))
-    return (*rows, _ends(model, traced, loss, uses, square, table))
+    def _mean_square(self, x: Vector) -> Scalar:
+        return self._square(x).mean() / x.width.bind(self.widths)
+
+    def _norms(self, names: Sequence[str], found: Mapping[str, Sequence[Value]]) -> Scalar:
+        """Σ |∂L/∂W|² over the matrices of each kind; `ratio`s are over the mean of Σ |W|²."""
+        grams: list[Scalar] = []
+        sums: list[tuple[float, tuple[int, ...]]] = []  # a factor, and where Gram matrices of cotangents are among all
+        places: dict[str, list[int]] = {}
+        acted = [value.op.weight for values in found.values() for value in values if isinstance(value.op, MatMul)]
+        each = Counter((weight.source, member) for weight in acted for member in weight.members.flat)
+        if each and each.most_common(1)[0][1] > 1:
+            self._refuse(each.most_common(1)[0][0][0].name, "twice in one block")
+        for kind, values in found.items():
+            places[kind] = []
+            for value in (value for value in values if value in self.uses):
+                use, weight = self.uses[value], self.uses[value].op.weight
+                count = weight.members.size
+                d, x = use.d.reshape(count, -1), use.op.x.reshape(count if use.op.each else 1, -1)
+                places[kind].append(len(grams))
+                grams += [weight.in_width.bind(self.widths) * mean_dot(d, d), mean_dot(x, x)]
+        for name in names:
+            kind = name.removeprefix("grad_").removesuffix("_ratio")
+            by = 1 / self._size(found[kind]) if name.endswith("_ratio") else 1.0
+            sums.append((by, tuple(places[kind])))
+        if not grams:
+            return constant(np.zeros(len(names)))
+        return apply(partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs")
+
+    def _refuse(self, matrix: str | None, where: str) -> None:
+        said = f"{matrix or 'a matrix'} acts {where}"
+        raise ValueError(f"gradients=True of {self.net.name}: {said}, and its gradient is known for one product alone")
+
+    def _size(self, values: Iterable[Value]) -> float:
+        """The mean of Σ |W|²."""
+        weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
+        return sum(w.std**2 * w.members.size * w.drawn.out_width.bind(self.widths) for w in weights)
 
 
-def _ends(
-    model: Description,
-    traced: Trace,
-    loss: Loss,
-    uses: dict[Value, Use],
-    square: Callable[[Vector], Scalar],
-    table: Vector | None,
-) -> Scalar:
-    norms: dict[str, tuple[Scalar, float]] = {}
-    words = model.vocabulary or 0
-    if table is None:
-        patches = [value for value, use in uses.items() if use.op.weight.source.name == "W^P"]
-        found = _norms(model, ["grad_embedding"], {"embedding": patches}, uses)[0]
-        norms["embedding"] = found, _size(model, patches)
-    elif _has_embedding(model):
-        found = square(table).sum()
-        if model.tied and loss.head is not None:
-            found = found + loss.head
-        norms["embedding"] = found, words * model.width * model.std_embedding**2
-    if _has_head(model):
-        assert loss.head is not None
-        norms["head"] = loss.head, words * model.width * model.std_logits**2
-    return _row(final_names(model), norms, square(traced.embedded).mean() / model.width)
+def _tables(net: ProbedProgram) -> list[Vector]:
+    """The vectors of words that the embeddings are made of."""
+    values = dict.fromkeys(net.values[0])
+    return [
+        x for x in values if isinstance(x, Vector) and isinstance(x.op, Gaussian) and x.op.source.name == "embedding"
+    ]
 
 
-def _row(names: Sequence[str], norms: dict[str, tuple[Scalar, float]], first: Scalar) -> Scalar:
-    made = [first]
-    for name in names[1:]:
-        kind = name.removeprefix("grad_").removesuffix("_ratio")
-        norm, size = norms[kind]
-        made.append(norm / size if name.endswith("_ratio") else norm)
-    return stack(made)
-
-
-def _norms(
-    model: Description, names: Sequence[str], found: Mapping[str, Sequence[Value]], uses: dict[Value, Use]
-) -> Scalar:
-    """Σ |∂L/∂W|² over the matrices of each kind, which act once each; `ratio`s are over the mean of Σ |W|²."""
-    grams: list[Scalar] = []
-    sums: list[tuple[float, tuple[int, ...]]] = []  # a factor, and where Gram matrices of cotangents are among all
-    places: dict[str, list[int]] = {}
-    for kind, values in found.items():
-        places[kind] = []
-        for value in (value for value in values if value in uses):
-            use, weight = uses[value], uses[value].op.weight
-            count = weight.members.size
-            d, x = use.d.reshape(count, -1), use.op.x.reshape(count if use.op.each else 1, -1)
-            places[kind].append(len(grams))
-            grams += [weight.in_width.bind(model.widths()) * mean_dot(d, d), mean_dot(x, x)]
-    for name in names:
-        kind = name.removeprefix("grad_").removesuffix("_ratio")
-        by = 1 / _size(model, found[kind]) if name.endswith("_ratio") else 1.0
-        sums.append((by, tuple(places[kind])))
-    if not grams:
-        return constant(np.zeros(len(names)))
-    return apply(partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs")
-
-
-def _size(model: Description, values: Iterable[Value]) -> float:
-    """The mean of Σ |W|²."""
-    weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
-    return sum(w.std**2 * w.members.size * w.out_width.bind(model.widths()) for w in weights)
+def _variance(table: Vector) -> float:
+    assert isinstance(table.op, Gaussian)
+    return float(np.mean(np.sum(table.op.factor**2, axis=-1)))

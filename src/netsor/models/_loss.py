@@ -12,21 +12,28 @@ with g_k fresh standard Gaussian vectors. Words whose vectors are in the program
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial, reduce
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._array_api import array_namespace, eigenvectors
+from .._program import Program
+from ..derivatives import base
+from ..engine import ExactError
 from ..language import Scalar, Value, Vector, apply, gaussian, join, mean_dot, normal, tanh, weight
 from ..language._derivative import width_ratio
-from ..language._scalar import constant
+from ..language._grad import Reverse
+from ..language._graph import topological_order
+from ..language._operation import Apply, Dot, Normal
+from ..language._scalar import MATMUL, constant
 from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
-from ._build import ACTIVATIONS, Trace, n, normed, sigma_of
+from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
-from ._metrics import OnlineMoments, batches, capped, of_logits, of_words
+from ._metrics import OnlineMoments, batches, capped, flat, of_logits, of_words
+from ._probed_program import ProbedProgram
 
 Array = Any
 
@@ -71,18 +78,14 @@ def _all_words(first: Array, root: Array, noise: Array, targets: list[int], cap:
             hot[np.arange(t), targets] = 1.0
             share = share - xp.asarray(hot, dtype=part.dtype)
         found.append(share * _slope(part, cap) / t)
-    flat = [of_logits(*logits)]
+    made = [of_logits(*logits)]
     if root is None:
-        flat += [xp.zeros((*flat[0].shape[:-1], 2 * t * t), dtype=flat[0].dtype)]
+        made += [xp.zeros((*made[0].shape[:-1], 2 * t * t), dtype=made[0].dtype)]
     else:
-        flat += [_flat(found[-1] @ xp.matrix_transpose(other)) for other in (noise, found[-1])]
-    flat += [_flat(found[0])] if own else []
-    leading = np.broadcast_shapes(*(a.shape[:-1] for a in flat))
-    return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in flat], axis=-1)
-
-
-def _flat(a: Array) -> Array:
-    return array_namespace(a).reshape(a, (*a.shape[:-2], a.shape[-2] * a.shape[-1]))
+        made += [flat(found[-1] @ xp.matrix_transpose(other)) for other in (noise, found[-1])]
+    made += [flat(found[0])] if own else []
+    leading = np.broadcast_shapes(*(a.shape[:-1] for a in made))
+    return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in made], axis=-1)
 
 
 def _slope(logits: Array, cap: float | None) -> Array:
@@ -275,14 +278,17 @@ def inverse_root(gram: Any) -> Any:
 class Loss(NamedTuple):
     """A loss, and where its gradient begins."""
 
-    ends: Scalar | None  # standard deviation of logits, mean of log Σ e^logit, largest probability; None: no logits
     seeds: tuple[tuple[Value, Value], ...]  # values and their cotangents
-    head: Scalar | None  # the squared gradient of the words that are not in the program
+    ends: Scalar | None = None  # of the logits of a model: as `Logits.ends`
+    head: Scalar | None = None  # the squared gradient of the words that are not in the program
+    head_size: float = 0.0  # the mean of their Σ |W|²
+    tied: bool = False  # whether these words are rows of the embedding
+    constants: tuple[Value, ...] = ()  # what the seeds have the gradient of already
 
 
 def readout(y: Vector) -> Loss:
     """Without logits: the mean over vectors of n^(−1/2) ⟨r_i, y_i⟩, with random readouts r_i."""
-    return Loss(None, ((y, gaussian(n, y.size, name="r").reshape(*y.shape) / y.size),), None)
+    return Loss(((y, gaussian(y.width, y.size, name="r").reshape(*y.shape) / y.size),))
 
 
 def cross_entropy(model: Description, traced: Trace, words: Logits, targets: Sequence[int]) -> Loss:
@@ -308,11 +314,115 @@ def cross_entropy(model: Description, traced: Trace, words: Logits, targets: Seq
             own = c[:, words.column.get(model.padding, len(words.column))]
             padded = model.width * (own[:, None] * own * gram).sum()
             head = padded if head is None else head + padded
-    return Loss(made[where[0]], tuple(seeds), head)
+    size = (model.vocabulary or 0) * model.width * model.std_logits**2
+    return Loss(tuple(seeds), made[where[0]], head, size, model.tied)
 
 
 def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
     """√n ∂L/∂y, over σ, by the words that are not in the program."""
     q = mix(apply(inverse_root, gram, axes=2, bounded=False, lipschitz=False), y)
-    u = mix(root(square), gaussian(n, y.size, name="W^L"))
-    return u + mix(width_ratio((), (n,)) * along - mean_dot(u, q), q)
+    u = mix(root(square), gaussian(y.width, y.size, name="W^L"))
+    return u + mix(width_ratio((), (y.width,)) * along - mean_dot(u, q), q)
+
+
+class End(NamedTuple):
+    """The end of a network."""
+
+    row: dict[str, Scalar]  # its numbers, by their names
+    logits: tuple[Scalar, ...]  # all of them, in parts
+    loss: Loss | None  # if gradients are asked for
+
+
+class ModelEnd:
+    """The end of a described model on given inputs: its logits are drawn without the matrix that makes them."""
+
+    def __init__(self, model: Description, inputs: Inputs) -> None:
+        self.model, self.inputs = model, inputs
+
+    @cached_property
+    def traced(self) -> Trace:
+        """The network."""
+        return trace(self.model, self.inputs)
+
+    @cached_property
+    def net(self) -> ProbedProgram:
+        """The network by its probes."""
+        return ProbedProgram(Program(self.traced.output, self.model.name, self.traced.probes))
+
+    def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
+        """The logits, their loss and where its gradient begins; `limit` says n = ∞."""
+        traced = self.traced
+        if not self.model.vocabulary:
+            return End({}, (), readout(traced.output) if gradients else None)
+        if ranges and self._next:  # the last token has logits too, although it predicts nothing
+            count = traced.output.size - 1
+            every = words(self.model, traced, traced.output, limit, count)
+            logits = every.first(count)
+        else:
+            every = logits = self.logits(limit)
+        loss = self._loss(logits, limit) if gradients else None
+        ends = logits.ends() if loss is None or loss.ends is None else loss.ends
+        row = {"logit_std": ends[0], "loss": ends[1] - logits.of(self._targets).mean(), "max_probability": ends[2]}
+        return End(row, every.parts() if ranges else (), loss)
+
+    def logits(self, limit: bool) -> Logits:
+        """The logits of the tokens that predict something."""
+        y = self.traced.output
+        if self.model.readout == "class":
+            y = y[:1]
+        elif self._next:
+            y = y[:-1]
+        return words(self.model, self.traced, y, limit)
+
+    @property
+    def _next(self) -> bool:
+        """Whether a token predicts the next one."""
+        return self.model.readout != "class" and (self.model.causal or self.model.decoder_layers > 0)
+
+    @property
+    def _targets(self) -> tuple[int, ...]:
+        ids = self.inputs.decoder_ids or self.inputs.ids
+        return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
+
+    def _loss(self, logits: Logits, limit: bool) -> Loss:
+        if limit and self.model.tied:
+            raise ExactError(
+                logits.y,
+                "the logit of a token's own id grows with the root of the width if logits are tied, and so do the "
+                "cotangents of scores: the gradient has a part along the embeddings, which the stream has too",
+                instead="gradients of a model whose logits are not tied have a limit",
+            )
+        return cross_entropy(self.model, self.traced, logits, self._targets)
+
+
+def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: Mapping[str, float]) -> Loss:
+    """A loss of a program, with seeds for the vectors whose logits were drawn without the matrix that makes them."""
+    if not seeds:
+        output = net.program.outputs[0]
+        return readout(output if isinstance(output, Vector) and output.ndim else net.streams[-1])
+    blocks = set(topological_order(net.streams))
+    values = [value for value in topological_order([value for value, _ in seeds]) if value not in blocks]
+    drawn = {value: found for value in values if (found := drawn_words(value))}
+    back = Reverse(seeds, drawn, constants=drawn)
+    more, head, size = list(seeds), constant(np.zeros(())), 0.0
+    for value, (y, noise, std, transposed) in drawn.items():
+        c, noise = (a.transpose() if transposed else a for a in (back.of(value), noise))
+        square, gram = c @ c.transpose(), mean_dot(y, y)
+        if std:
+            more.append((y, std * _gradient(y, gram, c @ noise.transpose() / std, square)))
+        head = head + y.width.bind(widths) * (square * gram).sum()
+        size += noise.shape[1] * std**2
+    tied = any(transposed for *_, transposed in drawn.values())
+    return Loss(tuple(more), None, head if drawn else None, size, tied, tuple(drawn))
+
+
+def drawn_words(value: Value) -> tuple[Vector, Scalar, float, bool] | None:
+    """The vectors and normals of `nn.logits`, (vectors, words), or of those of `Embedding.logits`, transposed."""
+    match value.op:
+        case Apply(f, (Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))), Scalar(op=Normal(std=std)) as noise)):
+            transposed = False
+        case Apply(f, (Scalar(op=Normal(std=std)) as noise, Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))))):
+            transposed = True
+        case _:
+            return None
+    return (y, noise, std, transposed) if f is MATMUL and base(g) is symmetric_root and y is z else None

@@ -1,65 +1,80 @@
-"""The quantities of an audit: what a transformer at initialisation does, layer by layer, as draws of their law."""
+"""The quantities of an audit: what a network at initialisation does, block by block, as draws of their law."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._program import Program
-from .._validate import ArgumentError
-from ..engine import ExactError, Plan
-from ..engine.backends import Backend
-from ..language import Scalar, Vector, apply, join, mean_dot, stack
-from ._build import Inputs, Layer, Trace, trace
+from ..engine import Plan
+from ..language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
+from ..language._graph import topological_order, widths_of
+from ..language._scalar import constant
+from ..language._width import bind_widths
 from ._description import Description
-from ._gradients import final_names, gradients, layer_names
-from ._loss import Logits, Loss, cross_entropy, readout, words
-from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_shares
+from ._gradients import Gradients
+from ._loss import End, ModelEnd, program_loss
+from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares
+from ._probed_program import Block, ProbedProgram, mask_of, value_of
 from ._ranges import BLOCK, ENDS, names_of, ranges
 
+Floats = npt.NDArray[np.float64]
+
 STREAM = ("mean_square", "cosine", "effective_rank")  # of the embeddings too
-ATTENTION = ("score_std", "score_max", "entropy", "largest_weight")
-SHARES = ("attention_share", "cross_share", "mlp_share")
+ATTENTION = {"scores": ("score_std", "score_max"), "weights": ("entropy", "largest_weight")}
+BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
-def forward_names(model: Description) -> tuple[str, ...]:
+def forward_names(net: ProbedProgram) -> tuple[str, ...]:
     """The names of the numbers of a row, in order."""
-    shares = tuple(name for name in SHARES if model.decoder_layers or name != "cross_share")
-    return (*STREAM, *ATTENTION, *shares, *(ROUTED if model.experts else ()))
+    has = {name for block in net.blocks for name in block}
+    attention = [name for probe, names in ATTENTION.items() if probe in has for name in names]
+    shares = [f"{name}_share" for name in BRANCHES if name in has]
+    return (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
 
 
-def of_layers(model: Description, traced: Trace) -> list[Scalar]:
-    """The row of each block."""
-    rows: list[Scalar] = []
-    before = traced.embedded
-    for i, layer in enumerate(traced.layers):
-        if i == model.layers and traced.decoded is not None:
-            before = traced.decoded  # the decoder begins with embeddings of its own
-        mask = traced.masks[i]
-        allowed = np.ones(layer.scores.shape[-2:], bool) if mask is None else mask
-        rows.append(_of_layer(model, before, layer, allowed))
-        before = layer.stream
-    return rows
+def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
+    """The row of a block; `crossed` says that some block has attention to an encoder."""
+    row = [of_stream(value_of(block, "stream"))]
+    found = [name for name in ATTENTION if name in block]
+    if found:
+        allowed = mask_of(block)
+        # where there is but one of scores and weights, it stands for both, and half of the numbers is left out
+        first, second = (_heads(block[name], allowed.shape) for name in (found[0], found[-1]))
+        made = apply(partial(of_attention, allowed=allowed), first, second, axes=3, name="of_attention")
+        row.append(made if len(found) == 2 else made[:2] if found == ["scores"] else made[2:])
+    branches = [name for name in BRANCHES if name in block]
+    if branches:
+        squares = stack([_square(u) for u in (before, *(value_of(block, name) for name in branches))])
+        middle = [stack([_square(value_of(block, "middle"))])] if "middle" in block else []
+        shares = apply(of_shares, squares, *middle, axes=1)
+        if crossed and "cross" not in block:
+            at = branches.index("attention") + 1 if "attention" in branches else 0
+            each = [shares[i] for i in range(len(branches))]
+            shares = stack([*each[:at], each[0] * 0.0, *each[at:]])
+        row.append(shares)
+    elif crossed:
+        row.append(constant(np.zeros(1)))
+    if "experts" in block:
+        given: Any = _joined([each.value for each in block["experts"]], axis=1)
+        row.append(apply(of_experts, given, axes=2))
+    return join(row)
 
 
-def _of_layer(model: Description, before: Vector, layer: Layer, allowed: npt.NDArray[np.bool_]) -> Scalar:
-    added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
-    squares = stack([_square(u) for u in (before, *added)])
-    middle = [stack([_square(layer.given)])] if model.order == "post" else []
-    shares = apply(of_shares, squares, *middle, axes=1)
-    if model.decoder_layers and layer.crossed is None:
-        shares = stack([shares[0], shares[0] * 0.0, shares[1]])
-    of_scores = partial(of_attention, allowed=allowed)
-    attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")
-    loads = [] if layer.experts is None else [apply(of_experts, layer.experts, axes=2)]
-    return join([of_stream(layer.stream), attention, shares, *loads])
+def _heads(probes: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """Scores or weights of all heads, (heads, tokens, tokens)."""
+    return _joined([p.value if p.value.ndim == 3 else p.value.reshape(-1, *shape) for p in probes])
+
+
+def _joined(values: Sequence[Value], axis: int = 0) -> Any:
+    return values[0] if len(values) == 1 else join(values, axis=axis)
 
 
 def of_stream(x: Vector) -> Scalar:
@@ -73,13 +88,17 @@ def _square(x: Vector) -> Scalar:
     return mean_dot(one, one)[..., 0, 0].mean()
 
 
-Floats = npt.NDArray[np.float64]
+class Section(NamedTuple):
+    """Some outputs of the metric program: a row of numbers for each block, or one for the network."""
 
-FINAL = ("logit_std", "loss", "max_probability")
+    part: str  # "forward", "input", "end", "gradients", "ranges"
+    names: tuple[str, ...]
+    rows: list[Scalar]
+    whole: bool
 
 
 class Probes:
-    """Quantities of one model on given inputs; two tokens or more. `Transformer.probes` makes it.
+    """Quantities of a model on given inputs, or of a program with probes. `Transformer.probes` makes it.
 
     Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
     the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
@@ -95,9 +114,9 @@ class Probes:
     Parameters
     ----------
     model : Transformer
-        The model.
-    inputs : Inputs
-        Its tokens, or patches.
+        The model, or a program with its widths.
+    source : ModelEnd
+        Its network on its inputs, and the end of it.
     gradients : bool
         Of that loss too (of a random readout of every token, if there are no logits): `grad_mean_square` of ∂L/∂x, x
         the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
@@ -117,207 +136,174 @@ class Probes:
     (5, 2)
     """
 
-    def __init__(self, model: Description, inputs: Inputs, gradients: bool = False, ranges: bool = False) -> None:
-        if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
-            raise ArgumentError("tokens", inputs.tokens, "2 or more: an audit compares tokens")
-        empty = not model.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {model.padding}
-        if empty and not model.std_type and not (model.positions == "learned" and model.std_position):
-            raise ValueError(
-                f"std_embedding={model.std_embedding:g} of {model.name} with these tokens makes all vectors 0, which "
-                "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
-            )
+    def __init__(
+        self,
+        model: Description | ProgramModel,
+        source: ModelEnd | ProgramModel,
+        gradients: bool = False,
+        ranges: bool = False,
+    ) -> None:
         if gradients and model.experts:
             raise ValueError(
                 f"gradients=True of {model.name}, with experts={model.experts}: what a router chooses has no gradient"
             )
-        self.model, self.inputs, self.gradients, self.ranges = model, inputs, gradients, ranges
-        self.forward = forward_names(model)
-        self.backward = layer_names(model) if gradients else ()
-        self.names = (*self.forward, *self.backward)
-        self.ends = FINAL if model.vocabulary else ()
-        self.final = (*self.ends, *(final_names(model) if gradients else ()))
-        self.starts = ("input_", "decoder_input_") if model.decoder_layers else ("input_",)
+        self.model, self.source, self.gradients, self.ranges = model, source, gradients, ranges
 
     @cached_property
     def program(self) -> Program:
         """The program for finite n: a row of numbers for each block, one for the input, one for the logits."""
-        return self._build(limit=False)
+        return self._program(self._sections)
 
     @cached_property
     def limit(self) -> Program:
         """The program for n = ∞. Tied logits keep the fluctuation that they have at the width of the model."""
-        return self._build(limit=True)
+        return self._program(self._build(limit=True))
+
+    def _program(self, sections: Sequence[Section]) -> Program:
+        return Program(tuple(row for section in sections for row in section.rows), f"probes of {self.model.name}")
+
+    @cached_property
+    def _sections(self) -> list[Section]:
+        return self._build(limit=False)
+
+    def _names(self, whole: bool, *parts: str) -> tuple[str, ...]:
+        return tuple(name for s in self._sections if s.whole == whole and s.part in parts for name in s.names)
 
     @property
-    def layers(self) -> int:
-        """The number of blocks of encoder and decoder together."""
-        return self.model.layers + self.model.decoder_layers
+    def names(self) -> tuple[str, ...]:
+        """The quantities of a block, but for ranges."""
+        return self._names(False, "forward", "gradients")
+
+    @property
+    def final(self) -> tuple[str, ...]:
+        """The quantities of the logits, and gradients outside of the blocks."""
+        return self._names(True, "end", "gradients")
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """The quantities of the embeddings."""
+        return self._names(True, "input")
 
     @property
     def uniform_loss(self) -> float | None:
         """ln V, the loss of uniform probabilities; None without logits."""
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
-    def plan(self, *, backend: str | Backend = "numpy", device: str | None = None, **widths: float) -> Plan:
-        """The plan of `measure` at these widths; nothing is drawn.
+    def plan(self, **how: Any) -> Plan:
+        """The plan of `measure`; nothing is drawn. The arguments are those of `Program.plan`, and widths."""
+        bound = self.model.widths() | how
+        return self._at(bound).plan(**bound)
 
-        Parameters
-        ----------
-        backend : str
-            The array library, as in `Program.plan`.
-        device : str, optional
-            The device.
-        **widths : float
-            Widths other than those of the model.
-        """
-        bound = self.model.widths() | widths
-        return self._at(bound).plan(backend=backend, device=device, **bound)  # type: ignore[arg-type]
-
-    def measure(
-        self,
-        draws: int,
-        *,
-        seed: int = 0,
-        workers: int | None = None,
-        executor: Executor | None = None,
-        progress: Any = True,
-        backend: str | Backend = "numpy",
-        device: str | None = None,
-        precision: str = "float64",
-        **widths: float,
-    ) -> dict[str, Floats]:
+    def measure(self, draws: int, **how: Any) -> dict[str, Floats]:
         """Draws of every quantity by name: (draws, layers), or (draws,) for those of the whole network.
 
         Parameters
         ----------
         draws : int
             The number of initialisations.
-        seed : int
-            The seed.
-        workers, executor, device : optional
-            As in `Program.draw`.
-        progress : bool or callable
-            As in `Program.draw`.
-        backend : str
-            The array library.
-        precision : str
-            "float64" or "float32".
-        **widths : float
-            Widths other than those of the model: `measure(100, n=inf, d=inf, m=inf)` is the limit.
+        **how
+            Arguments of `Program.draw`, such as `seed` and `workers`; and widths other than those of the model:
+            `measure(100, n=inf, d=inf, m=inf)` is the limit.
         """
-        bound: dict[str, Any] = {**self.model.widths(), **widths}
-        found = self._at(bound).draw(
-            draws=draws,
-            seed=seed,
-            workers=workers,
-            executor=executor,
-            progress=progress,
-            backend=backend,
-            device=device,
-            precision=precision,
-            **bound,
-        )
+        bound = self.model.widths() | how
+        found = self._at(bound).draw(draws=draws, **bound)
         assert isinstance(found, tuple)  # there are several outputs
         return self.named(found)
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
         """Outputs of `program.draw` or `limit.draw`, by the names of the quantities, as `measure` returns them."""
-        rows = list(found)
-        measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
-        rest = rows[self.layers :]
-        for start in self.starts:
-            measured |= _columns([start + name for name in STREAM], rest.pop(0))
-        if self.ends:
-            measured |= _columns(self.ends, rest.pop(0))
-        if self.gradients:
-            measured |= _columns(self.backward, np.stack(rest[: self.layers], axis=1))
-            measured |= _columns(self.final[len(self.ends) :], rest[self.layers])
-            rest = rest[self.layers + 1 :]
-        if rest:  # ranges, which there are at finite widths
-            measured |= _columns(names_of(BLOCK), np.stack(rest[: self.layers], axis=1))
-            measured |= _columns(names_of(ENDS if self.ends else ENDS[:1]), rest[self.layers])
+        rest, measured = list(found), dict[str, Floats]()
+        for section in self._sections:
+            if rest:  # ranges, which are last, are there at finite widths
+                rows, rest = rest[: len(section.rows)], rest[len(section.rows) :]
+                columns = rows[0] if section.whole else np.stack(rows, axis=1)
+                measured |= {name: np.ascontiguousarray(columns[..., i]) for i, name in enumerate(section.names)}
         return measured
 
-    def _at(self, widths: dict[str, float]) -> Program:
-        return self.limit if math.isinf(widths["n"]) else self.program
+    def _at(self, widths: Mapping[str, Any]) -> Program:
+        return self.limit if math.isinf(self.source.net.width.bind(widths)) else self.program
 
-    def _build(self, limit: bool) -> Program:
-        traced = trace(self.model, self.inputs)
-        ranged = self.ranges and not limit
-        every: Logits | None = None
-        end: Logits | None = None
-        if ranged and self.ends and self._next:  # the last token has logits too, although it predicts nothing
-            count = traced.output.size - 1
-            every = words(self.model, traced, traced.output, limit, count)
-            end = every.first(count)
-        elif self.ends:
-            every = end = self.logits(traced, limit)
-        beside = ranges(traced, every) if ranged else []
-        return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
+    def _build(self, limit: bool) -> list[Section]:
+        net, ranged = self.source.net, self.ranges and not limit
+        end = self.source.end(limit, self.gradients, ranged)
+        names = forward_names(net)
+        pairs = zip(net.before, net.blocks, strict=True)
+        rows = [forward_row(before, block, "cross_share" in names) for before, block in pairs]
+        made = [Section("forward", names, rows, False)]
+        for prefix, start in zip(("input_", "decoder_input_"), net.starts, strict=False):
+            made.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))
+        if end.row:
+            made.append(Section("end", tuple(end.row), [stack(list(end.row.values()))], True))
+        if end.loss is not None:
+            found = Gradients(net, end.loss, self.model.widths(), self.model.vocabulary)
+            made.append(Section("gradients", found.names, found.rows, False))
+            made.append(Section("gradients", found.final_names, [found.final], True))
+        if ranged:
+            activations = [name for name in BLOCK if name in net.blocks[0]]
+            *rows, last = ranges(net, activations, end.logits)
+            made.append(Section("ranges", names_of(activations), rows, False))
+            made.append(Section("ranges", names_of(ENDS if end.logits else ENDS[:1]), [last], True))
+        return made
 
-    def outputs(self, traced: Trace, end: Logits | None, limit: bool = False) -> tuple[Scalar, ...]:
-        """The outputs of `program`: a row for each block, one for the input, one for the logits; gradients.
 
-        Parameters
-        ----------
-        traced : Trace
-            A network from `Transformer.trace`.
-        end : Logits or None
-            Its predicting logits, from `logits`.
-        limit : bool
-            Whether n = ∞.
-        """
-        rows = of_layers(self.model, traced)
-        rows += [of_stream(start) for start in (traced.embedded, traced.decoded) if start is not None]
-        loss = self._loss(traced, end, limit) if self.gradients else None
-        if end is not None:
-            rows.append(self._end(end, None if loss is None else loss.ends))
-        return (*rows, *gradients(self.model, traced, loss)) if loss is not None else tuple(rows)
+class ProgramModel:
+    """A program with its widths, which has what an audit asks of a model: what it names with `ns.probe` is measured."""
 
-    def logits(self, traced: Trace, limit: bool) -> Logits:
-        """The logits of the tokens that predict something.
+    def __init__(self, program: Program, widths: Mapping[str, float]) -> None:
+        self.program, self.name = program, program.name
+        bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
+        self._widths = {width: int(size) for width, size in bound.items()}
+        self.net = net = ProbedProgram(program)
+        self.layers, self.decoder_layers, self.tokens = net.layers, len(net.blocks) - net.layers, net.tokens
+        self.vocabulary = value_of(net.ends, "logits").shape[-1] if "logits" in net.ends else None
+        self.experts = sum(each.value.shape[-1] for each in net.blocks[0].get("experts", ())) or None
+        if self.tokens < 2:
+            raise ValueError(f"{self.name} has one token: quantities of an audit need two or more")
 
-        Parameters
-        ----------
-        traced : Trace
-            A network from `Transformer.trace`.
-        limit : bool
-            Whether n = ∞.
-        """
-        y = traced.output
-        if self.model.readout == "class":
-            y = y[:1]
-        elif self._next:
-            y = y[:-1]
-        return words(self.model, traced, y, limit)
+    @cached_property
+    def values(self) -> list[Value]:
+        """All that its outputs and probes depend on."""
+        return topological_order([*self.program.outputs, *(watched.value for watched in self.program.probes)])
+
+    def widths(self) -> dict[str, int]:
+        """Its widths, by their names."""
+        return dict(self._widths)
+
+    def status(self, **widths: float) -> str:
+        """What its law at these widths is."""
+        return "conjectured" if any(math.isinf(width) for width in widths.values()) else "exact"
+
+    def replace(self, name: str) -> ProgramModel:
+        """The same by another name."""
+        made = copy(self)
+        made.name = name
+        return made
 
     @property
-    def _next(self) -> bool:
-        """Whether a token predicts the next one."""
-        return self.model.readout != "class" and (self.model.causal or self.model.decoder_layers > 0)
+    def sizes(self) -> str:
+        """Its size, in words."""
+        blocks = self.layers + self.decoder_layers
+        count = f"{blocks} block{'s' * (blocks > 1)}"
+        return ", ".join([count, *(f"{name} = {size:,}" for name, size in self._widths.items())])
 
-    @property
-    def _targets(self) -> tuple[int, ...]:
-        ids = self.inputs.decoder_ids or self.inputs.ids
-        return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
+    def fields(self) -> dict[str, Any]:
+        """What there is to write down of it."""
+        return {"name": self.name, "program": str(self.program), "widths": self.widths()}
 
-    def _loss(self, traced: Trace, logits: Logits | None, limit: bool) -> Loss:
-        if logits is None:
-            return readout(traced.output)
-        if limit and self.model.tied:
-            raise ExactError(
-                logits.y,
-                "the logit of a token's own id grows with the root of the width if logits are tied, and so do the "
-                "cotangents of scores: the gradient has a part along the embeddings, which the stream has too",
-                instead="gradients of a model whose logits are not tied have a limit",
-            )
-        return cross_entropy(self.model, traced, logits, self._targets)
+    def probes(self, gradients: bool = False, ranges: bool = False, **_: Any) -> Probes:
+        """The quantities of an audit; its tokens are those of the program."""
+        return Probes(self, self, gradients, ranges)
 
-    def _end(self, logits: Logits, ends: Scalar | None) -> Scalar:
-        ends = logits.ends() if ends is None else ends
-        return stack([ends[0], ends[1] - logits.of(self._targets).mean(), ends[2]])
-
-
-def _columns(names: Sequence[str], rows: Floats) -> dict[str, Floats]:
-    """Columns of the last axis, by their names."""
-    return {name: np.ascontiguousarray(rows[..., i]) for i, name in enumerate(names)}
+    def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
+        """The loss that has a probe, or that of the logits, of which every word is as likely to be right."""
+        row: dict[str, Scalar] = {}
+        seeds: list[tuple[Value, Value]] = []
+        logits: list[Any] = [watched.value for watched in self.net.ends.get("logits", ())]
+        for p in logits:
+            ends = apply(of_logits, p, axes=2)
+            row = {"logit_std": ends[0], "loss": ends[1] - p.mean(), "max_probability": ends[2]}
+            seeds = [(p, (softmax(p) - 1 / p.shape[1]) / p.shape[0])]
+        if "loss" in self.net.ends:
+            row["loss"] = value_of(self.net.ends, "loss")
+            seeds = [(row["loss"], constant(np.ones(())))]
+        return End(row, tuple(logits), program_loss(self.net, seeds, self._widths) if gradients else None)

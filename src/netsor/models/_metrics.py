@@ -58,7 +58,7 @@ def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     all rows are such (a window of one token), both are 1.
     """
     xp = array_namespace(scores, weights)
-    kept = xp.take(_flat(scores), xp.asarray(np.flatnonzero(allowed)), axis=-1)  # (…, heads, allowed pairs)
+    kept = xp.take(flat(scores), xp.asarray(np.flatnonzero(allowed)), axis=-1)  # (…, heads, allowed pairs)
     axes, entries = (-2, -1), allowed.sum(axis=-1)
     away = kept - xp.mean(kept, axis=axes, keepdims=True)
     std, top = xp.sqrt(xp.mean(away * away, axis=axes)), xp.max(kept, axis=axes)
@@ -78,7 +78,8 @@ def _stacked(*arrays: Array) -> Array:
     return xp.stack([xp.broadcast_to(array, shape) for array in arrays], axis=-1)
 
 
-def _flat(scores: Array) -> Array:
+def flat(scores: Array) -> Array:
+    """The last two axes as one."""
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 

@@ -9,7 +9,7 @@ of the largest is exact at the given widths: nothing is assumed of the dependenc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,8 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, apply, join
-from ..language._operation import MatMul
 from ..language._score import pooled
-from ._build import Trace, matrix_kind, values_by_block
-from ._loss import Logits
+from ._probed_program import ProbedProgram, mask_of
 
 Array = Any
 Bools = npt.NDArray[np.bool_]
@@ -88,29 +86,15 @@ def names_of(activations: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{activation}_{column}" for activation in activations for column in COLUMNS)
 
 
-def row_of(found: Mapping[str, Sequence[Value]], allowed: Bools | None = None) -> Scalar:
-    """The numbers of some activations, one after the other."""
-    masked = ("scores", "weights")
-    return join([range_of(values, allowed if name in masked else None) for name, values in found.items()])
-
-
-def ranges(traced: Trace, end: Logits | None) -> list[Scalar]:
-    """A row for each block, and one for the ends."""
+def ranges(net: ProbedProgram, names: Sequence[str], logits: Sequence[Scalar]) -> list[Scalar]:
+    """A row for each block, of the activations with these names, and one for embeddings and logits (`ENDS`)."""
     rows = []
-    for layer, mask, block in zip(traced.layers, traced.masks, values_by_block(traced), strict=True):
-        found: dict[str, list[Value]] = {
-            "stream": [layer.stream],
-            "scores": [layer.scores],
-            "weights": [layer.weights],
-            "attention": [layer.attended, *([] if layer.crossed is None else [layer.crossed])],
-            "mlp": [layer.fed],
-        }
-        for value in block:
-            if isinstance(value.op, MatMul):
-                kind = matrix_kind(value.op)
-                hidden = kind == "out"  # the last matrix of the perceptron, which acts on its hidden units
-                found.setdefault("hidden" if hidden else kind, []).append(value.op.x if hidden else value)
-        rows.append(row_of({name: found[name] for name in BLOCK}, mask))
-    last = [] if end is None else [apply(of_range, join([part.reshape(-1) for part in end.parts()]), axes=1)]
-    begun = [x for x in (traced.embedded, traced.decoded) if x is not None]
-    return [*rows, join([range_of(begun), *last])]
+    for block in net.blocks:
+        allowed, found = mask_of(block), []
+        for name in names:
+            probes = [*block[name], *(block.get("cross", ()) if name == "attention" else ())]
+            masked = allowed if name in ("scores", "weights") else None
+            found.append(range_of([each.value for each in probes], masked))
+        rows.append(join(found))
+    last = [apply(of_range, join([part.reshape(-1) for part in logits]), axes=1)] if logits else []
+    return [*rows, join([range_of(net.starts), *last])]

@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import array_namespace
+from .._program import Program
 from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
 from ..language._graph import topological_order
 from ..language._parameters import MatMul
 from ..language._score import pooled, split
-from ._build import Inputs, Layer, Trace, matrix_kind, n, normed, sigma_of, trace, values_by_block
+from ._build import Inputs, Layer, Trace, n, normed, sigma_of, trace
 from ._description import Description
+from ._probed_program import ProbedProgram, value_of
 
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
@@ -81,19 +83,13 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     product = head @ y
     logits = product if model.logit_cap is None else model.logit_cap * tanh(product / model.logit_cap)
     acts = list(first)
-    for block, values in enumerate(values_by_block(traced), 1):
-        acts += [
-            WeightUse(block, matrix_kind(v.op), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)
-        ]
+    net = ProbedProgram(Program(traced.output, model.name, traced.probes))
+    for block, kinds in enumerate(net.matrices, 1):
+        acts += [WeightUse(block, kind, value) for kind, values in kinds.items() for value in values]
     acts.append(WeightUse(None, "head", product))
-    watched = {
-        "embedding": (x,),
-        "scores": tuple(layer.scores for layer in traced.layers),
-        "attention": tuple(layer.attended for layer in traced.layers),
-        "mlp": tuple(layer.fed for layer in traced.layers),
-        "stream": tuple(layer.stream for layer in traced.layers),
-        "final": (traced.output,),
-    }
+    names = ("scores", "attention", "mlp", "stream")
+    watched = {name: tuple(value_of(block, name) for block in net.blocks) for name in names}
+    watched = {"embedding": (x,), **watched, "final": (traced.output,)}
     # the logit of a token's own id, which tied logits make large, is taken off before the exponential
     shift = _own(logits, words) if model.tied else None
     return Training(watched, traced.masks, logits, _loss(logits, last, shift), last, tuple(acts))

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy.typing as npt
 
 from .._program import Program
+from .._validate import ArgumentError
 from ._build import Trace, inputs_of, trace
 from ._description import Description
+from ._loss import ModelEnd
 from ._metric_program import Probes
 
 
@@ -155,7 +157,7 @@ class Transformer(Description):
             The inputs, described at the class.
         """
         traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
-        return Program(traced.output, self.name)
+        return Program(traced.output, self.name, traced.probes)
 
     def trace(
         self,
@@ -195,4 +197,13 @@ class Transformer(Description):
         ranges : bool
             Whether to include the ranges of activations.
         """
-        return Probes(self, inputs_of(self, ids, tokens, decoder_ids, patches), gradients, ranges)
+        inputs = inputs_of(self, ids, tokens, decoder_ids, patches)
+        if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
+            raise ArgumentError("tokens", inputs.tokens, "2 or more: an audit compares tokens")
+        empty = not self.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {self.padding}
+        if empty and not self.std_type and not (self.positions == "learned" and self.std_position):
+            raise ValueError(
+                f"std_embedding={self.std_embedding:g} of {self.name} with these tokens makes all vectors 0, which "
+                "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
+            )
+        return Probes(self, ModelEnd(self, inputs), gradients, ranges)

@@ -76,6 +76,8 @@ class Embedding:
         The dimension of the vectors.
     std : float
         The standard deviation of the coordinates.
+    name : str
+        Printed. An audit counts tables that are named "embedding" as the embedding of the words.
 
     Examples
     --------
@@ -84,11 +86,11 @@ class Embedding:
     (4,)
     """
 
-    def __init__(self, ids: npt.ArrayLike, width: Width | int, std: float = 1.0) -> None:
+    def __init__(self, ids: npt.ArrayLike, width: Width | int, std: float = 1.0, *, name: str = "embedding") -> None:
         self.ids = _as_ids(ids, "ids")
         self.std = scale(std, "std", "embedding")
         self.known = np.unique(self.ids)
-        self.vectors = gaussian(as_width(width, "embedding"), len(self.known), cov=self.std**2, name="embedding")
+        self.vectors = gaussian(as_width(width, "embedding"), len(self.known), cov=self.std**2, name=name)
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
         """The vectors of ids, in their shape; of those that the embedding was made with, unless given."""
@@ -187,7 +189,7 @@ def embedding(
     at = np.arange((1, *tokens.ids.shape)[-1]) if positions is None else _as_ids(positions, "positions")
     if at.shape not in (tokens.ids.shape, tokens.ids.shape[-1:]):
         raise TraceError("embedding", f"positions of shape {at.shape} must be one for each id, of {tokens.ids.shape}")
-    return tokens() + Embedding(at, width, scale(position_std, "position_std", "embedding"))()
+    return tokens() + Embedding(at, width, scale(position_std, "position_std", "embedding"), name="position")()
 
 
 def _as_ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[np.intp]:

@@ -13,7 +13,6 @@ from netsor.studies import _process_pool
 from netsor.studies.audit import _plots
 from netsor.studies.audit._baseline import Baseline, Departure, _beyond, _Earlier, _places, _rank
 from netsor.studies.audit._config import Request
-from netsor.studies.audit._program_adapter import sizes
 
 from ...inline import Inline
 
@@ -145,7 +144,7 @@ def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
     for draws, said in ((16, "draws=16 cannot be compared: give 17 draws or more"), (17, None)):
         request = Request((model,), quick=True, draws=draws)
         bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
-        old = Baseline("baseline='old.json'", sizes(model), {16: _Earlier(16, "actual", bands)})
+        old = Baseline("baseline='old.json'", model.sizes, {16: _Earlier(16, "actual", bands)})
         if said is None:
             old.check(request, model)
         else:

@@ -2,16 +2,20 @@
 
 import importlib
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 import netsor as ns
 from netsor.engine import _precision
-from netsor.studies.audit._program_adapter import ProgramModel
+from netsor.models._metric_program import ProgramModel
 
 from ...keep import keep
+from ...models.backprop import drawn_gradients
+from ...models.small import CONFIGS, inputs
+from ...models.test_gradients import IDS, TINY
 from .own import NETWORKS
 
 LEVEL = 1e-4  # of each test: divided by the numbers that are compared
@@ -35,6 +39,141 @@ def test_an_example_has_the_law_of_the_same_network_in_numpy(name):
             compared[quantity, *block] = stats.ks_2samp(theirs[:, *block], ours[:, *block]).pvalue
     assert len(compared) > 15
     assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
+
+
+def agree(ours, theirs):
+    """Kolmogorov–Smirnov of every number, LEVEL for all of them together."""
+    found = {
+        (name, block): stats.ks_2samp(a, b, method="asymp").pvalue
+        for name in theirs
+        for block, (a, b) in enumerate(
+            zip(np.atleast_2d(ours[name].T), np.atleast_2d(np.array(theirs[name]).T), strict=True)
+        )
+    }
+    assert min(found.values()) > LEVEL / len(found), found
+
+
+@ns.program
+def gpt2(tied):
+    """The network of `TINY`, written out; its loss is that of the next token."""
+    table, norm = ns.nn.Embedding(IDS, n, 0.5), partial(ns.layer_norm, eps=1e-2)
+    position = ns.nn.Embedding(np.arange(len(IDS)), n, 0.3, name="position")
+    x, root = ns.probe("embedding", table(IDS) + position()), 8**0.5
+    for _ in range(2):
+        sigmas = {"sigma_q": 0.7 * root, "sigma_k": 0.7 * root, "sigma_v": 0.5 * root, "sigma_o": 0.5 * root}
+        made = ns.nn.attend(norm(x), 2, 4, "causal", **sigmas)
+        x = x + made.output
+        x = x + ns.nn.mlp(norm(x), 12, n, ns.gelu_tanh, sigma_w=0.5 * root, sigma_out=0.5 * 12**0.5)
+        ns.probe("stream", x)
+    y = norm(x)
+    p = table.logits(y, 11, fan_in=8) if tied else ns.nn.logits(y, 11, sigma=0.6 * root)
+    mass = ns.apply(np.exp, p[:-1], derivative=np.exp).sum(axis=1)
+    own = p[np.arange(len(IDS) - 1), np.array(IDS[1:])]
+    ns.probe("loss", (ns.apply(np.log, mass, derivative=np.reciprocal) - own).mean())
+    return ns.probe("logits", p)
+
+
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients_of_a_program_are_those_of_the_same_network(tied):
+    """Drawn literally in numpy, every matrix and every row of the embedding; and by the description of the network."""
+    model = ns.models.Transformer(name="gpt2", **(TINY | {"activation": "gelu_tanh", "tied": tied}))
+    audit = ns.audit(gpt2(tied), n=8, draws=300, gradients=True, widths="actual", workers=1, progress=False)
+    rng = np.random.default_rng(0)
+    plain = [drawn_gradients(model, IDS, rng) for _ in range(300)]
+    agree(audit.actual, {name: [row[name] for row in plain] for name in plain[0]})
+    described = model.probes(ids=IDS, gradients=True).measure(300, seed=4, workers=1, progress=False)
+    gradients = {name: draws for name, draws in described.items() if name.startswith("grad")}
+    assert gradients.keys() == {name for name in audit.actual if name.startswith("grad")}
+    agree(audit.actual, gradients)
+    assert "gradient², query" in audit.table(verbose=True)
+
+
+def test_gradients_of_the_mean_loss_over_words():
+    """Of matrices that are named, and of one that is known by its widths; every matrix drawn in numpy."""
+    tokens, words, size = 3, 5, 6
+
+    @ns.program
+    def net():
+        x = ns.probe("embedding", ns.gaussian(size, tokens))
+        h = ns.tanh(ns.weight(2 * size, size) @ x)
+        y = ns.probe("stream", x + ns.weight(size, 2 * size, name="out") @ h)
+        rows = ns.weight(size, words, name="head") @ ns.data(np.eye(words))
+        return ns.probe("logits", 4 * ns.dot(y, rows))
+
+    def literal(rng):
+        x, inner = rng.standard_normal((tokens, size)), rng.normal(0, size**-0.5, (2 * size, size))
+        out, head = rng.normal(0, (2 * size) ** -0.5, (size, 2 * size)), rng.normal(0, words**-0.5, (size, words))
+        h = np.tanh(x @ inner.T)
+        y = x + h @ out.T
+        p = 4 * y @ head / size**0.5
+        c = 4 * (special.softmax(p, axis=1) - 1 / words) / tokens / size**0.5
+        dy = c @ head.T
+        dh = (dy @ out) * (1 - h**2)
+        return {
+            "loss": np.mean(special.logsumexp(p, axis=1)) - p.mean(),
+            "grad_mean_square": [np.mean(dy**2)],
+            "grad_out": [np.sum((dy.T @ h) ** 2)],
+            "grad_in": [np.sum((dh.T @ x) ** 2)],
+            "grad_in_ratio": [np.sum((dh.T @ x) ** 2) / (2 * size)],
+            "grad_input": np.mean((dy + dh @ inner) ** 2),
+            "grad_head": np.sum((y.T @ c) ** 2),
+            "grad_head_ratio": np.sum((y.T @ c) ** 2) / size,
+        }
+
+    probes = ProgramModel(net(), {}).probes(gradients=True)
+    rng = np.random.default_rng(1)
+    plain = [literal(rng) for _ in range(600)]
+    plain = {name: [row[name] for row in plain] for name in plain[0]}
+    agree(probes.measure(600, workers=1, progress=False), plain)
+    agree(probes.named(probes.program.simulate(draws=600, progress=False)), plain)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "mixtral"])
+def test_the_program_of_a_model_is_measured_as_the_model(family):
+    """A norm after each sum, a decoder, experts; a model has logits besides."""
+    model = ns.models.read(CONFIGS[family])
+    found, net = model.probes(**inputs(model), ranges=True), model.program(**inputs(model))
+    own = ProgramModel(net, model.widths()).probes(ranges=True)
+    assert own.names == found.names
+    assert own.starts == found.starts
+    ours, theirs = (each.measure(4, workers=1, progress=False) for each in (own, found))
+    assert {name for name in theirs if name not in ours and "log" not in name} == {"loss", "max_probability"}
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], err_msg=name)
+
+
+def test_without_logits_gradients_are_of_a_random_readout():
+    def net(blocks):
+        x = ns.probe("embedding", ns.gaussian(n, 2))
+        for _ in range(blocks):
+            x = ns.probe("stream", 2.0 * x)
+        return x
+
+    found = ns.audit(ns.program(net)(3), n=500, draws=16, gradients=True, widths="actual", progress=False).actual
+    expected = 1 / 2**2 / 500 * np.array([4.0**3, 16.0, 4.0, 1.0])  # of a mean over two tokens
+    np.testing.assert_allclose(found.from_embedding("grad_mean_square").mean(axis=0), expected, rtol=0.1)
+
+
+def test_gradients_that_programs_do_not_have():
+    with pytest.raises(ValueError, match="with experts=4: what a router chooses has no gradient"):
+        ns.audit(program("experts"), n=16, gradients=True)
+
+    @ns.program
+    def twice():
+        w, x = ns.weight(8, 8, name="W^O"), ns.probe("embedding", ns.gaussian(8, 2))
+        return ns.probe("stream", w @ (w @ x))
+
+    with pytest.raises(ValueError, match=r"W\^O acts twice in one block"):
+        ns.audit(twice(), gradients=True)
+
+    @ns.program
+    def tied():
+        w = ns.weight(8, 3, name="W^E")
+        x = ns.probe("stream", 2 * ns.probe("embedding", w @ ns.data(np.eye(3)[:2])))
+        return ns.probe("logits", ns.dot(x, w @ ns.data(np.eye(3))))
+
+    with pytest.raises(ValueError, match=r"W\^E acts in the embedding and again after it"):
+        ns.audit(tied(), gradients=True)
 
 
 def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path, monkeypatch):
@@ -144,6 +283,7 @@ def with_probes(*names, mask=None):
         (("stream",), "must name its streams"),
         (("embedding", "stream", "scores"), "has the probe 'scores' after its last stream"),
         (("embedding", "embedding", "stream"), "has the probe 'embedding' twice: once is allowed"),
+        (("embedding", "stream", "embedding"), "has the probe 'embedding' after its last stream"),
         (("embedding", "mlp", "mlp", "stream"), "has the probe 'mlp' twice in block 1"),
         (("embedding", "mlp", "stream", "stream"), "'mlp' in block 1 but not in block 2: every block must have"),
         (("embedding", "stream", "mlp", "stream"), "'mlp' in block 2 but not in block 1"),
@@ -159,7 +299,6 @@ def test_what_is_for_models_is_refused_for_programs():
     for given, message in (
         ({"tokens": 3}, "tokens=3 is for models"),
         ({"ids": [1, 2]}, "is for models"),
-        ({"gradients": True}, "gradients=True is for models"),
         ({"compare": "gpt2"}, "a program is compared with programs"),
         ({"m": 3}, "m"),
     ):

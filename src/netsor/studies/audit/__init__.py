@@ -13,8 +13,9 @@ from ...engine._parallel import Progress, check_executor
 from ...engine.backends import AUTO, PRECISIONS, choose
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
+from ...models._metric_program import ProgramModel
 from .._output_dir import out_path
-from . import _audit, _config, _program_adapter
+from . import _audit, _config
 from ._results import Audit, Comparison
 
 __all__ = ["audit"]
@@ -123,7 +124,7 @@ def audit(
     def audited(given: Any) -> Any:
         if isinstance(given, Program):
             wanted = {name: size for name, size in sizes.items() if given is model or name in given.widths}
-            return _program_adapter.ProgramModel(given, wanted)
+            return ProgramModel(given, wanted)
         return given if isinstance(given, Transformer) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]

@@ -14,13 +14,13 @@ from ...engine import Sampling
 from ...engine._parallel import Progress, check_memory
 from ...engine._precision import DIGITS, check_single
 from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
+from ...models._metric_program import ProgramModel
 from .._cache import Arrays, Store
 from .._cost import Cost, overhead_seconds, worker_count
 from .._process_pool import run_tasks
-from ._config import AuditCase, Part, Request, probes_of
+from ._config import AuditCase, Model, Part, Request, probes_of
 from ._measurements import Draws, LengthResult
 from ._order_statistics import DECIDE
-from ._program_adapter import Model, ProgramModel
 from ._quantities import FINAL
 from ._results import FILES, Audit, Comparison, folder_of
 

@@ -25,9 +25,8 @@ import scipy
 
 from ..._files import fields
 from ..._validate import ArgumentError, shown
-from ._config import Request
+from ._config import Model, Request
 from ._order_statistics import DECIDE, LEVEL, LOW, MAX_USEFUL_DRAWS
-from ._program_adapter import Model, sizes
 from ._quantities import BLOCKS, EVERY, FINAL
 from ._rule import EQUALITY_RTOL, join_words
 
@@ -146,8 +145,8 @@ class Baseline:
 
     def check(self, request: Request, model: Model) -> None:
         """Refuse an audit that is not of the same quantities of a model of the same sizes."""
-        if sizes(model) != self.sizes:
-            raise self._refused(f"of the same model: it has {self.sizes}, and {model.name} {sizes(model)}")
+        if model.sizes != self.sizes:
+            raise self._refused(f"of the same model: it has {self.sizes}, and {model.name} {model.sizes}")
         infinite = request.widths == "inf"
         for tokens in request.lengths:
             if tokens not in self.lengths:

@@ -21,12 +21,12 @@ from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._graph import topological_order
 from ...models import Probes, Transformer
-from ...models._metric_program import STREAM
+from ...models._metric_program import ProgramModel
 from .._cache import cache_key, derive_seed
 from .._cost import BACKWARD, Draw, at_depth, planning_bytes, refuse_large
 from ._order_statistics import DECIDE
-from ._program_adapter import Model, ProgramMetrics, ProgramModel, described
 
+Model = Transformer | ProgramModel  # what an audit is of
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LENGTHS = (16, 128)  # tokens, where none are given: what changes with length is told by two
 DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
@@ -60,7 +60,7 @@ class AuditCase:
         """What its law is to the model as it is drawn."""
         return self.model.status(**self.widths)
 
-    def probes(self) -> Probes | ProgramMetrics:
+    def probes(self) -> Probes:
         """The program of all that is measured."""
         given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
         return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
@@ -73,8 +73,7 @@ class AuditCase:
     def names(self) -> tuple[str, ...]:
         """What is measured of it, but for ranges."""
         probes = probes_of(self)
-        starts = [f"{start}{name}" for start in getattr(probes, "starts", ()) for name in STREAM]
-        return (*probes.names, *probes.final, *starts)
+        return (*probes.names, *probes.final, *probes.starts)
 
     @property
     def plan(self) -> Plan:
@@ -110,7 +109,7 @@ class AuditCase:
     @property
     def key(self) -> dict[str, Any]:
         """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
-        fields = {name: value for name, value in described(self.model).items() if name != "name"}
+        fields = {name: value for name, value in self.model.fields().items() if name != "name"}
         found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
         found |= {"gradients": True} if self.gradients else {}
         found |= {"ranges": True} if self.ranges else {}
@@ -119,7 +118,7 @@ class AuditCase:
 
 
 @lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
-def probes_of(subject: AuditCase) -> Probes | ProgramMetrics:
+def probes_of(subject: AuditCase) -> Probes:
     """The program of all that is measured, for a subject that comes again."""
     return subject.probes()
 
@@ -213,11 +212,11 @@ class Request:
         return any(isinstance(model, ProgramModel) for model in self.models)
 
     def _check_own(self) -> None:
-        """Programs have their tokens in them, and no gradients."""
+        """Programs have their tokens in them."""
         own = [model for model in self.models if isinstance(model, ProgramModel)]
-        for name in ("gradients", "ids", "tokens") if own else ():
+        for name in ("ids", "tokens") if own else ():
             if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
-                allowed = f"left out: {own[0].name} is a program, with tokens of its own; ns.grad makes gradients"
+                allowed = f"left out: {own[0].name} is a program, with tokens of its own"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
@@ -273,7 +272,7 @@ class Request:
         The most of all models; ∞ if one has no gradients. Whether the limit is asked for too does not change it, since
         draws at own widths must not depend on that.
         """
-        if self.own or any(model.experts for model in self.models if isinstance(model, Transformer)):
+        if self.own or any(model.experts for model in self.models):
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:
@@ -387,8 +386,8 @@ def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
         first = next((other for other in made if other.name == model.name), None)
         name = model.name
         if first is not None:
-            before = described(first)
-            differ = [f"{key}={value}" for key, value in described(model).items() if value != before[key]]
+            before = first.fields()
+            differ = [f"{key}={value}" for key, value in model.fields().items() if value != before[key]]
             differ = [] if isinstance(model, ProgramModel) else differ
             name += f", {', '.join(differ[:MOST_TOLD])}" + ", …" * (len(differ) > MOST_TOLD) if differ else ", again"
         while name in {other.name for other in made}:

@@ -13,7 +13,6 @@ from ...models._description import idle
 from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ._measurements import Lengths, merged
 from ._order_statistics import HIGH, LOW
-from ._program_adapter import described
 from ._quantities import BLOCKS, EVERY, FINAL
 from ._rule import (
     EQUALITY_RTOL,
@@ -166,7 +165,7 @@ def differences(models: Sequence[Lengths]) -> Differences:
 
 
 def _fields(models: Sequence[Lengths]) -> dict[str, tuple[Any, ...]]:
-    every = [described(lengths[0].model) for lengths in models]
+    every = [lengths[0].model.fields() for lengths in models]
     rows = {name: tuple(each[name] for each in every) for name in every[0] if name not in ("name", "program")}
     return {name: row for name, row in rows.items() if len(set(map(str, row))) > 1 and not _idle(name, models)}
 

@@ -31,7 +31,6 @@ from .._html_report import COLOUR_CLASSES, provenance
 from . import _ranges
 from ._differences import Differences, RulePreference, strip_common_prefix
 from ._measurements import Draws, LengthResult, Lengths, changing, merged
-from ._program_adapter import sizes
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rule import Finding, join_words, lengths_text
 
@@ -71,7 +70,7 @@ def headline(lengths: Lengths) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
     missing = "".join(f"; {what}: {why}" for what, why in unavailable(lengths[0]).items())
-    return f"{sizes(lengths[0].model)}; {drawn}; {lengths[0].best.subject.status}{missing}"
+    return f"{lengths[0].model.sizes}; {drawn}; {lengths[0].best.subject.status}{missing}"
 
 
 def unavailable(found: LengthResult) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 from . import _ranges
 from ._differences import Differences
 from ._measurements import Draws, LengthResult, Lengths, changing, merged
-from ._program_adapter import sizes
 from ._quantities import BLOCKS, FINAL
 
 
@@ -54,7 +53,7 @@ def _of(found: LengthResult) -> dict[str, Any]:
     model, request = found.model, found.request
     made: dict[str, Any] = {
         "model": model.name,
-        "sizes": sizes(model),
+        "sizes": model.sizes,
         "status": found.best.subject.status,
         "widths": "inf" if found.best.subject.infinite else "actual",
         "tokens": found.tokens,

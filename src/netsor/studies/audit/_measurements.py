@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from ..._bound_program import NEGLIGIBLE
 from ..._validate import shown
+from ...models._metric_program import ProgramModel
 from .._document import FLAG, OK
-from ._config import AuditCase, Request
+from ._config import AuditCase, Model, Request
 from ._order_statistics import band
-from ._program_adapter import Model, ProgramModel
 from ._quantities import BLOCKS, FINAL
 from ._rule import Finding, RuleInput, within_error, worst
 from ._rules import RULES, judged

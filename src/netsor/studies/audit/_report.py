@@ -15,7 +15,6 @@ from ._config import Request
 from ._differences import Differences
 from ._document import document
 from ._measurements import Lengths, merged
-from ._program_adapter import described
 
 
 def files(
@@ -31,7 +30,7 @@ def _manifest(models: Sequence[Lengths], spent: dict[str, Any], command: str, ou
     """What was audited, with what, and what it took."""
     request = models[0][0].request
     options = {
-        "models": [described(lengths[0].model) for lengths in models],
+        "models": [lengths[0].model.fields() for lengths in models],
         "tokens": request.lengths,
         "ids": request.ids,
         "draws": [request.draws_of(tokens) for tokens in request.lengths],

@@ -13,12 +13,11 @@ from .._document import FLAG, NOT_APPLICABLE, OK, Document, to_text
 from .._html_report import to_cell
 from .._output_dir import Folder, to_dataframe
 from ._baseline import Baseline, Departure
-from ._config import Request
+from ._config import Model, Request
 from ._differences import Differences, differences
 from ._document import document
 from ._json import of_comparison, of_model
 from ._measurements import Band, Draws, LengthResult, changing, merged
-from ._program_adapter import Model
 from ._quantities import BLOCKS, FINAL
 from ._rule import Finding, lengths_text
 

@@ -1,0 +1,157 @@
+"""A program with probes, read as a network: its embeddings, its blocks, and the matrices of each.
+
+Blocks are told by the order of the probes: each ends with a stream, and what was named since the last one belongs to
+it. An embedding after a stream begins the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._program import Program
+from ..language import Scalar, Value, Vector, Width
+from ..language._graph import topological_order
+from ..language._operation import Apply, Constant, MatMul
+from ..language._probe import Probe
+from ..language._score import MASKED_SOFTMAX
+
+Bools = npt.NDArray[np.bool_]
+Block = dict[str, list[Probe]]
+
+ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block
+ENDS = ("logits", "loss")  # outside of the blocks
+MATRIX_NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
+KINDS = ("query", "key", "value", "output", "in", "gate", "out")
+
+
+class ProbedProgram:
+    """The probes of a program by block, checked."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.name = program, program.name
+        self.starts: list[Vector] = []  # the embeddings of the encoder, or of all, and of the decoder
+        self.blocks: list[Block] = []
+        self.ends: Block = {}
+        self.layers = 0  # blocks before the decoder
+        self._read(program.probes)
+        self.tokens, self.width = self.starts[0].shape[0], self.starts[0].width
+        self.streams: list[Vector] = [value_of(block, "stream") for block in self.blocks]
+        self.before = [self.starts[0], *self.streams[:-1]]  # the stream before each block
+        self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder begins anew
+        for k, block in enumerate(self.blocks, 1):
+            self._check_alike(block, k)
+        for stack, start in enumerate(self.starts):
+            streams = self.streams[self.layers :] if stack else self.streams[: self.layers]
+            shapes = {start.shape, *(x.shape for x in streams)}
+            if len(shapes) > 1:
+                said = " and ".join(map(str, sorted(shapes)))
+                raise ValueError(f"{self.name} has streams of {said}: tokens must be as many")
+
+    def _read(self, probes: Sequence[Probe]) -> None:
+        block: Block = {}
+        for watched in probes:
+            name = watched.name
+            if name == "embedding":
+                if len(self.starts) == 2 or (self.starts and not self.blocks) or block:
+                    raise ValueError(
+                        f"{self.name} has the probe 'embedding' twice: once is allowed, and once more between two "
+                        "blocks, where a decoder begins"
+                    )
+                self.layers = len(self.blocks)
+                self.starts.append(watched.value)  # type: ignore[arg-type]  # `probe` checks it
+                continue
+            place = self.ends if name in ENDS else block
+            if name in place and name in (*ENDS, *ONCE):
+                where = "" if place is self.ends else f" in block {len(self.blocks) + 1}"
+                raise ValueError(f"{self.name} has the probe {name!r} twice{where}: once is allowed")
+            place.setdefault(name, []).append(watched)
+            if name == "stream":
+                self.blocks.append(block)
+                block = {}
+        if not self.starts or not self.blocks or (self.layers and len(self.starts) == 1):
+            raise ValueError(
+                f"{self.name} must name its streams for an audit: ns.probe('embedding', x) before the first block, "
+                "and ns.probe('stream', x) after each"
+            )
+        if block or self.layers == len(self.blocks):
+            last = next(iter(block), "embedding")
+            raise ValueError(f"{self.name} has the probe {last!r} after its last stream: no block has it")
+        self.layers = self.layers or len(self.blocks)
+
+    def _check_alike(self, block: Block, k: int) -> None:
+        first, names = self.blocks[0].keys() - {"cross"}, block.keys() - {"cross"}
+        missing, more = first - names, names - first
+        if missing or more:
+            which = min(missing or more)
+            where = f"block 1 but not in block {k}" if missing else f"block {k} but not in block 1"
+            raise ValueError(f"{self.name} has the probe {which!r} in {where}: every block must have the same")
+
+    @cached_property
+    def values(self) -> tuple[list[Value], list[list[Value]]]:
+        """The values of the embeddings and of each block, in topological order."""
+        return values_by_block(self.starts, self.streams, self.layers)
+
+    @cached_property
+    def matrices(self) -> list[dict[str, list[Vector]]]:
+        """The products of matrices in each block, by the kind of the matrix."""
+        found: list[dict[str, list[Vector]]] = []
+        for block, values in zip(self.blocks, self.values[1], strict=True):
+            named = {"query": "query", "key": "key", "value": "value", "attention": "output", "mlp": "out"}
+            probed = {watched.value: kind for name, kind in named.items() for watched in block.get(name, ())}
+            kinds: dict[str, list[Vector]] = {}
+            for value in values:
+                if isinstance(value, Vector) and isinstance(value.op, MatMul):
+                    kinds.setdefault(matrix_kind(value.op, self.width, probed.get(value)), []).append(value)
+            found.append(kinds)
+        return found
+
+
+def value_of(block: Block, name: str) -> Any:
+    """The value of a probe that a block has once."""
+    return block[name][0].value
+
+
+def values_by_block(
+    starts: Sequence[Vector], streams: Sequence[Vector], layers: int
+) -> tuple[list[Value], list[list[Value]]]:
+    """The values of the embeddings, and those that each block computes, in topological order."""
+    roots = [starts[0], *streams[:layers], *starts[1:], *streams[layers:]]
+    values = topological_order(roots)
+    place = {value: k for k, value in enumerate(values)}
+    found: dict[Value, list[Value]] = {}
+    first = 0
+    for root in roots:
+        found.setdefault(root, values[first : place[root] + 1])  # encoder and decoder may begin with one value
+        first = max(first, place[root] + 1)
+    return [value for start in dict.fromkeys(starts) for value in found[start]], [found[stream] for stream in streams]
+
+
+def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
+    """What a matrix of a block is: by its name, by the probe of its product, or the perceptron's by its widths."""
+    name = op.weight.source.name or ""
+    known = MATRIX_NAMES.get(name) or (name if name in KINDS else probed)
+    return known or ("in" if op.weight.in_width == stream else "out")
+
+
+def mask_of(block: Block) -> Bools:
+    """The entries of scores and weights that take part: as a probe says, or the softmax that made the weights."""
+    found: list[Bools] = []
+    every = (*block.get("scores", ()), *block.get("weights", ()))
+    for watched in every:
+        size = watched.value.shape[-2:]
+        match watched.mask, watched.value.op:
+            case None, Apply(f, (_, Scalar(op=Constant(numbers)))) if f is MASKED_SOFTMAX:
+                found += list(np.broadcast_to(numbers > 0, (*numbers.shape[:-2], *size)).reshape(-1, *size))
+            case None, _:
+                pass
+            case mask, _:
+                found.append(mask)
+        found = found[:1] if all(np.array_equal(found[0], mask) for mask in found) else found
+        if len(found) > 1 or (found and found[0].shape != size):
+            raise ValueError(f"{watched.name} have masks that differ: an audit knows one for all heads of a block")
+    return found[0] if found else np.ones(every[0].value.shape[-2:] if every else (1, 1), bool)
