@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array_api import one_blas_thread
-from ._validate import seed_number, whole
+from ._validate import ArgumentError, seed_number, whole
 from .engine._parallel import Progress, check_memory, in_bytes
 from .engine._plan import in_time
 from .engine._reparametrise import Latent, matched
@@ -203,7 +203,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
         return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
     each = how.kept // chains
     if each < 4:
-        raise ValueError(f"draws={draws} must be at least 4 for each of chains={chains}")
+        raise ArgumentError("draws", draws, f"at least 4 for each of chains={chains}")
     check_memory(
         8.0 * (how.kept + 4 * particles) * (latent.size + latent.entries) + thread_bytes(latent),
         f"draws={draws} and particles={particles} with {latent.size:,} random numbers each",

@@ -322,7 +322,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if prior is not None and (not callable(prior) or inspect.isclass(prior) or inspect.isbuiltin(prior)):
             raise ArgumentError("prior", prior, "None or a function decorated with ns.program")
         if prior is not None and heads not in (1, inf):
-            raise ValueError(f"heads={heads} is for the default prior; give arguments={{'heads': {heads}}} to your own")
+            raise ArgumentError("heads", heads, f"left out; give arguments={{'heads': {heads}}} to your own prior")
         checked_count("width", self.width)
         for name, least in LEAST.items():
             whole(getattr(self, name), name, least=least, most=_bayes.MOST)
@@ -333,12 +333,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         progress_of(self.progress)
         arguments = checked_mapping("arguments", self.arguments, "values")
         if "noise" in arguments:
-            raise ValueError(f"arguments={shown(self.arguments)} must not contain 'noise', which is a parameter itself")
+            raise ArgumentError("arguments", self.arguments, "without 'noise', which is a parameter itself")
         grid = checked_mapping("grid", self.grid, "sequences of values")
         for name, values in grid.items():
             listed = values.ndim == 1 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
             if not listed or isinstance(values, str | bytes) or not len(values):
-                raise ValueError(f"grid: {name}={shown(values)} must be a sequence of one value or more")
+                raise ArgumentError(f"grid: {name}", values, "a sequence of one value or more")
         own = {"noise": self.noise, **({"heads": heads} if prior is None or heads == inf else {}), **arguments}
         source = {**dict.fromkeys(arguments, "arguments: "), **dict.fromkeys(grid, "grid: ")}
         tried = itertools.product(*grid.values())

@@ -30,9 +30,9 @@ def test_chains_by_jax_have_the_posterior():
 
 def test_what_cannot_be_is_refused():
     net = prior(tokens(3))
-    with pytest.raises(ValueError, match=r"precision='float32': chains need double precision"):
+    with pytest.raises(ValueError, match=r"precision='float32' must be 'float64': chains need double"):
         net.posterior({0: 1.0}, 0.1, n=ns.inf, backend=choose("jax", "cpu", "float32"))
     with pytest.raises(ValueError, match=r"backend='blackjax' must be one of numpy, jax, torch"):
         net.log_evidence({0: 1.0}, 0.1, n=ns.inf, backend="blackjax")
-    with pytest.raises(NoDeviceError, match=r"device='cuda:77': JAX sees no such device"):
+    with pytest.raises(NoDeviceError, match=r"device='cuda:77' must be one that JAX sees here"):
         net.posterior_cost({0: 1.0}, 0.1, n=ns.inf, backend="jax", device="cuda:77")

@@ -176,8 +176,8 @@ def test_rotary_positions_are_noted():
 def test_bad_coordinates():
     net = ns.Program(residual())
     for bad, problem in (
-        ([0, 4], "4 must be from -4 to 3"),
-        ([0, -4], "names a coordinate twice"),
+        ([0, 4], r"coordinates=\[0, 4\] must be from -4 to 3"),
+        ([0, -4], "must be integers that name each coordinate once"),
         ([], "must be an integer or a list of integers"),
         ("0", "must be an integer or a list of integers"),
         (1.5, "must be an integer or a list of integers"),
@@ -187,9 +187,9 @@ def test_bad_coordinates():
             net.law(n=4, coordinates=bad)
         with pytest.raises(ValueError, match=problem):
             net.plan(n=4, coordinates=bad)
-    with pytest.raises(ValueError, match="-1 must be 0 or more at infinite width"):
+    with pytest.raises(ValueError, match="coordinates=-1 must be 0 or more at infinite width"):
         net.law(n=ns.inf, coordinates=-1)
-    with pytest.raises(ValueError, match="a scalar has no coordinates; leave them out"):
+    with pytest.raises(ValueError, match="must be left out: a scalar has no coordinates"):
         ns.Program(ns.mean_dot(ns.gaussian(n), ns.gaussian(n))).law(n=4, coordinates=0)
 
 

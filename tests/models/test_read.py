@@ -174,11 +174,11 @@ def test_any_value_of_any_field_is_read_or_refused(family):
         ),
         (
             {**CONFIGS["gpt2"], "initializer_range": -1},
-            "std_q=-1 of a Transformer must be a finite number, 0 or from 1e-40",
+            "std_q=-1 must be a finite number, 0 or from 1e-40",
         ),
         (
             {**CONFIGS["gpt2"], "initializer_range": 1e-300},
-            "std_q=1e-300 of a Transformer must be a finite number, 0 or",
+            "std_q=1e-300 must be a finite number, 0 or",
         ),
     ],
 )
@@ -250,7 +250,7 @@ def test_different_tokens_are_as_many_as_there_are_ids():
 def test_numbers_that_cannot_be_drawn_are_refused_by_their_names(value):
     gpt2 = models.read("gpt2")
     for name in ("std", "std_o", "bias_in", "embedding_scale", "logit_scale", "score_scale", "eps"):
-        with pytest.raises(ValueError, match=f"{name}=.* of a Transformer must be a finite number"):
+        with pytest.raises(ValueError, match=f"{name}=.* must be a finite number"):
             gpt2.replace(**{name: value})
 
 
@@ -261,27 +261,30 @@ def test_replace_checks_names_and_values():
     with pytest.raises(ValueError, match="layer is no field of a Transformer; did you mean layers"):
         gpt2.replace(layer=3)
     for change, message in (
-        ({"layers": 2.5}, r"layers=2\.5 of a Transformer must be an integer, at least 1"),
+        ({"layers": 2.5}, r"layers=2\.5 must be a positive integer"),
         ({"layers": True}, "layers=True"),
-        ({"std_q": math.inf}, "std_q=inf of a Transformer must be a finite number"),
-        ({"norm": "batch"}, "norm='batch' of a Transformer must be one of layer, rms"),
-        ({"tied": 1}, "tied=1 of a Transformer must be True or False"),
-        ({"groups": 5}, "groups=5 of a Transformer must divide heads=12"),
-        ({"heads": 10}, "heads=10 of a Transformer must divide width=768 where head_dim is None: set that too"),
-        ({"positions": "rotary", "head_dim": 9}, "head_dim=9 of a Transformer must be even: rotary positions"),
+        ({"std_q": math.inf}, "std_q=inf must be a finite number"),
+        ({"norm": "batch"}, "norm='batch' must be 'layer' or 'rms'"),
+        ({"tied": 1}, "tied=1 must be True or False"),
+        ({"groups": 5}, "groups=5 must be a divisor of heads=12"),
+        ({"heads": 10}, "heads=10 must be a divisor of width=768 where head_dim is None: set that too"),
+        ({"positions": "rotary", "head_dim": 9}, "head_dim=9 must be even: rotary positions"),
         (
             {"positions": "rotary", "rotary_fraction": 0.3},
-            r"width/heads=64 times rotary_fraction=0\.3 of a Transformer",
+            r"width/heads=64 times rotary_fraction=0\.3 must be even",
         ),
-        ({"rotary_stretch": (1.0, 4.0, 1.0, 5.0), "positions": "rotary"}, "must have low below high"),
-        ({"rotary_stretch": (1.0, 1.0, 4.0, 5.0)}, "is for positions='rotary'"),
-        ({"length": None}, "length=None of a Transformer must say how many learned positions"),
-        ({"gated": True, "bias_in": 0.1}, "bias_in=0.1 of a Transformer is for gated=False"),
-        ({"rotary_base": 500.0}, r"rotary_base=500\.0 .* would change nothing in gpt2: it needs positions='rotary'"),
-        ({"std_gate": 1.0}, "std_gate=1.0 .* would change nothing in gpt2: it needs gated=True"),
-        ({"std_logits": 1.0}, "std_logits=1.0 .* would change nothing in gpt2: it needs tied=False"),
-        ({"padding": 50257}, "padding=50257 of a Transformer must be an id of the vocabulary, which has 50257"),
-        ({"shared": True, "window": 3, "window_every": 2}, "window_every=2 of a Transformer must be 1 with shared"),
+        ({"rotary_stretch": (1.0, 4.0, 1.0, 5.0), "positions": "rotary"}, "with low below high"),
+        ({"rotary_stretch": (1.0, 1.0, 4.0, 5.0)}, "must be None unless positions='rotary'"),
+        ({"length": None}, "length=None must be the number of learned positions"),
+        ({"gated": True, "bias_in": 0.1}, "bias_in=0.1 must be 0 with gated=True"),
+        (
+            {"rotary_base": 500.0},
+            r"rotary_base=500\.0 must be left as it is in gpt2: it counts only with positions='rotary'",
+        ),
+        ({"std_gate": 1.0}, "std_gate=1.0 must be left as it is in gpt2: it counts only with gated=True"),
+        ({"std_logits": 1.0}, "std_logits=1.0 must be left as it is in gpt2: it counts only with tied=False"),
+        ({"padding": 50257}, "padding=50257 must be an id of the vocabulary, which has 50257"),
+        ({"shared": True, "window": 3, "window_every": 2}, "window_every=2 must be 1 with shared"),
     ):
         with pytest.raises(ValueError, match=message):
             gpt2.replace(**change)
@@ -322,10 +325,10 @@ def test_settings_are_texts_of_fields():
     assert models.read("gpt2").replace(**found).std_in == 0.05
     for text, message in (
         ("layers", "'layers' must be written field=value"),
-        ("layers=x", "layers='x' of a Transformer must be an integer"),
-        ("tied=maybe", "tied='maybe' of a Transformer must be True or False"),
+        ("layers=x", "layers='x' must be a positive integer"),
+        ("tied=maybe", "tied='maybe' must be True or False"),
         ("nothing=1", "nothing is no field"),
-        ("std=x", "std='x' of a Transformer must be a finite number"),
+        ("std=x", "std='x' must be a finite number"),
     ):
         with pytest.raises(ValueError, match=message):
             models.read("gpt2").replace(**models.settings([text]))

@@ -69,7 +69,7 @@ def test_t_fixup_scales_encoder_and_decoder_each_by_its_own_depth():
             plain = xavier[fan_in, fan_out * weight.members.size]
             scored = weight.source.name in ("W^Q", "W^K")
             assert weight.std / math.sqrt(fan_in) == pytest.approx(plain * (1 if scored else factor))
-    with pytest.raises(ValueError, match=r"decoder_gain=0\.5 of a Transformer would change nothing in gpt2"):
+    with pytest.raises(ValueError, match=r"decoder_gain=0\.5 must be left as it is in gpt2"):
         GPT2.replace(decoder_gain=0.5)
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_recipe_is_refused():
         by("gpt3")
     with pytest.raises(ValueError, match="recipe='deepnorm' is for a norm after each sum: gpt2 has order='pre'"):
         by("deepnorm")
-    with pytest.raises(ValueError, match="is for models"):
+    with pytest.raises(ValueError, match="must be left out"):
         ns.audit(ns.program(lambda: ns.gaussian(8, 2))(), recipe="gpt2")
 
 

@@ -99,7 +99,9 @@ def test_the_same_seed_gives_the_same_bits():
 
 
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(NoDeviceError, match=r"device='cuda:77': PyTorch sees \d+ CUDA devices here"):
+    with pytest.raises(
+        NoDeviceError, match=r"device='cuda:77' must be 'cpu', or one of the \d+ CUDA devices that PyTorch sees"
+    ):
         choose("torch", "cuda:77")
 
 

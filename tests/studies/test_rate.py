@@ -67,13 +67,16 @@ def test_no_slope():
         ((ns.paper.layer(), [64, 16]), "must be two or more growing positive integers"),
         ((ns.paper.layer(), [1.5, 16]), "must be two or more growing positive integers"),
         ((ns.paper.layer(), 16), "must be two or more growing positive integers"),
-        ((ns.paper.layer(low_rank=True), [16, 32]), "needs one width that is not given, there are n, d"),
-        ((ns.Program(ns.weight(8, 8) @ ns.gaussian(8)), [16, 32]), "there are none"),
-        ((ns.Program(ns.weight(ns.Width("n"), 8) @ ns.gaussian(8, 2)), [2, 4]), "has several entries; take one"),
+        ((ns.paper.layer(low_rank=True), [16, 32]), "width=None must be one of the widths that are not given, n, d"),
+        ((ns.Program(ns.weight(8, 8) @ ns.gaussian(8)), [16, 32]), "widths that are not given, none"),
+        (
+            (ns.Program(ns.weight(ns.Width("n"), 8) @ ns.gaussian(8, 2)), [2, 4]),
+            "must be a program with one entry; take one",
+        ),
     ],
 )
 def test_misuse(arguments, words):
     with pytest.raises(ValueError, match=words):
         ns.rate(*arguments, draws=100)
-    with pytest.raises(ValueError, match="width='m' must be among the widths that are not given, n"):
+    with pytest.raises(ValueError, match="width='m' must be one of the widths that are not given, n"):
         ns.rate(ns.paper.layer(), [16, 32], width="m")

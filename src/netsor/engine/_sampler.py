@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
-from .._validate import seed_number, whole
+from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Silent, at_once, check_memory, run
@@ -186,7 +186,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     """Too many replicas to store: a pilot sample defines a grid, and moments are accumulated in each of its cells."""
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     if draws > MAX_DRAWS:
-        raise ValueError(f"draws={draws} must be at most 2^34")
+        raise ArgumentError("draws", draws, "at most 2^34")
     size = where.chunk(plan, draws)
     mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Silent())
     _check_finite(mean, cov)

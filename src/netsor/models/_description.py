@@ -5,24 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from functools import partial
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
-from .._validate import shown
+from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
 from ..language._rotary import Stretch
 from ._config import ACTIVATION
 
-CHOICES = {
-    "positions": ("learned", "rotary", "alibi", "relative", "none"),
-    "norm": ("layer", "rms"),
-    "order": ("pre", "post", "parallel", "sandwich", "after"),
-    "activation": ("relu", "gelu", "gelu_tanh", "silu", "tanh"),
-    "distribution": ("gaussian", "uniform", "truncated"),
-    "inputs": ("tokens", "patches"),
-    "readout": ("linear", "transform", "class"),
-}
 # Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
 # matrices that a family draws smaller, while `std` sets all of them alike.
 HUGGING_FACE_NAMES = {
@@ -51,70 +42,36 @@ ALIASES = {alias: name for name, aliases in HUGGING_FACE_NAMES.items() for alias
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
 
-def parsed(kind: str, text: str) -> Any:
-    """The value of a field that a text gives, if it is of the kind of the field; else the text."""
-    if text.lower() == "none" and "None" in kind:
+def _stretch(value: Any, name: str) -> Stretch:
+    if not isinstance(value, tuple) or len(value) != 4:
+        raise ArgumentError(name, value, "four positive numbers: factor, low, high, original")
+    made = Stretch(*(real(number, name, above=0) for number in value))
+    if not made.low < made.high:
+        raise ArgumentError(name, value, "four positive numbers with low below high")
+    return made
+
+
+Index = Annotated[int, partial(whole, least=0)]
+Size = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE)]
+Std = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)]
+PARSERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+    Stretch: lambda text: Stretch(*map(float, text.split(","))),
+}
+
+
+def _parsed(hint: Any, text: str) -> Any:
+    """The value that a text gives for a field of this type; the text itself, if it gives none."""
+    if text.lower() == "none" and type(None) in get_args(hint):
         return None
-    if kind == "bool" and text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    while get_args(hint):  # of X | None and Annotated[X, …] the first is X
+        hint = get_args(hint)[0]
     try:
-        if kind.startswith("int"):
-            return int(text)
-        if kind.startswith("float"):
-            return float(text)
-        if kind.startswith("Stretch"):
-            return Stretch(*map(float, text.split(",")))
-    except (ValueError, TypeError):
-        pass  # the check of the field says what is allowed
-    return text
-
-
-def checked(name: str, kind: str, value: Any) -> Any:
-    """The value of a field, or an error that says what is allowed."""
-    if value is None and "None" in kind:
-        return None
-    if name in CHOICES:
-        if value not in CHOICES[name]:
-            refuse(name, value, f"must be one of {', '.join(CHOICES[name])}")
-    elif kind == "str":
-        if not isinstance(value, str) or not value:
-            refuse(name, value, "must be a text")
-    elif kind == "bool":
-        if not isinstance(value, bool):
-            refuse(name, value, "must be True or False")
-    elif kind.startswith("int"):
-        least = 0 if name in ("decoder_layers", "padding") else 1
-        if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value < 2**53:
-            huge = isinstance(value, int) and value >= 2**53
-            refuse(name, value, f"must be an integer, at least {least}" + ", below 2^53" * huge)
-        return int(value)
-    elif kind.startswith("Stretch"):
-        if not isinstance(value, tuple) or len(value) != 4 or not all(_positive(v) for v in value):
-            refuse(name, value, "must be four positive numbers: factor, low, high, original")
-        if not value[1] < value[2]:
-            refuse(name, value, "must have low below high")
-        return Stretch(*map(float, value))
-    else:
-        zero = name == "eps" or name.startswith(("std", "bias"))
-        if not _number(value) or not ((zero and value == 0) or MIN_MAGNITUDE <= value <= MAX_MAGNITUDE):
-            refuse(name, value, f"must be a finite number,{' 0 or' * zero} from {MIN_MAGNITUDE:g} to {MAX_MAGNITUDE:g}")
-        if name == "rotary_fraction" and value > 1:
-            refuse(name, value, "must be at most 1")
-        return float(value)
-    return value
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
-
-
-def refuse(name: str, value: Any, allowed: str) -> None:
-    """An error about a field."""
-    raise ValueError(f"{name}={shown(value)} of a Transformer {allowed}")
+        return PARSERS.get(hint, str)(text)
+    except (ValueError, TypeError, KeyError):
+        return text  # the check of the field says what is allowed
 
 
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
@@ -133,119 +90,122 @@ class Description:
 
     name: str
     family: str
-    layers: int  # blocks; of the encoder, if there is a decoder
-    width: int  # n, of the residual stream
-    heads: int
-    groups: int | None = None  # key-value heads, each shared by heads/groups query heads; None: as many as heads
-    head_dim: int | None = None  # d; None: width/heads
-    hidden: int  # m, of the perceptron
-    vocabulary: int | None = None  # None: no logits; classes, if the readout is "class"
-    decoder_layers: int = 0  # above 0: an encoder, and a decoder that looks at it
+    layers: Positive  # blocks; of the encoder, if there is a decoder
+    width: Positive  # n, of the residual stream
+    heads: Positive
+    groups: Positive | None = None  # key-value heads, each shared by heads/groups query heads; None: as many as heads
+    head_dim: Positive | None = None  # d; None: width/heads
+    hidden: Positive  # m, of the perceptron
+    vocabulary: Positive | None = None  # None: no logits; classes, if the readout is "class"
+    decoder_layers: Index = 0  # above 0: an encoder, and a decoder that looks at it
 
-    inputs: str = "tokens"  # or patches, which a matrix embeds, after one class token
-    patch: int | None = None  # numbers in a patch: channels · height · width
-    positions: str = "learned"
-    length: int | None = None  # how many learned positions there are
-    rotary_base: float = 10000.0
-    rotary_fraction: float = 1.0  # of the coordinates of a head
-    rotary_stretch: Stretch | None = None
-    buckets: int = 32  # of relative positions
-    distance: int = 128  # beyond which relative positions share a bucket
-    padding: int | None = None  # the id whose embedding is zero
+    # a matrix embeds patches, after one class token
+    inputs: Annotated[str, choice("tokens", "patches")] = "tokens"
+    patch: Positive | None = None  # numbers in a patch: channels · height · width
+    positions: Annotated[str, choice("learned", "rotary", "alibi", "relative", "none")] = "learned"
+    length: Positive | None = None  # how many learned positions there are
+    rotary_base: Size = 10000.0
+    rotary_fraction: Annotated[float, partial(real, least=MIN_MAGNITUDE, most=1)] = 1.0  # of the coordinates of a head
+    rotary_stretch: Annotated[Stretch, _stretch] | None = None
+    buckets: Positive = 32  # of relative positions
+    distance: Positive = 128  # beyond which relative positions share a bucket
+    padding: Index | None = None  # the id whose embedding is zero
 
-    order: str = "pre"
-    norm: str = "layer"
-    eps: float = 1e-5
+    order: Annotated[str, choice("pre", "post", "parallel", "sandwich", "after")] = "pre"
+    norm: Annotated[str, choice("layer", "rms")] = "layer"
+    eps: Std = 1e-5
     input_norm: bool = False  # of the embeddings
     final_norm: bool = True
-    activation: str = "gelu"
+    activation: Annotated[str, choice("relu", "gelu", "gelu_tanh", "silu", "tanh")] = "gelu"
     gated: bool = False  # activation(gate) * in
-    experts: int | None = None  # perceptrons, of which a router chooses some for each token; None: one, for all
-    experts_per_token: int = 2
+    experts: Positive | None = None  # perceptrons, of which a router chooses some for each token; None: one, for all
+    experts_per_token: Positive = 2
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads of a token at once
-    score_scale: float | None = None  # what ⟨q, k⟩ is multiplied by; None: d^(−1/2)
-    score_cap: float | None = None
-    window: int | None = None  # a token sees this many tokens, itself included
-    window_every: int = 1  # which blocks have the window: 0, window_every, …; a decoder continues the count
+    score_scale: Size | None = None  # what ⟨q, k⟩ is multiplied by; None: d^(−1/2)
+    score_cap: Size | None = None
+    window: Positive | None = None  # a token sees this many tokens, itself included
+    window_every: Positive = 1  # which blocks have the window: 0, window_every, …; a decoder continues the count
     causal: bool = True
     shared: bool = False  # all blocks begin as copies of one draw
 
-    readout: str = "linear"  # logits by one matrix; by a dense layer first; or of the class token alone
+    # logits by one matrix; by a dense layer first; or of the class token alone
+    readout: Annotated[str, choice("linear", "transform", "class")] = "linear"
     tied: bool = False  # logits by the embedding vectors
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_cap: float | None = None
+    embedding_scale: Size = 1.0
+    logit_scale: Size = 1.0
+    logit_cap: Size | None = None
 
-    std_q: float = 0.02
-    std_k: float = 0.02
-    std_v: float = 0.02
-    std_o: float = 0.02
-    std_in: float = 0.02
-    std_gate: float = 0.02
-    std_out: float = 0.02
-    std_router: float = 0.02
-    std_embedding: float = 0.02
-    std_position: float = 0.02
-    std_type: float = 0.0  # one more vector, added to every token
-    std_relative: float = 0.0  # relative biases of scores
-    std_logits: float = 0.02  # where the logits are not tied
-    decoder_gain: float = 1.0  # the decoder's std_v, std_o, std_in, std_gate and std_out, over those of the encoder
-    bias_in: float = 0.0  # standard deviations of biases
-    bias_out: float = 0.0
-    distribution: str = "gaussian"
+    std_q: Std = 0.02
+    std_k: Std = 0.02
+    std_v: Std = 0.02
+    std_o: Std = 0.02
+    std_in: Std = 0.02
+    std_gate: Std = 0.02
+    std_out: Std = 0.02
+    std_router: Std = 0.02
+    std_embedding: Std = 0.02
+    std_position: Std = 0.02
+    std_type: Std = 0.0  # one more vector, added to every token
+    std_relative: Std = 0.0  # relative biases of scores
+    std_logits: Std = 0.02  # where the logits are not tied
+    decoder_gain: Size = 1.0  # the decoder's std_v, std_o, std_in, std_gate and std_out, over those of the encoder
+    bias_in: Std = 0.0  # standard deviations of biases
+    bias_out: Std = 0.0
+    distribution: Annotated[str, choice("gaussian", "uniform", "truncated")] = "gaussian"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, checked(field.name, str(field.type), getattr(self, field.name)))
+        check_fields(self)
         if self.head_dim is None and self.width % self.heads:
-            refuse("heads", self.heads, f"must divide width={self.width} where head_dim is None: set that too")
+            raise ArgumentError(
+                "heads", self.heads, f"a divisor of width={self.width} where head_dim is None: set that too"
+            )
         if self.heads % self.key_heads:
-            refuse("groups", self.groups, f"must divide heads={self.heads}: set both")
+            raise ArgumentError("groups", self.groups, f"a divisor of heads={self.heads}: set both")
         if self.positions == "learned" and self.length is None:
-            refuse("length", None, "must say how many learned positions there are")
+            raise ArgumentError("length", None, "the number of learned positions")
         if self.inputs == "patches" and (self.patch is None or self.readout != "class" or not self.length):
-            refuse("inputs", self.inputs, "needs patch, length and readout='class'")
+            raise ArgumentError("inputs", self.inputs, "given with patch, length and readout='class'")
         if self.inputs == "patches" and self.tied:
-            refuse("tied", self.tied, "is for inputs='tokens', which have an embedding")
+            raise ArgumentError("tied", self.tied, "False with inputs='patches', which have no embedding")
         if self.inputs == "tokens" and self.readout == "class":
-            refuse("readout", self.readout, "is for inputs='patches', which have a class token")
+            raise ArgumentError("readout", self.readout, "another with inputs='tokens', which have no class token")
         if self.decoder_layers:
             self._check_decoder()
         if self.shared and self.window is not None and self.window_every > 1:
-            refuse("window_every", self.window_every, "must be 1 with shared=True: copies of one block are alike")
+            raise ArgumentError("window_every", self.window_every, "1 with shared=True: copies of one block are alike")
         if self.padding is not None and self.padding >= (self.vocabulary or math.inf):
-            refuse("padding", self.padding, f"must be an id of the vocabulary, which has {self.vocabulary}")
+            raise ArgumentError("padding", self.padding, f"an id of the vocabulary, which has {self.vocabulary}")
         if self.gated and self.bias_in:
-            refuse("bias_in", self.bias_in, "is for gated=False")
+            raise ArgumentError("bias_in", self.bias_in, "0 with gated=True")
         if self.experts is not None:
             self._check_experts()
         if self.positions == "rotary":
             self._check_rotary()
         elif self.rotary_stretch is not None:
-            refuse("rotary_stretch", self.rotary_stretch, "is for positions='rotary'")
+            raise ArgumentError("rotary_stretch", self.rotary_stretch, "None unless positions='rotary'")
         if self.positions == "relative" and (self.buckets < 4 or self.distance <= self.buckets // 2):
-            refuse("buckets", self.buckets, f"must be at least 4, and below 2·distance={2 * self.distance}")
+            raise ArgumentError("buckets", self.buckets, f"at least 4, and below 2·distance={2 * self.distance}")
 
     def _check_rotary(self) -> None:
         turned = self.rotary_fraction * self.d
         if round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d:
             share = "" if self.rotary_fraction == 1 else f" times rotary_fraction={self.rotary_fraction:g}"
             size = f"head_dim={self.head_dim}" if self.head_dim is not None else f"width/heads={self.d}"
-            raise ValueError(f"{size}{share} of a Transformer must be even: rotary positions turn pairs of coordinates")
+            raise ValueError(f"{size}{share} must be even: rotary positions turn pairs of coordinates")
 
     def _check_experts(self) -> None:
         if self.experts_per_token > (self.experts or 0):
-            refuse("experts_per_token", self.experts_per_token, f"must be at most experts={self.experts}")
+            raise ArgumentError("experts_per_token", self.experts_per_token, f"at most experts={self.experts}")
         for name, value in {"shared": False, "decoder_layers": 0, "bias_in": 0.0, "bias_out": 0.0}.items():
             if getattr(self, name) != value:
-                refuse(name, getattr(self, name), f"must be {value!r} with experts={self.experts}")
+                raise ArgumentError(name, getattr(self, name), f"{value!r} with experts={self.experts}")
 
     def _check_decoder(self) -> None:
         needed = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
         for name, value in (needed | {"inputs": "tokens"}).items():
             if getattr(self, name) != value:
-                refuse(name, getattr(self, name), f"must be {value!r} with decoder_layers={self.decoder_layers}")
+                raise ArgumentError(name, getattr(self, name), f"{value!r} with decoder_layers={self.decoder_layers}")
 
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
         """The same model with other fields. Changing a field that nothing in the model reads is an error.
@@ -267,12 +227,14 @@ class Description:
                 raise ValueError(f"{given} is no field of a Transformer{meant or ': ns.models.Transformer lists them'}")
         every: dict[str, Any] = {}
         if std is not None:
-            checked("std", "float", std)
+            real(std, "std", least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)
             every = {f"std_{matrix}": std for matrix in MATRICES}
         made = dataclasses.replace(self, **{**every, **changes})
         for name, needs in idle(made).items():
             if name in changes and getattr(made, name) != getattr(self, name):
-                refuse(name, getattr(made, name), f"would change nothing in {self.name}: it needs {needs}")
+                raise ArgumentError(
+                    name, getattr(made, name), f"left as it is in {self.name}: it counts only with {needs}"
+                )
         return made
 
     def widths(self) -> dict[str, int]:
@@ -330,7 +292,7 @@ def _own_names(changes: dict[str, Any]) -> dict[str, Any]:
     for given, value in changes.items():
         name = ALIASES.get(given, given)
         if name in made:
-            raise ValueError(f"{given}={shown(value)} of a Transformer is given twice: {name} is the same field")
+            raise ArgumentError(given, value, f"given once: {name} is the same field")
         made[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
     return made
 
@@ -353,14 +315,14 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
     >>> ns.models.settings(["layers=24", "gated=true", "std=0.01"])
     {'layers': 24, 'gated': True, 'std': 0.01}
     """
-    types = {field.name: str(field.type) for field in fields(Description)} | {"std": "float"}
+    types = {**get_type_hints(Description, include_extras=True), "std": float}
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals:
             raise ValueError(f"{shown(text)} must be written field=value")
-        found[name] = parsed(types.get(ALIASES.get(name, name), "str"), value.strip())
+        found[name] = _parsed(types.get(ALIASES.get(name, name), str), value.strip())
     return found
 
 

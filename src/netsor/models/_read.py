@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._files import content, fields
-from .._validate import shown
+from .._validate import ArgumentError, one_of, shown, whole
 from ._families import READERS, gpt2
 from ._transformer import Transformer
 
@@ -210,13 +210,11 @@ def pytorch_encoder(
     >>> model.shared, model.distribution
     (True, 'uniform')
     """
-    if activation not in ("relu", "gelu"):
-        raise ValueError(f"activation={activation!r} must be 'relu' or 'gelu'")
+    one_of(activation, "activation", "", ("relu", "gelu"))
     for name, value in (("d_model", d_model), ("nhead", nhead), ("dim_feedforward", dim_feedforward)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be a positive integer")
+        whole(value, name)
     if d_model % nhead:
-        raise ValueError(f"d_model={d_model} must be a multiple of nhead={nhead}")
+        raise ArgumentError("d_model", d_model, f"a multiple of nhead={nhead}")
     packed, plain, last = (2 * d_model) ** -0.5, (3 * d_model) ** -0.5, (3 * dim_feedforward) ** -0.5
     return Transformer(
         name="pytorch-encoder",

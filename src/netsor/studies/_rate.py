@@ -11,7 +11,7 @@ import numpy as np
 
 from .._program import Program
 from .._repr_html import note, table, title
-from .._validate import as_whole, shown
+from .._validate import ArgumentError, as_whole
 from ..language._width import inf
 from ..laws import Estimate, Joint, Law, kl
 from ._output_dir import to_dataframe
@@ -154,21 +154,21 @@ def rate(
     slope -1.852 ± 0.06; between neighbours -1.852 ± 0.06
     """
     if not isinstance(net, Program):
-        raise ValueError(f"rate: net={shown(net)} must be a program, such as layer()[0]")
+        raise ArgumentError("net", net, "a program, such as layer()[0]")
     free = [name for name in net.widths if name not in others]
     if width is None and len(free) != 1:
-        raise ValueError(f"rate: width=None needs one width that is not given, there are {', '.join(free) or 'none'}")
+        raise ArgumentError("width", None, f"one of the widths that are not given, {', '.join(free) or 'none'}")
     name = free[0] if width is None else width
     if name not in free:
-        raise ValueError(f"rate: width={shown(width)} must be among the widths that are not given, {', '.join(free)}")
+        raise ArgumentError("width", width, f"one of the widths that are not given, {', '.join(free)}")
     sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []
     whole = [n for n in sizes if n is not None and n > 0]
     if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
-        raise ValueError(f"rate: widths={shown(widths)} must be two or more growing positive integers")
+        raise ArgumentError("widths", widths, "two or more growing positive integers")
     every: list[dict[str, Any]] = [{**others, name: n} for n in (*whole, inf)]
     laws = [net.law(draws=draws, seed=seed, progress=False, **bound) for bound in every]
     if any(isinstance(law, Joint) for law in laws):
-        raise ValueError(f"rate: net={shown(net)} has several entries; take one of them, such as net[0]")
+        raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")
     *finite, limit = (law for law in laws if isinstance(law, Law))
     return Rate(net.name, name, tuple(whole), tuple(kl(law, limit) for law in finite), tuple(finite), limit)
 

@@ -357,9 +357,10 @@ def test_two_models_of_one_name_are_told_apart(inline):
 
 
 WRONG = [
-    ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "two tokens or more"), ({"tokens": 17}, "tokens=17"),
-    ({"draws": 14}, "draws=14 must be 15 or more"), ({"widths": "real"}, "widths='real' must be one of actual, inf"),
-    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "at least one"), ({"ids": [1, -1]}, "ids=-1 must be"),
+    ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "tokens=1 must be 2 or more"), ({"tokens": 17}, "tokens=17"),
+    ({"draws": 14}, "draws=14 must be an integer, 15 or more: fewer"),
+    ({"widths": "real"}, "widths='real' must be 'actual', 'inf'"),
+    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "one token id or more"), ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
     ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
@@ -368,7 +369,7 @@ WRONG = [
     ({"ids": [1, 2], "tokens": 3}, "ids and tokens exclude each other"),
     ({"sweep": {"std": [0.1]}}, "sweep of std over [0.1] must be over two numbers or more"),
     ({"sweep": {"std": "ab"}}, "sweep of std over 'ab' must be over two numbers or more"),
-    ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must have one field and its values"),
+    ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
     ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare exclude each other"),
     ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is no field"),
 ]  # fmt: skip
@@ -384,11 +385,9 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
     monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**27)
-    with pytest.raises(
-        ValueError, match=r"tokens=3 with workers=1 would need 16\d MiB of memory, and there are 128 MiB"
-    ):
+    with pytest.raises(ValueError, match=r"3 tokens on 1 worker would need 16\d MiB of memory, and there are 128 MiB"):
         ns.audit(TINY, workers=1, **SMALL)
-    with pytest.raises(ValueError, match=r"layers=5000 of gpt2 must be at most 2000"):
+    with pytest.raises(ValueError, match=r"layers=5000 must be at most 2000 for an audit of gpt2"):
         ns.audit(TINY.replace(layers=5000), **SMALL)
 
 

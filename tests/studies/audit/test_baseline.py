@@ -112,10 +112,10 @@ def test_departures_are_told_with_digits_that_tell_them_apart():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda old: old.pop("layers"), "baseline is not an audit: it has no 'layers'; write it with"),
-        (lambda old: old.pop("sizes"), "baseline is not an audit: it has no 'sizes'"),
-        (lambda old: old["layers"].pop(), "no mean_square in block 2 at 16 tokens, which this audit measures"),
-        (lambda old: old["layers"][0].pop("entropy"), "baseline has no entropy in block 1 at 16 tokens"),
+        (lambda old: old.pop("layers"), "must be an audit: it has no 'layers'; write it with"),
+        (lambda old: old.pop("sizes"), "must be an audit: it has no 'sizes'"),
+        (lambda old: old["layers"].pop(), "with mean_square in block 2 at 16 tokens, which this audit measures"),
+        (lambda old: old["layers"][0].pop("entropy"), "an audit with entropy in block 1 at 16 tokens"),
         (lambda old: old["layers"][0]["entropy"].pop("low"), "it has no 'low'"),
         (lambda old: old["layers"][0]["entropy"].update(low=float("nan")), "it is damaged .entropy has no band"),
         (lambda old: old["layers"][0]["entropy"].update(low=10**400), "it is damaged"),
@@ -125,7 +125,7 @@ def test_departures_are_told_with_digits_that_tell_them_apart():
         (lambda old: old.update(draws=3), "it is damaged .3 draws"),
         (lambda old: old.update(tokens="16"), "it is damaged .'16' for a number"),
         (lambda old: old.update(widths=7), "it is damaged .no widths"),
-        (lambda old: old.update(sizes="1 block"), "is of another model: it has 1 block, and gpt2 2 blocks, width 32"),
+        (lambda old: old.update(sizes="1 block"), "must be of the same model: it has 1 block, and gpt2 2"),
     ],
 )  # fmt: skip
 def test_what_is_no_baseline_is_refused(change, said):
@@ -141,10 +141,10 @@ def test_what_is_no_baseline_is_refused(change, said):
 def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
     """Of 250 blocks no rule on 16 draws and 16 others has a level of 1e-4 in all."""
     model = ns.models.read({**GPT2, "n_layer": 250})
-    for draws, said in ((16, "draws=16 cannot be compared: give 17 draws or more"), (17, None)):
+    for draws, said in ((16, "must be comparable with 16 draws of 16 tokens, and has 16: give 17 or more"), (17, None)):
         request = Request((model,), quick=True, draws=draws)
         bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
-        old = Baseline("baseline='old.json'", model.sizes, {16: _Earlier(16, "actual", bands)})
+        old = Baseline("old.json", model.sizes, {16: _Earlier(16, "actual", bands)})
         if said is None:
             old.check(request, model)
         else:

@@ -297,8 +297,8 @@ def test_programs_that_cannot_be_audited(names, message):
 def test_what_is_for_models_is_refused_for_programs():
     net = with_probes("embedding", "stream")
     for given, message in (
-        ({"tokens": 3}, "tokens=3 is for models"),
-        ({"ids": [1, 2]}, "is for models"),
+        ({"tokens": 3}, "tokens=3 must be left out"),
+        ({"ids": [1, 2]}, "must be left out"),
         ({"compare": "gpt2"}, "a program is compared with programs"),
         ({"m": 3}, "m"),
     ):

@@ -112,9 +112,9 @@ def test_the_help_names_every_result():
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match="out='' must name a folder"):
+    with pytest.raises(ValueError, match="out='' must be the name of a folder"):
         ns.literature(out="")
-    with pytest.raises(ValueError, match="RESULT 'x' must be one of"):
+    with pytest.raises(ValueError, match="names='x' must be one of"):
         ns.literature("x")
     with pytest.raises(ValueError, match="quick=3 must be True or False"):
         Options(quick=3)

@@ -247,7 +247,7 @@ def test_names_groups_and_parameters():
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"names": ("6a",)}, "FIGURE '6a'"),
+        ({"names": ("6a",)}, "names='6a'"),
         ({"estimator": "best"}, "estimator='best'"),
         ({"samples": 10}, "samples=10"),
         ({"trials": 0}, "trials=0"),

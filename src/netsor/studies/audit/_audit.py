@@ -69,7 +69,7 @@ def estimate(request: Request) -> Cost:
     workers = worker_count(request.workers, sum(count for count, _ in parts), one, request.backend, held)
     check_memory(
         workers * one + held,
-        f"{request.lengths[-1]:,} tokens on {workers} workers",
+        f"{request.lengths[-1]:,} tokens on {workers} worker{'s' * (workers > 1)}",
         "take fewer tokens or workers, or a smaller model",
     )
     if request.backend.threads and not request.own:  # every worker plans what it draws

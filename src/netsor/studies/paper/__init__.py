@@ -83,7 +83,7 @@ def reproduce(
     ... except ValueError as error:
     ...     print(error)
     ...
-    FIGURE '9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads, or of the groups all 1 2 3 4 5 exp1 exp2 exp3 exp4
+    names='9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads, or of the groups all 1 2 3 4 5 exp1 exp2 exp3 exp4
     """
     from .._output_dir import out_path
     from . import _reproduce  # matplotlib is slow to import, and seldom needed
