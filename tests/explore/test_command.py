@@ -47,7 +47,7 @@ def test_what_is_shown(served, tmp_path):
         (["mine.py:net", "--arg", "tails=1"], "cannot be built"),
         (["mine.py:net[7]"], "has no part [7]"),
         (["--arg", "heads=2"], "--arg heads=2 needs a FILE:PROGRAM"),
-        (["--port", "70000"], "'--port': '70000' must be an integer from 1 to 65535"),
+        (["--port", "70000"], "'--port': '70000' must be an integer from 0 to 65,535"),
     ],
 )
 def test_bad_input(served, tmp_path, arguments, words):

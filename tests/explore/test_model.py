@@ -178,7 +178,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
 @pytest.mark.parametrize(
     ("model", "words"),
     [(Model(Variant("gpt5")), "no file, and none of the models that ship"), (Model(Variant(std=-1.0)), "std=-1.0"),
-     (Model(tokens=(1,)), "two tokens or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
+     (Model(tokens=(1,)), "must be 2 or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
      (Model(Variant(fields="colour=red")), "colour"), (Model(tokens=(4, 4)), "each once")],
 )  # fmt: skip
 def test_a_wrong_value_is_told(model, words):
@@ -189,7 +189,7 @@ def test_a_wrong_value_is_told(model, words):
 def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
     monkeypatch.setattr(ns.models.Probes, "_build", lambda *_, **__: pytest.fail("it is begun"))
     for change, said in (
-        ({"n_layer": 10**9}, "layers=1000000000 of large must be at most 2000"),
+        ({"n_layer": 10**9}, "layers=1000000000 must be at most 2000 for an audit of large"),
         ({"n_head": 10**9, "n_embd": 10**9}, "would need"),
     ):
         (tmp_path / "large.json").write_text(json.dumps({**SMALL, **change}))

@@ -195,7 +195,7 @@ def test_no_vocabulary_no_end():
 
 
 def test_one_token_has_no_pairs():
-    with pytest.raises(ValueError, match="tokens=1: quantities of an audit need two tokens"):
+    with pytest.raises(ValueError, match="tokens=1 must be 2 or more: an audit compares tokens"):
         MODELS["gpt2"].probes(tokens=1)
 
 

@@ -104,7 +104,7 @@ def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
     if not found:
         raise ArgumentError(name, ids, "one id or more")
     if model.positions == "learned" and len(found) > (model.length or 0):
-        raise ArgumentError(name, ids, f"at most {model.length}: so many positions {model.name} has")
+        raise ArgumentError(name, ids, f"at most {model.length} tokens: {model.name} has as many positions")
     return found
 
 
