@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in path.read_text())
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 DRAWS = re.compile(r"draws=([\d_]+)")
-FEW = {"bayes.md", "scale.md", "signal.md"}  # in a quick run with few draws
-LONG = FEW | {"howto.md", "laws.md", "reproduce.md", "tangent.md"}
+FEW = {"scale.md", "signal.md"}  # in a quick run with few draws
+LONG = FEW | {"bayes.md", "howto.md", "laws.md", "reproduce.md", "tangent.md"}
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 

@@ -1,6 +1,7 @@
 """Backends: the same law on each, the same bits from one seed, and clear words where there is no device."""
 
 import pickle
+import time
 from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
@@ -333,3 +334,26 @@ def test_every_instruction_is_known():
     assert {"factor", "residual", "reduced", "oriented", "solve", "span", "kernel", "moments", "apply"} <= set(
         _interpreter.RULES
     )
+
+
+def test_blocks_on_a_cpu_are_computed_one_after_the_other(monkeypatch):
+    """Two at once can share so few threads of XLA that both wait forever."""
+    from netsor.engine.backends import _jax
+
+    active, most = [], []
+    compute = _jax.block
+
+    def block(*given):
+        active.append(1)
+        most.append(len(active))
+        time.sleep(0.01)  # long enough for another thread to come in
+        made = compute(*given)
+        active.pop()
+        return made
+
+    monkeypatch.setattr(_jax, "block", block)
+    monkeypatch.setattr(_jax.Jax, "chunk", lambda *_: 8)
+    x = ns.weight(4, 4) @ ns.gaussian(4)
+    ns.Program(ns.mean_dot(x, x)).draw(draws=64, backend="jax", progress=False)
+    assert len(most) >= 8
+    assert max(most) == 1

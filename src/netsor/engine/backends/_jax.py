@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any, ClassVar
@@ -54,6 +54,7 @@ COMPILE_SECONDS = 0.067  # of one core, for each step that differs from all othe
 
 _ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
 _lock = threading.RLock()
+_cpu_lock = threading.Lock()
 
 
 class Jax(Device):
@@ -134,12 +135,17 @@ class Jax(Device):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block of `size` replicas, cut to the part."""
+        import jax
+
         found = self._pieces(plan)
         self._compile(found, size)
-        with self._within():
+        # On a CPU two blocks at once can wait for each other's threads of XLA forever.
+        with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
             made = block(found, seed, part.start, size, self.precision)
             results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
             mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
+            if self.kind == "cpu":
+                jax.block_until_ready((mean, columns))
         yield mean, columns
         tick(len(part))
 
