@@ -203,4 +203,7 @@ def test_a_limit_of_0_is_told_as_a_bound():
     assert low == 0 < value < high < 1e-3
     row = next(row for row in _document.rows(check, check.updates, "update of")[1] if row[0] == "q")
     assert row[3] == f"≤ {high:.2g}"
-    assert "≤ means that it is not told from 0" in " ".join(to_text(_document.document([check]), verbose=True).split())
+    text = to_text(_document.document([check]), verbose=True)
+    assert "≤ means that it is not told from 0" in " ".join(text.split())
+    assert "as promised if its interval of level 1e-4 lies within 0.1" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
