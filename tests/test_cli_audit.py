@@ -225,7 +225,7 @@ BAD = {
     ("tiny.json", "--tokens", "1"): "--tokens 1 must be 2 or more: an audit compares tokens",
     ("tiny.json", "--ids", "1,x"): "--ids '1,x' must be whole numbers",
     ("tiny.json", "--ids", "1,99"): "--ids 99 must be an integer from 0 to 29",
-    ("tiny.json", "--ids", "1,2," * 5000 + "1"): "--ids (1, 2, 1, 2, 1, 2, ...) must be at most 16 tokens: tiny has as many positions",
+    ("tiny.json", "--ids", "1,2," * 5000 + "1"): "--ids (1, 2, 1, 2, 1, 2, ...) must be at most 16 tokens",
     ("tiny.json", "--ids", "1"): "--ids [1] must be two or more",
     ("tiny.json", "--ranges", "--widths", "inf"): "--ranges must be left out where all widths are infinite",
     ("",): "MODEL '' must be the name of a model, or a file",
