@@ -98,7 +98,12 @@ def test_the_page(browser, notebook, width):
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     text = page.locator("body").inner_text()
-    for words in ("excess kurtosis", "limit law: proved (Theorem 3.1)", "random numbers a replica", "median, 5–95 %"):
+    for words in (
+        "excess kurtosis",
+        "limit law: proved (Theorem 3.1)",
+        "random numbers a replica",
+        "median and 5–95 % band",
+    ):
         assert words in text
     assert r"\operatorname" not in text  # it was set, not shown as it is written
     assert wrong == []

@@ -144,8 +144,12 @@ class Watched:
 
     def verdicts(self):
         """The findings: rule → verdicts, in the order of their columns."""
-        rows = self.page.locator(".netsor-findings tr[data-rule]").all()
-        return {row.get_attribute("data-rule"): row.locator("td[data-head] span").all_inner_texts() for row in rows}
+        items = self.page.locator(".netsor [data-item]").all()
+        return {
+            name: [item.get_attribute("data-status")]
+            for item in items
+            for name in item.get_attribute("data-item").split(", ")
+        }
 
     def picture(self):
         return self.page.locator(".netsor-panel").first.inner_html()

@@ -24,9 +24,18 @@ STYLE = """
 .netsor .verdict { background: var(--note); padding: 0.6rem 0.9rem; border-left: 4px solid #0072b2; font-weight: 600; }
 .netsor .wide { overflow-x: auto; }
 .netsor .wide td + td, .netsor .wide th { white-space: nowrap; }
-.netsor .items { display: grid; grid-template-columns: max-content max-content 1fr; gap: 0.35rem 1rem; }
+.netsor .items { display: grid; grid-template-columns: max-content minmax(0, max-content) 1fr; gap: 0.35rem 1rem; }
+.netsor .items > div { min-width: 0; overflow-wrap: anywhere; }
 .netsor .items p { margin: 0; }
 .netsor code { background: var(--code); padding: 0 0.2rem; overflow-wrap: anywhere; }
+@media (max-width: 45rem) {
+.netsor .stack thead { display: none; }
+.netsor .stack tr { display: block; border-bottom: 1px solid var(--line); padding: 0.5rem 0; }
+.netsor .stack td { display: block; border: 0; padding: 0.2rem 0; }
+.netsor .stack td + td::before { content: attr(data-head) ": "; font-weight: 600; }
+.netsor .items { grid-template-columns: max-content 1fr; }
+.netsor .items > :nth-child(3n) { grid-column: 1 / -1; }
+}
 """
 DARK = """
 .netsor { --text: #ddd; --soft: #a0a0a0; --line: #444; --code: #2a2a2a; --good: #4fc79c; --bad: #ff7b72;
@@ -48,14 +57,6 @@ figcaption { font-size: 0.85rem; }
 .formula svg { display: block; margin: 0.3rem 0; background: #fff; }
 .boxed { border: 1px solid currentColor; padding: 0.3rem 0.7rem; width: fit-content; max-width: calc(100% - 1.5rem); }
 pre { overflow-x: auto; font-size: 0.8rem; background: var(--code); padding: 0.6rem; }
-@media (max-width: 45rem) {
-.stack thead { display: none; }
-.stack tr { display: block; border-bottom: 1px solid var(--line); padding: 0.5rem 0; }
-.netsor .stack td { display: block; border: 0; padding: 0.2rem 0; }
-.stack td + td::before { content: attr(data-head) ": "; font-weight: 600; }
-.netsor .items { grid-template-columns: max-content 1fr; }
-.items > :nth-child(3n) { grid-column: 1 / -1; }
-}
 """
 TEMPLATE = """
 {%- macro cell(c) %}{% if c is string %}{{ c }}{% else -%}
