@@ -96,6 +96,6 @@ def test_nothing_from_outside_is_needed(monkeypatch):
     check = ns.coord_check({**SMALL, "n_layer": 1}, widths=(16, 32), draws=4, progress=False)
     things = [law() for law in LAWS.values()]
     things += [net, net.check(), net.plan(n=8), net.law(n=8, draws=50), ns.rate(net, [8, 16], draws=200)]
-    things += [ns.Estimate(0.5, 0.01), audit, audit[0], check]
+    things += [ns.Estimate(0.5, 0.01), audit, audit[0], audit[0].findings[0], check]
     assert [OUTSIDE.findall(thing._repr_html_()) for thing in things] == [[]] * len(things)
     assert OUTSIDE.findall('<link rel="x" href="y">') == ["<link", "href="]

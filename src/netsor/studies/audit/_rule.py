@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine._precision import DIGITS
-from .._document import FLAG, OK, STATUSES, UNDECIDED
+from .._document import FLAG, OK, STATUSES, UNDECIDED, Document, Paragraph, Section
+from .._html_report import to_cell
 from ._order_statistics import draws_needed, quantile_confidence_interval
 
 Array = npt.NDArray[np.float64]
@@ -76,6 +77,13 @@ class Finding:
     tokens: tuple[int, ...] = ()
     brief: str = ""
     advice: str = ""
+
+    def _repr_html_(self) -> str:
+        notes = [
+            Paragraph(f"Flagged if {self.rule}. {self.reason}"),
+            *([Paragraph(self.advice)] if self.advice else []),
+        ]
+        return to_cell(Document(self.name, f"{self.name}: {self.verdict}", self.measured, [Section("", notes)]))
 
     @property
     def limit_text(self) -> str:
