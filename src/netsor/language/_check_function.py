@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -41,6 +42,40 @@ def content_of(array: NumpyArray) -> Content:
     return key
 
 
+def content(value: Any) -> Any:
+    """What two values are compared by: arrays by their numbers, functions by their code and what they captured."""
+    match value:
+        case np.ndarray():
+            return content_of(value)
+        case Function():
+            return content(value.f), value.breaks, content(value.smoothed), value.parity
+        case partial():
+            given = tuple((name, content(x)) for name, x in value.keywords.items())
+            return content(value.func), tuple(map(content, value.args)), given
+        case FunctionType():  # one that is defined in a loop over layers is a new object each time
+            own = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+            try:
+                captured = (*own, *(cell.cell_contents for cell in value.__closure__ or ()))
+            except ValueError:  # a variable that has no value yet
+                return value
+            return value.__code__, id(value.__globals__), tuple(map(_captured, captured))
+    return value
+
+
+def _captured(value: Any) -> Any:
+    """The same for what a function captured: numbers and text by value and type, other objects by identity."""
+    match value:
+        case float():
+            return value.hex()  # 0 and -0 differ
+        case str() | int() | None:
+            return type(value), value
+        case np.ndarray():
+            return content_of(value)
+        case tuple():
+            return tuple(map(_captured, value))
+    return id(value)
+
+
 def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
     key = content_of(mask)
@@ -60,6 +95,7 @@ SCALES = (1.0, 1e-6, 1e3)
 MAX_RESCALED_ARGUMENTS = 10**5  # numbers in the arguments above which they are tried at one scale alone, to save time
 
 _found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
+_equal: WeakValueDictionary[object, Callable[..., Any]] = WeakValueDictionary()  # the first function of each content
 _of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
 
 
@@ -113,19 +149,14 @@ def _known_shapes(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
     """Known shapes of a function, and a key for the arguments of a partial: each block of a network makes its own."""
     if isinstance(f, np.ufunc):
         return _of_numpy.setdefault(f, {}), None
+    function, given = (f.func, content(f)[1:]) if isinstance(f, partial) else (f, None)
     try:
-        if isinstance(f, partial):
-            given = tuple(map(_content, f.args)), tuple((name, _content(x)) for name, x in f.keywords.items())
-            hash(given)
-            return _found.setdefault(f.func, {}), given
-        return _found.setdefault(f, {}), None
+        hash(given)
+        if isinstance(function, FunctionType) and function not in _found:
+            function = _equal.setdefault(content(function), function)
+        return _found.setdefault(function, {}), given
     except TypeError:  # an object without a hash or a weak reference is checked again
         return {}, None
-
-
-def _content(given: Any) -> Any:
-    """An argument of a partial as a key; arrays by their numbers."""
-    return content_of(given) if isinstance(given, np.ndarray) else given
 
 
 class _Raised(Exception):
