@@ -90,7 +90,17 @@ def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
 Array = npt.NDArray[np.float64]
 
 LEADING = (2, 3)  # the axes in front, over which a function is vectorised
-PERMUTATION = np.array([4, 1, 5, 0, 3, 2])  # another order of the six positions
+# Other places for the six positions: another order, some of them, one, and more axes
+REARRANGED: tuple[Callable[[NumpyArray], NumpyArray], ...] = (
+    lambda a: a.reshape(6, *a.shape[2:])[[4, 1, 5, 0, 3, 2]],
+    lambda a: a.reshape(6, *a.shape[2:])[1:3],
+    lambda a: a[:1, 1:2],
+    lambda a: a.reshape(1, 2, 1, 3, *a.shape[2:]),
+)
+AGAIN = (
+    "gives other numbers when it is called again: functions are deterministic and keep no state; random numbers come "
+    "from ns.gaussian and ns.weight"
+)
 SCALES = (1.0, 1e-6, 1e3)
 MAX_RESCALED_ARGUMENTS = 10**5  # numbers in the arguments above which they are tried at one scale alone, to save time
 
@@ -205,25 +215,16 @@ class _Probe:
         made = self._call(x)
         if made.shape[:2] != LEADING or (self._elementwise and made.shape != LEADING):
             self._refuse(self._not_vectorised(f"became {made.shape}"))
-        again = (
-            "gives other numbers when it is called again: functions are deterministic and keep no state; random "
-            "numbers come from ns.gaussian and ns.weight"
-        )
-        self._same(made, self._call(x), again)
+        self._same(made, self._call(x), AGAIN)
         apart = self._not_vectorised("gives other numbers when its arguments stand elsewhere in the array")
-        whole, core = made.reshape(6, *made.shape[2:]), made.shape[2:]
-        flat = [a.reshape(6, *a.shape[2:]) for a in x]
-        self._same(whole[PERMUTATION], self._call([a[PERMUTATION] for a in flat]), apart)
-        self._same(whole[1:3], self._call([a[1:3] for a in flat]), apart)
-        self._same(made[:1, 1:2], self._call([a[:1, 1:2] for a in x]), apart)
-        further = self._call([a.reshape(1, 2, 1, 3, *a.shape[2:]) for a in x])
-        self._same(made.reshape(1, 2, 1, 3, *core), further, apart)
+        for moved in REARRANGED:
+            self._same(moved(made), self._call([moved(a) for a in x]), apart)
         for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
             column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
             repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
             self._same(self._call(repeated), self._call(column), "does not broadcast its arguments, as np.add does")
-        self._same(made, self._call(x), again)
-        return core
+        self._same(made, self._call(x), AGAIN)
+        return made.shape[2:]
 
     def _call(self, arguments: list[Array]) -> Array:
         """f of copies of the arguments, which it must leave unchanged."""
@@ -259,17 +260,17 @@ class _Probe:
         return not any(self.cores)
 
     def _not_vectorised(self, problem: str) -> str:
-        became = problem.startswith("became")
-        if self.operation == "nonlin":
-            found = f"arrays of shape {LEADING} {problem}" if became else f"it {problem}"
+        of_coordinates = self.operation == "nonlin"
+        found = "arrays of shape" if of_coordinates else "the leading axes"
+        found = f"{found} {LEADING} {problem}" if problem.startswith("became") else f"it {problem}"
+        if of_coordinates:
             return (
                 f"is not coordinatewise: {found}; use functions like np.where and np.exp, and ns.mean_dot or "
                 "ns.layer_norm for what needs all coordinates"
             )
-        found = f"the leading axes {LEADING} {problem}" if became else f"it {problem}"
-        if self._elementwise:
-            return f"is not vectorised: {found}; with axes=1 it sees the last axis whole"
-        return f"is not vectorised: {found}; let it act on the last axes alone, as with axis=-1"
+        whole = "with axes=1 it sees the last axis whole"
+        alone = "let it act on the last axes alone, as with axis=-1"
+        return f"is not vectorised: {found}; {whole if self._elementwise else alone}"
 
     def _refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(self.operation, f"{self.f.name} {problem}") from cause
