@@ -189,7 +189,7 @@ def formula(value: Value, i: Indices, ref: Reference) -> str:
         case Pool(f, x):
             return called(f.name, ref(x, [whole] * x.ndim), i[:1])
     inputs = []
-    for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
-        sizes = zip(x.shape, axes, strict=True)
-        inputs.append(ref(x, [whole if k is None else "1" if n == 1 else i[k] for n, k in sizes]))
+    for argument, along in zip(op.inputs, op.reads(value.ndim), strict=True):
+        sizes = zip(argument.shape, along, strict=True)
+        inputs.append(ref(argument, [whole if k is None else "1" if n == 1 else i[k] for n, k in sizes]))
     return called(type(op).__name__.lower(), ", ".join(inputs), [i[k] for k in op.whole(value.ndim)])

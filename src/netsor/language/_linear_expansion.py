@@ -65,7 +65,7 @@ class Expansion:
         first: dict[Source, int] = {}  # the number of the first matrix of a weight, and of E_0 of an initial vector
         normals: dict[Source, Ints] = {}  # the columns of E_0, E_1, …
         identity: dict[Value, Ints] = {}  # a number for every vector, the same wherever indexing or stacking moves it
-        keys: dict[Value, Ints] = {}  # of each product, its matrix and x in one number: W x written twice is one column
+        keys: dict[Vector, Ints] = {}  # matrix and x of each product, in one number: W x written twice is one column
         matrices, total = 0, sum(value.size for value in vectors)
         count = 0
         for value in vectors:

@@ -57,13 +57,10 @@ def of_range(numbers: Array) -> Array:
     largest = xp.max(size, axis=-1)
     scales = [f.scale(largest) for f in FORMATS]
     ends = [(f.smallest + 0.0 * largest, f.smallest - k) for f, k in zip(FORMATS, scales, strict=True)]
-    shares = [_share(xp, size, exponent) for column in (0, 1) for exponent in (pair[column] for pair in ends)]
+    exponents = [pair[column] for column in (0, 1) for pair in ends]
+    small = [(size < (2.0**exponent)[..., None]) & (size > 0) for exponent in exponents]
+    shares = [xp.mean(xp.astype(some, size.dtype), axis=-1) for some in small]
     return xp.stack([largest, *shares], axis=-1)
-
-
-def _share(xp: Any, size: Array, exponent: Array) -> Array:
-    small = (size < (2.0**exponent)[..., None]) & (size > 0)
-    return xp.mean(xp.astype(small, size.dtype), axis=-1)
 
 
 def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
