@@ -148,7 +148,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return None  # numpy would read the masked entries
     frozen = type(argument) is np.ndarray and argument.base is None and not argument.flags.writeable
     if frozen and argument.dtype == np.float64:
-        return argument  # nobody can write to it any more, and the largest are gigabytes: no copy
+        return argument  # type: ignore[no-any-return]  # nobody can write to it, and the largest are gigabytes
     try:
         given = np.array(argument)
         # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
