@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,14 +79,17 @@ class _Chunk:
 
     def numbers(self) -> int:
         """The numbers that one replica holds: matrices and vectors."""
-        numbers = sum(math.prod(self._full(value)) for value in self.values)
-        for w in weights_of(self.values):
-            numbers += w.members.size * int(w.out_width.bind(self.widths)) * int(w.in_width.bind(self.widths))
+        numbers = sum(self._matrix(w) * w.members.size for w in weights_of(self.values))
+        for value in self.values:
+            numbers += value.size * (int(value.width.bind(self.widths)) if isinstance(value, Vector) else 1)
         return numbers
 
     def size(self) -> int:
         """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
         return max(1, CHUNK_BYTES // (8 * self.numbers()))
+
+    def _matrix(self, weight: Weight) -> int:
+        return int(weight.out_width.bind(self.widths)) * int(weight.in_width.bind(self.widths))
 
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of one draw of each output."""
@@ -117,18 +120,22 @@ class _Chunk:
             return [literal.drawn[value][self._picked(value)] for value in self.outputs]
 
 
-@dataclass(eq=False)
 class _Literal:
     """One chunk: the arrays drawn so far, by value and by matrix."""
 
-    sources: Mapping[Source, int]
-    widths: Mapping[str, float]
-    seed: int
-    chunk: int
-    replicas: int
-    drawn: dict[Value, Array] = field(default_factory=dict)
-    matrices: dict[tuple[Source, int], Array] = field(default_factory=dict)
-    after: dict[tuple[Source, int, tuple[OptimiserStep, ...]], Array] = field(default_factory=dict)
+    def __init__(
+        self, sources: Mapping[Source, int], widths: Mapping[str, float], seed: int, chunk: int, replicas: int
+    ) -> None:
+        self.sources, self.widths, self.seed, self.chunk, self.replicas = (
+            sources,
+            widths,
+            seed,
+            chunk,
+            replicas,
+        )
+        self.drawn: dict[Value, Array] = {}
+        self.matrices: dict[tuple[Source, int], Array] = {}
+        self.after: dict[tuple[Source, int, tuple[OptimiserStep, ...]], Array] = {}
 
     def normals(self, source: Source, member: int, *shape: int) -> Array:
         stream = generator(self.seed, self.sources[source], member, self.chunk)
