@@ -15,8 +15,8 @@ from netsor._validate import shown
 from netsor.cli import _budget, _reproduce_run, _subject
 from netsor.cli._output import echo_error
 from netsor.engine import _parallel
-from netsor.studies.paper._experiments import figures
-from netsor.studies.paper._reproduce import Options
+from netsor_papers.paper._experiments import figures
+from netsor_papers.paper._reproduce import Options
 
 from .command import netsor
 

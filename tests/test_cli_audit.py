@@ -21,7 +21,7 @@ from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
 from .inline import Inline
-from .studies.paper.test_processes import HANG, Running
+from .papers.paper.test_processes import HANG, Running
 
 CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 SMALL = ["audit", "tiny.json", "--tokens", "3", "--draws", "40"]

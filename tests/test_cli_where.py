@@ -12,7 +12,7 @@ from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy, prices
 from netsor.studies.audit import _audit
 from netsor.studies.coord_check import _check
-from netsor.studies.paper import _reproduce
+from netsor_papers.paper import _reproduce
 
 from .command import netsor
 from .inline import Inline

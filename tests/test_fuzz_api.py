@@ -16,7 +16,7 @@ import pytest
 import netsor as ns
 from netsor._validate import shown
 from netsor.engine import _parallel
-from netsor.studies.paper._reproduce import Options
+from netsor_papers.paper._reproduce import Options
 
 from .keep import keep
 from .misuses import FURTHER, LANGUAGE, d, n, net

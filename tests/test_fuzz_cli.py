@@ -14,7 +14,7 @@ from netsor.cli import _budget
 from netsor.studies import _process_pool
 from netsor.studies._output_dir import Folder
 from netsor.studies.audit import _results
-from netsor.studies.paper import _reproduce
+from netsor_papers.paper import _reproduce
 
 from .command import netsor
 from .inline import Inline

@@ -92,6 +92,7 @@ ROOMS = (
     "cli",
     "explore",
     "studies",
+    "paper",
     "torch",
     "models",
     "_regressor",
@@ -122,7 +123,7 @@ def rooms_of(path):
         if isinstance(node, ast.ImportFrom) and node.level == len(inside):  # from the package itself
             names = [node.module] if node.module else [alias.name for alias in node.names]
             found |= {name.split(".")[0] for name in names}
-    return {"studies" if name == "paper" else "_program" if name == "Program" else name for name in found}
+    return {"_program" if name == "Program" else name for name in found}
 
 
 def test_imports_go_downward():

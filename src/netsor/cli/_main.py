@@ -21,7 +21,6 @@ from ._options import cli
 from ._output import echo_error
 from ._signals import Watch
 
-PACKAGE = Path(__file__).parent.parent
 INTERRUPTED = 130
 CLOSED = 128 + 13  # SIGPIPE
 
@@ -87,8 +86,10 @@ def _report_unexpected(error: BaseException) -> int:
     from ._load_program import LOADED, one_line
 
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
-    raised = bool(own) and own[-1] is frames[-1] and (frames[-1].line or "").startswith("raise ")
+    papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
+    folders = [Path(__file__).parent.parent, *map(Path, papers)]
+    own = [(frame, f) for frame in frames for f in folders if Path(frame.filename).is_relative_to(f)]
+    raised = bool(own) and own[-1][0] is frames[-1] and (frames[-1].line or "").startswith("raise ")
     match error:
         case SystemExit():
             echo_error(f"FILE:PROGRAM: {one_line(error)}")
@@ -106,7 +107,7 @@ def _report_unexpected(error: BaseException) -> int:
         case _ if any(frame.filename in LOADED for frame in frames):
             echo_error(f"FILE:PROGRAM failed: {type(error).__name__}: {one_line(error)}")
         case _:
-            place = f"{Path(own[-1].filename).relative_to(PACKAGE)}:{own[-1].lineno}" if own else "start"
+            place = f"{Path(own[-1][0].filename).relative_to(own[-1][1])}:{own[-1][0].lineno}" if own else "start"
             echo_error(
                 f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {one_line(error)}"
             )

@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
+from netsor_papers.paper._experiments import Case, Figure, figures
+from netsor_papers.paper._reproduce import Options, prepare, reproduce
+
 from .._validate import shown
 from ..engine._parallel import cores, in_bytes, memory
 from ..engine.backends import Backend
 from ..studies._cost import Draw
-from ..studies.paper._experiments import Case, Figure, figures
-from ..studies.paper._reproduce import Options, prepare, reproduce
 from ._backend_options import BackendChoice, executor_context
 from ._budget import Cost, announce, check_budget, layer_bytes, slow_notice
 from ._output import echo

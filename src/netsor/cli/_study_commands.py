@@ -248,7 +248,8 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
     that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
     overwritten.
     """
-    from ..studies.literature._study import Options, prepare, run
+    from netsor_papers.literature._study import Options, prepare, run
+
     from ._budget import announce
     from ._study import report_errors, resume_message
 

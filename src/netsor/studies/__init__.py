@@ -4,7 +4,3 @@ Finished parts are stored on disk (`_cache`), so that an interrupted run resumes
 (`_output_dir`). Worker processes do the work (`_process_pool`). Results come with a manifest, tidy tables and an HTML
 report (`_html_report`).
 """
-
-from . import paper
-
-__all__ = ["paper"]

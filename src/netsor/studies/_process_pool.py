@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 NOTHING: Iterator[None] = iter(())
 LINE_SECONDS = 30.0  # between two lines of progress in a log
-HOME = Path(__file__).parent.parent.parent  # the folder that this package is imported from
 # Read by each BLAS library when a worker loads it, at its start or later.
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -137,8 +136,10 @@ def _clean_environment() -> Iterator[None]:
     path, main = sys.path[:], sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     here = _place(".")
+    papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
+    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # we are imported from there
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
-        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) == HOME]
+        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) in homes]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ.update(ENVIRONMENT)
         try:
