@@ -16,7 +16,7 @@ import pytest
 import netsor as ns
 from netsor._validate import shown
 from netsor.engine import _parallel
-from netsor_papers.paper._reproduce import Options
+from netsor_papers.paper._reproduce import Request
 
 from .keep import keep
 from .misuses import FURTHER, LANGUAGE, d, n, net
@@ -59,7 +59,7 @@ CALLS = {
         ),
         "executor": (lambda **a: net().simulate(n=4, draws=5, progress=False, **a), {"executor": None}),
         "reproduce": (
-            lambda **a: Options(**a),
+            lambda **a: Request(**a),
             {"names": ("1b",), "samples": 100, "trials": 1, "seed": 0, "workers": 1, "estimator": "both", "tokens": 4},
         ),
     },

@@ -139,7 +139,7 @@ def test_imports_go_downward():
     assert {("_program", "engine"), ("nn", "laws"), ("models", "nn"), ("studies", "models")} <= seen
 
 
-@pytest.mark.parametrize("module", ["_program", "cli._subject", "cli._audit_run", "cli._coord_check_run"])
+@pytest.mark.parametrize("module", ["_program", "cli._subject", "cli._study_requests"])
 def test_what_is_slow_to_import_is_imported_when_it_is_needed(module):
     """A command that ends at once, or that needs no plan, should not wait for it; a plan needs nothing of scipy."""
     slow = (

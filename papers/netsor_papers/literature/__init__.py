@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from netsor.engine._parallel import Progress
-from netsor.studies._output_dir import out_path
+from netsor.studies import out_path
 
-from . import _study
-from ._study import Finished
+from ._study import Finished, LiteratureStudy, Request
 
 __all__ = ["literature"]
 
@@ -53,4 +52,5 @@ def literature(
     >>> {claim.verdict for claim in found.claims["unit-scaling"]} <= {"agrees", "disagrees"}
     True
     """
-    return _study.run(_study.Options(results, out_path(out), seed, workers, quick, progress))
+    request = Request(results, quick, out=out_path(out), seed=seed, workers=workers, progress=progress)
+    return LiteratureStudy(request).run()

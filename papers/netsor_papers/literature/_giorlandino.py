@@ -15,14 +15,15 @@ from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.laws._estimate import student
 from netsor.nn import Embedding, attention_std, embedding, mlp
-from netsor.studies._cache import Arrays, derive_seed
-from netsor.studies._significance import (
+from netsor.studies import (
     AGREES,
     DISAGREES,
     SIGMAS,
+    Arrays,
     combine,
     decide_below,
     decide_decreasing,
+    derive_seed,
     extrapolate,
 )
 

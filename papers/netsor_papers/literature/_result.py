@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from netsor.laws import Estimate
 from netsor.laws._estimate import student
-from netsor.studies._cache import Arrays
-from netsor.studies._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED
+from netsor.studies import AGREES, DISAGREES, SIGMAS, UNDECIDED, Arrays
 
 Array = npt.NDArray[np.float64]
 Numbers = Mapping[str, Arrays]  # what was computed, by the label of the part
@@ -21,7 +20,7 @@ Numbers = Mapping[str, Arrays]  # what was computed, by the label of the part
 
 @dataclass(frozen=True)
 class Part:
-    """The unit of work, and of what is kept on disk: `work(**given, seed=seed)` returns arrays by their names.
+    """A part of a result: `work(**given, seed=seed)` returns arrays by their names.
 
     `work` is a function of a module, not a lambda, so that another process finds it; what is `given` can be written as
     JSON, so that all that its numbers depend on has a name. If the numbers of `work` change, so must `version`.
@@ -34,10 +33,25 @@ class Part:
     seconds: float = 1.0
     version: int = 0
 
-    def key(self, seed: int) -> dict[str, Any]:
+
+@dataclass(frozen=True, eq=False)
+class PartTask:
+    """A part with its seed: a task of the study."""
+
+    result: str
+    part: Part
+    seed: int
+
+    @property
+    def key(self) -> dict[str, Any]:
         """All that its numbers depend on."""
-        name = f"{self.work.__module__.rpartition('.')[2]}.{self.work.__name__}"
-        return {"literature": name, "given": dict(self.given), "seed": seed, "version": self.version}
+        part = self.part
+        name = f"{part.work.__module__.rpartition('.')[2]}.{part.work.__name__}"
+        return {"literature": name, "given": dict(part.given), "seed": self.seed, "version": part.version}
+
+    def run(self) -> Arrays:
+        """Its numbers."""
+        return self.part.work(**self.part.given, seed=self.seed)
 
 
 @dataclass(frozen=True)

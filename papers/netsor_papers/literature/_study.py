@@ -1,31 +1,42 @@
-"""Running the study: parts on a pool of processes, kept as they finish, then verdicts, figures, data and the report."""
+"""The study of published results: their parts, verdicts, figures and the report."""
 
 from __future__ import annotations
 
-import shlex
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
+import netsor.studies as studies
+from netsor._validate import ArgumentError, check_fields
+from netsor.studies import (
+    ABSENT,
+    AGREES,
+    CLASSES,
+    DISAGREES,
+    OUTSIDE,
+    UNDECIDED,
+    Block,
+    Cell,
+    Cost,
+    Document,
+    Figure,
+    Figures,
+    Paragraph,
+    Row,
+    Run,
+    Section,
+    Study,
+    Table,
+    provenance,
+    to_csv,
+    worker_count,
+)
 
-from netsor._array_api import one_blas_thread
-from netsor._mpl_style import rendered, styled
-from netsor._validate import ArgumentError, Positive, Seed, check_fields
-from netsor.engine._parallel import Progress, cores
-from netsor.studies._cache import Arrays, Store
-from netsor.studies._document import Block, Cell, Document, Figure, Figures, Paragraph, Row, Section, Table, to_text
-from netsor.studies._html_report import FIGURE_FILES, provenance, to_page
-from netsor.studies._output_dir import Folder, environment, to_csv
-from netsor.studies._process_pool import Workers, wait
-from netsor.studies._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
-
+from .._figures import FIGURE_SECONDS, FILES, FigureResult, drawn, file_names
 from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
-from ._result import Claim, Numbers, Part, Result
+from ._result import Claim, PartTask, Result
 
 MODULES = (_giorlandino, _deepscale, _unit_scaling, _tensor_programs, _noci, _hron, _dong)
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
@@ -70,7 +81,7 @@ def document(
     ]
     if manifest is not None:
         first = f"{manifest['seconds']['work']:.0f} core-seconds of work."
-        sections.append(Section("How", [provenance(manifest, first, FIGURE_FILES)], "html"))
+        sections.append(Section("How", [provenance(manifest, first, FILES)], "html"))
     return Document("Published results, checked", summary(claims), subject, sections)
 
 
@@ -103,21 +114,21 @@ def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], 
     return Section(result.title, blocks, "verbose", anchor=result.name)
 
 
-COMMAND = "netsor literature"
-KINDS = ("pdf", "png", "svg")
-START, FIGURE = 2.0, 1.5  # seconds: to start the workers, to draw a figure
+START_SECONDS = 2.0  # to start the workers
 
 
 @dataclass(frozen=True)
-class Options:
+class Request(studies.Request):
     """Which results, and how."""
 
     names: tuple[str, ...] = ()  # all
-    out: Path = Path("literature")
-    seed: Seed = 0
-    workers: Positive | None = None
     quick: bool = False
-    progress: Progress = True
+    out: Path = field(default=Path("literature"), kw_only=True)
+
+    command: ClassVar[str] = "netsor literature"
+    kept: ClassVar[str] = "parts"
+    smaller: ClassVar[str] = "fewer results"
+    side_by_side: ClassVar[tuple[str, ...]] = ("results",)
 
     def __post_init__(self) -> None:
         chosen(self.names)
@@ -129,134 +140,82 @@ class Options:
         return chosen(self.names)
 
     @property
-    def parts(self) -> dict[str, list[Part]]:
-        """The work of each result."""
-        return {result.name: result.parts(self.quick) for result in self.results}
+    def title(self) -> str:
+        """What is done, in a few words."""
+        return f"literature: {', '.join(result.name for result in self.results)}"
 
     @property
-    def seconds(self) -> float:
-        """About what it takes: the parts that are not there yet, on so many workers, and the figures."""
-        store = Store(self.out / "parts")
-        parts = [part for some in self.parts.values() for part in some if not store.has(part.key(self.seed))]
-        pictures = sum(len(result.pictures) for result in self.results)
-        work = sum(part.seconds for part in parts) + FIGURE * pictures
-        longest = max((part.seconds for part in parts), default=0.0)
-        return START + max(longest, work / min(self.workers or cores(), cores()))
+    def files(self) -> list[str]:
+        """The names of the files."""
+        return file_names(picture.name for result in self.results for picture in result.pictures)
 
-    @property
-    def command(self) -> str:
-        """The command that does the same."""
-        words = [*COMMAND.split(), *self.names]
-        for name in ("out", "seed"):
-            value = getattr(self, name)
-            if value != getattr(Options, name):
-                words += [f"--{name}", str(value)]
-        return shlex.join(words + ["--quick"] * self.quick)
+    def options(self) -> dict[str, Any]:
+        """What the manifest says of the options."""
+        return {"results": [result.name for result in self.results], "quick": self.quick}
 
 
-@dataclass(frozen=True)
-class Finished:
-    """Where the report is, and the verdicts on each result by its name. Print it for the table."""
+class Finished(FigureResult):
+    """The verdicts on each result by its name, in `claims`, and where the report is. Print it for the table."""
 
-    report: Path
-    claims: dict[str, tuple[Claim, ...]]
-    quick: bool = False
+    request: Request
+
+    def __init__(self, claims: dict[str, tuple[Claim, ...]], parts: list[dict[str, Any]], *made: Any) -> None:
+        super().__init__(*made)
+        self.claims, self._parts = claims, parts
 
     @property
     def summary(self) -> str:
         """How many statements there are of each verdict, in one line."""
         return summary(self.claims)
 
-    def table(self, verbose: bool = False) -> str:
-        """The result as text of 80 columns, the verdict first; `verbose` adds every statement."""
-        return to_text(document([RESULTS[name] for name in self.claims], self.claims, self.quick), verbose)
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        results = [RESULTS[name] for name in self.claims]
+        return document(results, self.claims, self.request.quick, self._svg, manifest)
+
+    def _spent(self) -> dict[str, Any]:
+        work = round(sum(part["seconds"] for part in self._parts), 3)
+        return {"seconds": {"work": work}, "parts": self._parts}
 
     def __str__(self) -> str:
         return f"{self.table()}\n\nreport: {self.report}"
 
 
-def prepare(options: Options) -> Folder:
-    """The folder of a run, after a check that its files overwrite only those of an earlier run."""
-    folder = Folder(options.out, COMMAND, beside=["results"])
-    pictures = [picture for result in options.results for picture in result.pictures]
-    folder.prepare(["report.html", *(f"{p.name}.{kind}" for p in pictures for kind in ("csv", "pdf", "png"))])
-    return folder
+@dataclass(frozen=True)
+class LiteratureStudy(Study[Finished]):
+    """The results of a request."""
 
+    request: Request
 
-def run(options: Options) -> Finished:
-    """Compute what is not there yet, judge it, and write figures, data, manifest and report."""
-    folder, store = prepare(options), Store(options.out / "parts")
-    parts = options.parts
-    every = [(name, part) for name, some in parts.items() for part in some]
-    found = {(name, part.label): store.load(part.key(options.seed)) for name, part in every}
-    missing = [(name, part) for name, part in every if found[name, part.label] is None]
-    missing.sort(key=lambda pair: -pair[1].seconds)  # long ones first, so that none is left alone at the end
-    numbers: dict[str, Numbers] = {}
-    claims: dict[str, tuple[Claim, ...]] = {}
-    files: dict[str, bytes] = {}
-    svg: dict[str, bytes] = {}
-    with Workers(min(options.workers or cores(), max(1, len(missing)))) as workers:
-        futures = {(name, p.label): workers.submit(compute, p, options.seed, store.folder) for name, p in missing}
-        wait(list(futures.values()), "literature", "part", options.progress)
-        found.update({place: future.result() for place, future in futures.items()})
-        pictures: dict[str, Future[dict[str, bytes]]] = {}
-        for result in options.results:
-            numbers[result.name] = {p.label: _present(found[result.name, p.label]) for p in parts[result.name]}
-            claims[result.name] = tuple(result.judge(numbers[result.name]))
-            for index, picture in enumerate(result.pictures):
-                files[f"{picture.name}.csv"] = to_csv(picture.rows(numbers[result.name]))
-                pictures[picture.name] = workers.submit(drawn, result.name, index, numbers[result.name])
-        for name, made in pictures.items():
-            for kind, content in made.result().items():
-                (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
-    manifest = _manifest(options, parts, found)
-    files["report.html"] = to_page(document(options.results, claims, options.quick, svg, manifest)).encode()
-    folder.put(files, manifest)
-    return Finished(options.out / "report.html", claims, options.quick)
+    def tasks(self) -> list[PartTask]:
+        """The parts of all results, long ones first, so that none is left alone at the end."""
+        request = self.request
+        every = [PartTask(r.name, part, request.seed) for r in request.results for part in r.parts(request.quick)]
+        return sorted(every, key=lambda task: -task.part.seconds)
 
+    def estimate(self) -> Cost:
+        """The parts that are not there yet, as they say what they take, and the figures."""
+        store, request = self.request.store, self.request
+        left = [task.part.seconds for task in self.tasks() if store is None or not store.has(task.key)]
+        workers = worker_count(request.workers, max(1, len(left)), 1.0, request.backend)
+        work = sum(left) + FIGURE_SECONDS * sum(len(result.pictures) for result in request.results)
+        return Cost(max(work, workers * max(left, default=0.0)), START_SECONDS, 0.0, 0, workers)
 
-def compute(part: Part, seed: int, folder: Path) -> Arrays:
-    """Do a part and keep it, with the seconds that it took."""
-    start = time.perf_counter()
-    with one_blas_thread():
-        arrays = part.work(**part.given, seed=seed)
-    arrays["seconds"] = np.array(time.perf_counter() - start)
-    Store(folder).save(part.key(seed), arrays)
-    return arrays
-
-
-def drawn(name: str, index: int, numbers: Numbers) -> dict[str, bytes]:
-    """A figure of a result, as pdf, png and svg."""
-    with styled():
-        figure = RESULTS[name].pictures[index].draw(numbers)
-        return dict(zip(KINDS, rendered(figure, *KINDS), strict=True))
-
-
-def _present(arrays: Arrays | None) -> Arrays:
-    assert arrays is not None
-    return arrays
-
-
-def _manifest(
-    options: Options, parts: dict[str, list[Part]], found: dict[tuple[str, str], Arrays | None]
-) -> dict[str, Any]:
-    """What was run, with what, and what it took."""
-    store = Store(options.out / "parts")
-    listed: list[dict[str, Any]] = [
-        {
-            "result": name,
-            "part": part.label,
-            "file": store.path(part.key(options.seed)).name,
-            "seconds": round(float(_present(found[name, part.label])["seconds"]), 3),
-        }
-        for name, some in parts.items()
-        for part in some
-    ]
-    return {
-        "command": options.command,
-        "options": {"results": [result.name for result in options.results], "quick": options.quick},
-        "seed": options.seed,
-        **environment(),
-        "seconds": {"work": round(sum(part["seconds"] for part in listed), 3)},
-        "parts": listed,
-    }
+    def result(self, run: Run) -> Finished:
+        """Verdicts, figures and their data."""
+        run.wait()
+        tasks = {(task.result, task.part.label): task for task in run.tasks}
+        claims, tables, figures, parts = {}, {}, {}, []
+        for result in self.request.results:
+            labels = [part.label for part in result.parts(self.request.quick)]
+            numbers = {label: run[tasks[result.name, label]] for label in labels}
+            claims[result.name] = tuple(result.judge(numbers))
+            for picture in result.pictures:
+                tables[picture.name] = to_csv(picture.rows(numbers))
+                figures[picture.name] = run.submit(drawn, picture.draw, numbers)
+            for label in labels:
+                spent = {
+                    "file": run.file(tasks[result.name, label]),
+                    "seconds": round(float(numbers[label]["seconds"]), 3),
+                }
+                parts.append({"result": result.name, "part": label, **spent})
+        return Finished(claims, parts, self.request, tables, figures)

@@ -11,9 +11,7 @@ import numpy as np
 from netsor._mpl_style import BLUE, GREY, VERMILLION, new
 from netsor.language import inf
 from netsor.laws import Estimate
-from netsor.studies._cache import Arrays
-from netsor.studies._rate import slope_of
-from netsor.studies._significance import AGREES, DISAGREES
+from netsor.studies import AGREES, DISAGREES, Arrays, slope_of
 
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import IMAGES, PLACES, kernel_program, last_kernel, tangent, tangent_program, word_kernel

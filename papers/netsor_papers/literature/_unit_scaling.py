@@ -12,8 +12,7 @@ import numpy as np
 from netsor._mpl_style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new
 from netsor.laws import Estimate
 from netsor.nn import attention_std
-from netsor.studies._cache import Arrays
-from netsor.studies._significance import AGREES, DISAGREES, UNDECIDED, combine
+from netsor.studies import AGREES, DISAGREES, UNDECIDED, Arrays, combine
 
 from ._result import Claim, Numbers, Part, Picture, Result, within
 

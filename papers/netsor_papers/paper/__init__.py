@@ -6,8 +6,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netsor.engine._parallel import check_executor
 from netsor.engine.backends import choose
+from netsor.studies import out_path
 
 if TYPE_CHECKING:
     from ._reproduce import Finished
@@ -77,13 +77,18 @@ def reproduce(
     ...
     names='9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads, or of the groups all 1 2 3 4 5 exp1 exp2 exp3 exp4
     """
-    from netsor.studies._output_dir import out_path
+    from ._reproduce import PaperStudy, Request  # matplotlib is slow to import, and seldom needed
 
-    from . import _reproduce  # matplotlib is slow to import, and seldom needed
-
-    folder, where = out_path(out), choose(backend, device, precision)
-    check_executor(executor, "processes")
-    options = _reproduce.Options(
-        figures, folder, samples, trials, seed, workers, quick, estimator, tokens, where, executor
+    request = Request(
+        figures,
+        samples,
+        trials,
+        quick,
+        estimator,
+        tokens,
+        out=out_path(out),
+        seed=seed,
+        workers=workers,
+        backend=choose(backend, device, precision),
     )
-    return _reproduce.reproduce(options)
+    return PaperStudy(request).run(executor)

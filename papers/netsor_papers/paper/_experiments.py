@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from netsor import language as ns
 from netsor._decorator import program
 from netsor._program import Program
-from netsor.engine.backends import Backend, Numpy
 from netsor.laws import HeadSum
 from netsor.paper import layer
-from netsor.studies._cache import cache_key, derive_seed
 
 WIDTHS = (16, 64, 256, 1024)
 HEAD_DIM = 64  # head dimension of low-rank attention, in the paper
@@ -75,28 +72,6 @@ def _limit_law(limit: Case) -> HeadSum:
     law = limit.program.law(n=math.inf)
     assert isinstance(law, HeadSum)
     return law
-
-
-@dataclass(frozen=True)
-class Part:
-    """One trial of one case: the unit of work, and of what is kept on disk."""
-
-    case: Case
-    trial: int
-    samples: int
-    seed: int
-    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """All that its numbers depend on, as JSON can hold it."""
-        case = {name: "inf" if value == math.inf else value for name, value in asdict(self.case).items()}
-        made = {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
-        return cache_key(made, self.backend)
-
-    def stream(self, purpose: int) -> int:
-        """A seed for one purpose; cases of one trial share theirs, so that widths are coupled."""
-        return derive_seed(self.seed, self.trial, purpose)
 
 
 @dataclass(frozen=True)

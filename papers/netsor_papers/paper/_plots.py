@@ -7,30 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from netsor._mpl_style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
+from netsor._mpl_style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new
 from netsor.laws import Estimate
 
+from .. import _figures
 from ._estimators import HEADS, Curve, Densities, Divergences, Heads, Scores
 from ._experiments import Case
 
-KINDS = ("pdf", "png", "svg")
 WIDTH_COLOURS = {16: ORANGE, 64: SKY, 256: GREEN, 1024: VERMILLION, math.inf: BLUE}
 HEAD_COLOURS = {1: BLUE, 4: GREEN, 16: VERMILLION, 256: VERMILLION}
 
 
 def drawn(data: Densities | Divergences | Scores | Heads) -> dict[str, bytes]:
     """A figure of the data, as pdf, png and svg."""
-    with styled():
-        match data:
-            case Densities():
-                figure = _densities(data)
-            case Divergences():
-                figure = _divergences(data)
-            case Scores():
-                figure = _scores(data)
-            case Heads():
-                figure = _heads(data)
-        return dict(zip(KINDS, rendered(figure, *KINDS), strict=True))
+    draw: Any = {Densities: _densities, Divergences: _divergences, Scores: _scores, Heads: _heads}[type(data)]
+    return _figures.drawn(draw, data)
 
 
 def _colour(parameter: str, case: Case) -> str:

@@ -11,10 +11,24 @@ from typing import Any
 
 from netsor._mpl_style import rendered, styled
 from netsor.paper import layer
-from netsor.studies._document import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Section, Table
-from netsor.studies._html_report import FIGURE_FILES, provenance
-from netsor.studies._significance import ABSENT, AGREES, CLASSES, DISAGREES
+from netsor.studies import (
+    ABSENT,
+    AGREES,
+    CLASSES,
+    DISAGREES,
+    Block,
+    Cell,
+    Document,
+    Figure,
+    Figures,
+    Paragraph,
+    Raw,
+    Section,
+    Table,
+    provenance,
+)
 
+from .._figures import FILES
 from ._claims import Row, Separation
 from ._estimators import Divergences, Heads
 
@@ -50,27 +64,31 @@ def document(
     data: Mapping[str, Any],
     apart: Sequence[Separation],
     svg: Mapping[str, bytes],
-    manifest: Mapping[str, Any],
     quick: str,
+    both: bool,
+    manifest: Mapping[str, Any] | None = None,
 ) -> Document:
-    """The report."""
+    """The report; `both` if KL was estimated in both ways."""
     first, *more = summary(rows, data)
-    estimators = [Paragraph(BOTH)] if manifest["options"]["estimator"] == "both" else []
     figures = [Figure(n, f"Figure {n}. {data[n].figure.title}.", partial(svg.__getitem__, n)) for n in svg]
-    cost = (
-        f"{manifest['random_numbers']:,} random numbers for {manifest['draws']:,} draws; "
-        f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling."
-    )
     claims = Table(["Claim", "Measured", "Verdict", "Figure"], [_row(row) for row in rows], prose=True)
     opening: list[Block] = [Paragraph(text, "warning") for text in filter(None, (quick,))]
     sections = [
         Section("", [*opening, *map(Paragraph, more)]),
-        Section("What the paper says, and what was measured", [claims, Paragraph(RULE_NOTE), *estimators]),
+        Section(
+            "What the paper says, and what was measured",
+            [claims, Paragraph(RULE_NOTE), *([Paragraph(BOTH)] if both else [])],
+        ),
         *([_separations(apart)] if apart else []),
         Section("", [Raw(limit_section())]),
         Section("Figures", [Paragraph(FIGURE_NOTE), Figures(figures)]),
-        Section("How", [provenance(manifest, cost, FIGURE_FILES)]),
     ]
+    if manifest is not None:
+        cost = (
+            f"{manifest['random_numbers']:,} random numbers for {manifest['draws']:,} draws; "
+            f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling."
+        )
+        sections.append(Section("How", [provenance(manifest, cost, FILES)]))
     return Document("The paper, reproduced", first, SUBJECT, sections)
 
 

@@ -9,26 +9,23 @@ coupled. Above `COUPLED` heads v_∞ hardly varies, coupling gains nothing, and 
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from netsor._array_api import one_blas_thread
 from netsor.engine._rng_keys import generator
 from netsor.engine.backends import Backend, Numpy
 from netsor.laws import Empirical, Estimate, HeadSum, Law, Mixture
 from netsor.laws._distance_estimator import kl_terms
 from netsor.laws._gaussian_mixture import GaussianMixture1D, compress
 from netsor.laws._replicas import Replicated, jackknife
-from netsor.studies._cache import Arrays, Store
+from netsor.studies import Arrays, Store, cache_key, derive_seed
 
-from ._experiments import Case, Figure, Part, limit_law
+from ._experiments import Case, Figure, limit_law
 
 Array = npt.NDArray[np.float64]
 
@@ -46,63 +43,55 @@ def _even_grid(scale: float, points: int, reach: float = 16.0) -> tuple[Array, A
 GRID, WEIGHTS = _even_grid(0.6, points=501)  # the outputs have standard deviations near 0.6
 
 
-class Cost(NamedTuple):
-    """What a trial took."""
+@dataclass(frozen=True)
+class TrialTask:
+    """One trial of one case: a task of the study."""
 
-    random_numbers: int
-    seconds: float
+    case: Case
+    trial: int
+    samples: int
+    seed: int
+    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
 
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its numbers depend on, as JSON can hold it."""
+        case = {name: "inf" if value == math.inf else value for name, value in asdict(self.case).items()}
+        made = {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
+        return cache_key(made, self.backend)
 
-def draw(part: Part, folder: Path) -> Cost:
-    """Do a trial and keep it."""
-    arrays = timed(part)
-    Store(folder).save(part.key, arrays)
-    return cost(arrays)
+    def stream(self, purpose: int) -> int:
+        """A seed for one purpose; cases of one trial share theirs, so that widths are coupled."""
+        return derive_seed(self.seed, self.trial, purpose)
 
+    def run(self) -> Arrays:
+        """Draw: `draws`, one output each, and `density`, a row of E[N(y; v)] on the grid for each block of replicas.
 
-def timed(part: Part) -> Arrays:
-    """Do a trial, and say how long that took."""
-    start = time.perf_counter()
-    with one_blas_thread():
-        arrays = sampled(part)
-    arrays["seconds"] = np.array(time.perf_counter() - start)
-    return arrays
-
-
-def cost(arrays: Arrays) -> Cost:
-    """What a kept trial took."""
-    return Cost(int(arrays["numbers"]), round(float(arrays["seconds"]), 4))
-
-
-def sampled(part: Part) -> Arrays:
-    """The numbers of one trial.
-
-    `draws`, one output each (of single precision, to save space), and `density`, a row of E[N(y; v)] on the grid for
-    each block of replicas. The limit has no `draws`: its quantile function gives them when they are needed.
-    """
-    case = part.case
-    law = case.program.law(
-        draws=part.samples,
-        seed=part.stream(ENGINE),
-        workers=1,
-        progress=False,
-        backend=part.backend,
-        **case.widths,  # type: ignore[arg-type]
-    )
-    if isinstance(law, HeadSum):
-        mixture = law.mixture
-        assert mixture is not None
-        return {
-            "density": block_densities(mixture, GRID, BLOCKS),
-            "numbers": np.array(mixture.random_numbers * part.samples),
-        }
-    assert isinstance(law, Mixture)
-    noise = generator(part.stream(NOISE)).standard_normal(part.samples)
-    draws = (law.component_mean + np.sqrt(law.component_var) * noise).astype(np.float32)
-    numbers = np.array((law.random_numbers + 1) * part.samples)
-    if case.score:
-        return {"draws": draws, "numbers": numbers}
-    return {"draws": draws, "density": block_densities(law, GRID, BLOCKS), "numbers": numbers}
+        Draws have single precision, to save space. The limit has no `draws`: its quantile function gives them.
+        """
+        case = self.case
+        law = case.program.law(
+            draws=self.samples,
+            seed=self.stream(ENGINE),
+            workers=1,
+            progress=False,
+            backend=self.backend,
+            **case.widths,  # type: ignore[arg-type]
+        )
+        if isinstance(law, HeadSum):
+            mixture = law.mixture
+            assert mixture is not None
+            return {
+                "density": block_densities(mixture, GRID, BLOCKS),
+                "numbers": np.array(mixture.random_numbers * self.samples),
+            }
+        assert isinstance(law, Mixture)
+        noise = generator(self.stream(NOISE)).standard_normal(self.samples)
+        draws = (law.component_mean + np.sqrt(law.component_var) * noise).astype(np.float32)
+        numbers = np.array((law.random_numbers + 1) * self.samples)
+        if case.score:
+            return {"draws": draws, "numbers": numbers}
+        return {"draws": draws, "density": block_densities(law, GRID, BLOCKS), "numbers": numbers}
 
 
 def block_densities(law: Mixture, y: Array, blocks: int) -> Array:
@@ -145,16 +134,18 @@ class Plan:
         """Whether ours is wanted."""
         return self.estimator != "paper"
 
-    def part(self, case: Case, trial: int) -> Part:
+    def part(self, case: Case, trial: int) -> TrialTask:
         """One trial of a case."""
-        return Part(case, trial, self.samples or case.samples, self.seed, self.backend)
+        return TrialTask(case, trial, self.samples or case.samples, self.seed, self.backend)
 
-    def parts(self, figure: Figure) -> list[Part]:
+    def parts(self, figure: Figure) -> list[TrialTask]:
         """The trials that a figure needs; all cases of a trial before the next, for a good estimate of time left."""
-        cases = list(figure.cases)
-        if self.exact:
-            cases += dict.fromkeys(case.limit for case in figure.cases if _coupled(case))
-        return [self.part(case, trial) for trial in range(self.trials) for case in cases]
+        return [self.part(case, trial) for trial in range(self.trials) for case in self.cases(figure)]
+
+    def cases(self, figure: Figure) -> list[Case]:
+        """The cases that a figure needs, with the limits that are coupled to them."""
+        limits = dict.fromkeys(case.limit for case in figure.cases if self.exact and _coupled(case))
+        return [*figure.cases, *limits]
 
     @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
     def load(self, case: Case) -> list[Arrays]:

@@ -13,20 +13,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from .._array_api import one_blas_thread
 from ..engine._parallel import Progress, on_terminal
 from ..engine._plan import in_time
-from ..engine.backends import Backend
-from ._cache import Arrays, Store
 
 T = TypeVar("T")
 
@@ -65,41 +63,6 @@ class Workers:
                 if child not in self.others:
                     child.terminate()
         self.executor.shutdown()
-
-
-def submit_remote(
-    executor: Executor, work: Callable[..., Arrays], part: Any, store: Store | None, told: Callable[[Arrays], T]
-) -> Future[T]:
-    """A part done on other machines, which may have other disks: its numbers come back, are kept here, and told of."""
-    kept: Future[T] = Future()
-
-    def keep(done: Future[Arrays]) -> None:
-        try:
-            arrays = done.result()
-            if store is not None:
-                store.save(part.key, arrays)
-            kept.set_result(told(arrays))
-        except BaseException as error:
-            kept.set_exception(error)
-
-    executor.submit(work, part).add_done_callback(keep)
-    return kept
-
-
-def wait(
-    futures: Sequence[Future[Any]], what: str, unit: str, progress: Progress = True, meanwhile: Iterator[None] = NOTHING
-) -> None:
-    """Wait for some work, with a bar on a terminal, or telling a function of (done, in all).
-
-    `meanwhile` is other work, piece by piece: one is done here after each part, as the next takes its time.
-    """
-
-    def results() -> Iterator[Any]:
-        for future in as_completed(futures):
-            yield future.result()
-            next(meanwhile, None)
-
-    with_progress(results(), len(futures), what, unit, progress)
 
 
 def with_progress(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
@@ -213,38 +176,3 @@ def _init_worker() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
                 mallopt(option, size)
-
-
-P = TypeVar("P")
-
-
-def run_tasks(
-    parts: Sequence[P], measure: Callable[..., Arrays], out: Path | None, own: bool, backend: Backend, count: int,
-    executor: Executor | None, name: str, progress: Progress,
-) -> dict[P, Arrays]:  # fmt: skip
-    """The numbers of all parts, the missing ones measured in this order by `count` workers, or by an executor.
-
-    Each part has a `key`, all that its numbers depend on, by which they are kept in a folder; of a program of one's own
-    nobody knows that, so that none are kept.
-    """
-    store = None if out is None or own else Store(out / "parts")
-    folder = None if store is None else store.folder
-    kept = {part: None if store is None else store.load(cast(Any, part).key) for part in parts}
-    found = {part: arrays for part, arrays in kept.items() if arrays is not None}
-    missing = [part for part in parts if part not in found]
-    if not missing:
-        return found
-    if executor is None and not backend.threads:
-        # one process has the device for itself: this one, which need not begin another
-        here = (measure(part, folder) for part in missing)
-        return found | dict(zip(missing, with_progress(here, len(missing), name, "part", progress), strict=True))
-    count = min(count, len(missing))
-    # functions of a user need not be known in another process
-    with ThreadPoolExecutor(count) if own else Workers(count) as workers:
-        futures: dict[P, Future[Arrays]]
-        if executor is None:
-            futures = {part: workers.submit(measure, part, folder) for part in missing}
-        else:
-            futures = {part: submit_remote(executor, measure, part, store, dict) for part in missing}
-        wait(list(futures.values()), name, "part", progress)
-        return found | {part: future.result() for part, future in futures.items()}

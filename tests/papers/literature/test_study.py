@@ -12,10 +12,11 @@ from netsor._mpl_style import new
 from netsor.cli._options import cli
 from netsor.cli._signals import Watch
 from netsor.cli._study_commands import literature_command
+from netsor.studies import _process_pool
 from netsor.studies._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate
 from netsor_papers.literature import _study
-from netsor_papers.literature._result import Claim, Part, Picture, Result, mean, within
-from netsor_papers.literature._study import RESULTS, Options, run
+from netsor_papers.literature._result import Claim, Part, PartTask, Picture, Result, mean, within
+from netsor_papers.literature._study import RESULTS, LiteratureStudy, Request
 
 from ...inline import Inline
 
@@ -59,15 +60,15 @@ SMALL = Result(
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setitem(RESULTS, "small", SMALL)
-    monkeypatch.setattr(_study, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     DONE.clear()
 
 
 def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
-    asked = Options(("small",), tmp_path, workers=1)
-    told = asked.seconds
-    first = run(asked)
-    assert told - asked.seconds == sum(part.seconds for part in asked.parts["small"]) > 0  # what is there takes none
+    study = LiteratureStudy(Request(("small",), out=tmp_path, workers=1))
+    told = study.estimate().seconds
+    first = study.run()
+    assert told - study.estimate().seconds == sum(p.seconds for p in SMALL.parts(False)) > 0  # what is there takes none
     assert first.claims["small"][0].verdict == AGREES
     for kind in ("csv", "pdf", "png"):
         assert (tmp_path / f"small-halves.{kind}").stat().st_size > 0
@@ -75,19 +76,19 @@ def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
     assert "Halves &lt;of numbers&gt;" in page
     assert 'class="good"' in page
     assert "1 statements from 1 papers: 1 agree" in page
-    assert json.loads((tmp_path / "manifest.json").read_bytes())["command"].startswith("netsor literature small")
+    assert json.loads((tmp_path / "manifest.json").read_bytes())["command"] == "netsor literature, called from Python"
     assert DONE == [1, 2]
-    again = run(Options(("small",), tmp_path, workers=1))
+    again = LiteratureStudy(Request(("small",), out=tmp_path, workers=1)).run()
     assert DONE == [1, 2]
     assert again.report.read_text().count("<svg") == 1
-    run(Options(("small",), tmp_path, seed=1))
+    LiteratureStudy(Request(("small",), out=tmp_path, seed=1)).run()
     assert DONE == [1, 2, 1, 2]  # other random numbers
 
 
 def test_files_of_others_are_left(small, tmp_path):
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(ValueError, match=r"holds a report.html that is not of an earlier run"):
-        run(Options(("small",), tmp_path))
+        LiteratureStudy(Request(("small",), out=tmp_path)).run()
     assert (tmp_path / "report.html").read_text() == "mine"
     assert DONE == []
 
@@ -98,7 +99,8 @@ def test_the_command(small, tmp_path, monkeypatch):
 
     done = asked("small", "--quick", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
-    assert done.output.startswith("1 statements from 1 papers: 1 agree")
+    assert done.stderr.startswith("netsor: literature: small, about 4 s on 1 worker")
+    assert done.stdout.startswith("1 statements from 1 papers: 1 agree")
     assert DONE == [1]
     wrong = asked("nobody", "--out", str(tmp_path / "other"))
     assert wrong.exit_code == 2
@@ -117,7 +119,7 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="names='x' must be one of"):
         ns.literature("x")
     with pytest.raises(ValueError, match="quick=3 must be True or False"):
-        Options(quick=3)
+        Request(quick=3)
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -127,7 +129,7 @@ def test_every_result_is_whole(name):
     for quick in (True, False):
         parts = result.parts(quick)
         assert len({part.label for part in parts}) == len(parts)
-        assert len({json.dumps(part.key(0), sort_keys=True) for part in parts}) == len(parts)
+        assert len({json.dumps(PartTask(name, part, 0).key, sort_keys=True) for part in parts}) == len(parts)
         assert all(part.work.__module__.startswith("netsor_papers.literature") for part in parts)
     assert sum(p.seconds for p in result.parts(True)) <= sum(p.seconds for p in result.parts(False))
     names = [p.name for other in RESULTS.values() for p in other.pictures]
@@ -159,7 +161,7 @@ def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(small, mo
         return [claim, replace(claim, verdict=OUTSIDE), replace(claim, verdict=UNDECIDED)]
 
     monkeypatch.setitem(RESULTS, "small", replace(SMALL, judge=partly, unread="the second half."))
-    found = run(Options(("small",), tmp_path, workers=1))
+    found = LiteratureStudy(Request(("small",), out=tmp_path, workers=1)).run()
     assert (
         found.summary == "3 statements from 1 papers: 1 agree, 0 disagree, 1 outside their stated range, 1 undecided."
     )
@@ -172,7 +174,10 @@ def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(small, mo
     assert "Not read: the second half." in page
     assert '<span class="absent">outside its stated range' in page
     monkeypatch.setitem(RESULTS, "small", SMALL)
-    assert "Not all of the paper" not in run(Options(("small",), tmp_path / "read", workers=1)).table()
+    assert (
+        "Not all of the paper"
+        not in LiteratureStudy(Request(("small",), out=tmp_path / "read", workers=1)).run().table()
+    )
 
 
 def test_means_have_errors():

@@ -13,8 +13,8 @@ from netsor_papers.paper import _claims, _estimators, _schedule
 from netsor_papers.paper._claims import separations
 from netsor_papers.paper._estimators import HEADS, Divergences
 from netsor_papers.paper._experiments import Case, figures, limit_law
-from netsor_papers.paper._reproduce import Options
-from netsor_papers.paper._schedule import Agreement, Plan, sampled
+from netsor_papers.paper._reproduce import Request
+from netsor_papers.paper._schedule import Agreement, Plan
 
 from ...keep import keep
 
@@ -23,12 +23,12 @@ def filled(plan, cases):
     """Do the trials that these cases need."""
     for part in {plan.part(c, t) for t in range(plan.trials) for case in cases for c in (case, case.limit)}:
         if plan.store.load(part.key) is None:
-            plan.store.save(part.key, sampled(part))
+            plan.store.save(part.key, part.run())
 
 
 def test_the_exact_estimator_gives_the_known_divergence(tmp_path):
     """D(width 16 ‖ limit) = 2.218e-2 ± 0.01e-2, from independent scripts; ours agrees within five joint errors."""
-    plan = Options(("1b",), tmp_path, samples=20_000, trials=2).plan
+    plan = Request(("1b",), out=tmp_path, samples=20_000, trials=2).plan
     case = Case(width=16)
     filled(plan, [case])
     found = plan.kl(case)
@@ -72,7 +72,7 @@ NAMES = ("1b", "3b", "4b", "5b", "heads")
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """Trials of every figure that a claim with a limit rests on; of the heads, one."""
-    plan = Options(NAMES, tmp_path_factory.mktemp("done"), samples=10_000, trials=3, estimator="exact").plan
+    plan = Request(NAMES, out=tmp_path_factory.mktemp("done"), samples=10_000, trials=3, estimator="exact").plan
     every = figures(tokens=8)
     chosen = {name: every[name] for name in NAMES}
     chosen["heads"] = dataclasses.replace(every["heads"], cases=every["heads"].cases[:1])
@@ -162,10 +162,10 @@ def test_a_distance_is_to_the_limit_as_it_was_given(broken):
 
 
 def test_scores_that_are_too_wide_disagree(tmp_path):
-    plan = Options(("2a",), tmp_path, samples=20_000, trials=2, estimator="exact").plan
+    plan = Request(("2a",), tmp_path, samples=20_000, trials=2, estimator="exact").plan
     figure = figures()["2a"]
     for part in plan.parts(figure):
-        plan.store.save(part.key, sampled(part))
+        plan.store.save(part.key, part.run())
     found = _estimators.scores(plan, figure)
     assert _claims.judged({"2a": found})[1].verdict == "agrees"
     wide = dataclasses.replace(found.histograms[0], variance=ns.Estimate(2.0, 0.01))

@@ -12,10 +12,11 @@ import time
 import pytest
 from filelock import FileLock
 
+from netsor.studies import _process_pool
 from netsor.studies._cache import Store
 from netsor_papers.paper import _reproduce
 from netsor_papers.paper._experiments import figures
-from netsor_papers.paper._reproduce import Options, reproduce
+from netsor_papers.paper._reproduce import PaperStudy, Request
 
 from ...inline import Inline
 from ...keep import keep
@@ -93,7 +94,7 @@ def members(session):
 @pytest.fixture
 def inline(monkeypatch):
     """In this process, without pictures: what is asked are the numbers, and what was kept."""
-    monkeypatch.setattr(_reproduce, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     monkeypatch.setattr(_reproduce, "drawn", lambda data: {})
 
 
@@ -112,7 +113,7 @@ def test_killed_runs_lose_nothing(kills, inline, tmp_path):
         assert all(now[name] == kept[name] for name in kept)  # what was finished stays as it was
         kept = now
     for out in (tmp_path, tmp_path / "undisturbed"):
-        reproduce(Options(("2a",), out, samples=3000, trials=8))
+        PaperStudy(Request(("2a",), out=out, samples=3000, trials=8)).run()
     now = stamps(tmp_path)
     assert all(now[name] == kept[name] for name in kept)
     assert read(tmp_path) == read(tmp_path / "undisturbed")
@@ -136,7 +137,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
             assert "Traceback" not in error
         run.gone()
     store = Store(tmp_path / "parts")
-    plan = Options(("5",), tmp_path, samples=20000, trials=300).plan
+    plan = Request(("5",), out=tmp_path, samples=20000, trials=300).plan
     kept = [part for part in plan.parts(figures()["5b"]) if store.path(part.key).exists()]
     assert kept
     assert all(store.load(part.key) is not None for part in kept)
@@ -161,13 +162,13 @@ def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
     with Running(small) as one, Running([*small, "--seed", "7"]) as two:
         assert [run.wait(HANG) for run in (one, two)] == [0, 0]
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    options = Options(("2a",), tmp_path / "alone", samples=600, trials=2, workers=1)
-    reproduce(options)
+    options = Request(("2a",), out=tmp_path / "alone", samples=600, trials=2, workers=1)
+    PaperStudy(options).run()
     right = read(tmp_path / "alone")
     assert (read(tmp_path) == right) == (manifest["seed"] == 0)
     before = stamps(tmp_path)
     assert len(before) == 8
-    reproduce(Options(("2a",), tmp_path, samples=600, trials=2, workers=1))
+    PaperStudy(Request(("2a",), out=tmp_path, samples=600, trials=2, workers=1)).run()
     assert stamps(tmp_path) == before
     assert read(tmp_path) == right
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.studies import _process_pool
 from netsor.studies._cache import Store
-from netsor.studies._process_pool import wait
+from netsor_papers import _figures
 from netsor_papers.paper import _claims, _estimators, _plots, _reproduce
 from netsor_papers.paper._experiments import GROUPS, NAMES, Case, figures
-from netsor_papers.paper._reproduce import Options, reproduce
-from netsor_papers.paper._schedule import GRID, WEIGHTS, sampled
+from netsor_papers.paper._reproduce import PaperStudy, Request
+from netsor_papers.paper._schedule import GRID, WEIGHTS
 
 from ...inline import Inline
 from ...keep import keep
@@ -49,7 +50,7 @@ def shorter():
 @pytest.fixture
 def inline(monkeypatch):
     """In this process: to begin another takes longer than the work."""
-    monkeypatch.setattr(_reproduce, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
 
 
 @pytest.fixture
@@ -72,14 +73,14 @@ def whole(tmp_path_factory):
         return first
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_reproduce, "Workers", Inline)
+        patch.setattr(_process_pool, "Workers", Inline)
         patch.setattr(_reproduce, "drawn", drawn)
-        return out, reproduce(Options(out=out, **SMALL))
+        return out, PaperStudy(Request(out=out, **SMALL)).run()
 
 
 @pytest.mark.slow
 def test_every_figure_is_drawn(inline, tmp_path):
-    reproduce(Options(out=tmp_path, **SMALL))
+    PaperStudy(Request(out=tmp_path, **SMALL)).run()
     for kind in ("pdf", "png"):
         assert len(set(read(tmp_path, f"*.{kind}").values())) == len(NAMES)
 
@@ -123,16 +124,6 @@ def test_figures_are_told_of_in_the_papers_order(whole):
     assert cases[1]["heads"] == 256
 
 
-def test_while_trials_are_drawn_there_is_time_for_other_work():
-    done, told = [], []
-    pieces = (done.append(piece) for piece in range(5))
-    for count in (2, 0, 4):
-        futures = [Inline(1).submit(int) for _ in range(count)]
-        wait(futures, "figure", "trial", progress=lambda *now: told.append((*now, len(done))), meanwhile=pieces)
-    assert done == list(range(5))
-    assert told == [(1, 2, 0), (2, 2, 1), (1, 4, 2), (2, 4, 3), (3, 4, 4), (4, 4, 5)]  # first it is told, then worked
-
-
 def test_the_report_shows_the_limit_law(whole):
     """Its formulas, the last of them in a box, and the LaTeX that they are of."""
     _, done = whole
@@ -165,14 +156,14 @@ def test_the_manifest_says_what_was_run(whole):
 @pytest.mark.parametrize("workers", keep([1, 2, 3, 7], 2))
 def test_any_number_of_workers_makes_the_bytes_of_this_process(workers, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(_reproduce, "drawn", partial(dict.fromkeys, ()))  # no pictures; a partial can be sent
-    reproduce(Options(("1b",), tmp_path, **{**SMALL, "workers": workers}))
+    PaperStudy(Request(("1b",), out=tmp_path, **{**SMALL, "workers": workers})).run()
     assert read(tmp_path) == {"1b.csv": read(whole[0])["1b.csv"]}
 
 
 def test_a_second_run_recomputes_nothing(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
-    reproduce(Options(("1a",), out, **SMALL))
+    PaperStudy(Request(("1a",), out=out, **SMALL)).run()
     assert stamps(out) == before
     assert read(out) == files
 
@@ -180,7 +171,7 @@ def test_a_second_run_recomputes_nothing(whole, inline, unillustrated):
 def test_damaged_parts_are_found_and_done_again(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
-    options = Options(("2a",), out, **SMALL)
+    options = Request(("2a",), out=out, **SMALL)
     first, second, third = (options.plan.store.path(part.key) for part in options.plan.parts(FIGURE)[:3])
     first.write_bytes(first.read_bytes()[:-100])
     content = bytearray(second.read_bytes())
@@ -188,7 +179,7 @@ def test_damaged_parts_are_found_and_done_again(whole, inline, unillustrated):
     second.write_bytes(content)
     other = next(path for path in (out / "parts").glob("*.npz") if path not in (first, second, third))
     third.write_bytes(other.read_bytes())  # whole, but of other options
-    reproduce(options)
+    PaperStudy(options).run()
     after = stamps(out)
     assert {name for name in before if before[name] != after[name]} == {first.name, second.name, third.name}
     assert read(out) == files
@@ -196,13 +187,13 @@ def test_damaged_parts_are_found_and_done_again(whole, inline, unillustrated):
 
 def test_other_options_never_mix_with_old_data(whole, inline, unillustrated, tmp_path):
     out, _ = whole
-    old = Options(("2a",), tmp_path, **SMALL)
-    reproduce(old)
+    old = Request(("2a",), out=tmp_path, **SMALL)
+    PaperStudy(old).run()
     files = read(tmp_path)
     assert files["2a.csv"] == read(out)["2a.csv"]
-    reproduce(dataclasses.replace(old, seed=1))
+    PaperStudy(dataclasses.replace(old, seed=1)).run()
     assert read(tmp_path) != files
-    reproduce(old)
+    PaperStudy(old).run()
     assert read(tmp_path) == files
     part = old.plan.parts(FIGURE)[0]
     changes = [{"seed": 1}, {"samples": 700}, {"trial": 5}]
@@ -229,9 +220,9 @@ def test_a_part_is_read_only_for_its_own_key(tmp_path):
 
 
 def test_names_groups_and_parameters():
-    assert Options(("all",)).chosen == Options().chosen == list(NAMES)
-    assert Options(("heads", "1")).chosen == ["1a", "1b", "heads"]
-    assert Options(("exp1",)).chosen == ["1a", "1b", "2b", "heads"]
+    assert Request(("all",)).chosen == Request().chosen == list(NAMES)
+    assert Request(("heads", "1")).chosen == ["1a", "1b", "heads"]
+    assert Request(("exp1",)).chosen == ["1a", "1b", "2b", "heads"]
     assert set(GROUPS) == {"all", "1", "2", "3", "4", "5", "exp1", "exp2", "exp3", "exp4"}
     every = figures(tokens=9)
     assert [case.width for case in every["1b"].cases] == [16, 64, 256, 1024]
@@ -239,7 +230,7 @@ def test_names_groups_and_parameters():
     assert [(c.heads, c.width, c.head_dim) for c in every["3b"].cases] == [(1, 64, 64), (4, 256, 64), (16, 1024, 64)]
     assert {case.samples for case in every["5b"].cases} == {100_000}
     assert {case.samples for case in every["1b"].cases} == {50_000}
-    plan = Options().plan
+    plan = Request().plan
     assert plan.trials == 10
     assert {part.samples for part in plan.parts(every["5b"])} == {100_000}
 
@@ -255,13 +246,13 @@ def test_names_groups_and_parameters():
 )
 def test_bad_options_are_named(wrong, named):
     with pytest.raises(ValueError, match=re.escape(named)):
-        Options(**wrong)
+        Request(**wrong)
 
 
 def test_rao_blackwell_and_draws_are_of_one_law(tmp_path):
     """The variance by densities and by draws, at level 1e-6."""
-    plan = Options(("1b",), tmp_path, samples=40_000).plan
-    arrays = sampled(plan.part(Case(width=16), 0))
+    plan = Request(("1b",), out=tmp_path, samples=40_000).plan
+    arrays = plan.part(Case(width=16), 0).run()
     by_density = float(arrays["density"].mean(axis=0) @ (WEIGHTS * GRID**2))
     square = arrays["draws"].astype(float) ** 2
     assert abs(square.mean() - by_density) < 4.9 * square.std() / len(square) ** 0.5
@@ -270,7 +261,7 @@ def test_rao_blackwell_and_draws_are_of_one_law(tmp_path):
 @pytest.mark.parametrize("estimator", keep(["paper", "exact"], "exact"))
 def test_one_estimator_alone(estimator, inline, tmp_path, monkeypatch):
     """A figure of each kind, drawn as the report has it."""
-    monkeypatch.setattr(_plots, "KINDS", ("svg",))
+    monkeypatch.setattr(_figures, "KINDS", ("svg",))
     done = ns.paper.reproduce("1b", "2a", "heads", out=tmp_path, estimator=estimator, **SMALL)
     rows = table(tmp_path / "1b.csv")
     assert {row["estimator"] for row in rows} == {estimator}

@@ -1,10 +1,10 @@
-"""What `netsor audit` does, once its options are read."""
+"""The requests of `netsor audit` and `netsor coord-check`, read from their options."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,18 +12,18 @@ import click
 from .._validate import shown
 from ..models import Transformer, recipe, settings
 from ..models._metric_program import ProgramModel
-from ..studies.audit import _audit
+from ..studies.audit import _config as _audit_config
+from ..studies.audit._audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
-from ..studies.audit._config import Request
-from ..studies.audit._config import sweep as sweep_of
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
-from ._backend_options import BackendChoice
-from ._load_program import bound, is_target, load
-from ._options import integers
+from ..studies.coord_check import _config as _check_config
+from ..studies.coord_check._check import CoordCheckStudy
+from ..studies.coord_check._parametrisation import parametrisation
+from ._load_program import bound, find, is_target, load
+from ._options import RATE, integers
 from ._output import check_name
-from ._signals import Watch
-from ._study import StudyJob, changed, model_of, run_study, usage_errors
+from ._study import changed, model_of, usage_errors
 
 
 def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
@@ -56,37 +56,24 @@ def against(found: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
     return verdict, {"baseline": {"verdict": verdict, "compared": compared, "departures": listed}}
 
 
-def audited(
-    watch: Watch,
-    out: str | None,
-    where: BackendChoice,
-    options: dict[str, Any],
-    rules: Sequence[str],
-    earlier: Baseline | None,
-) -> Any:
-    """The audit, or the comparison."""
-
-    def asked() -> StudyJob:
-        request = _request(out, {**options, "backend": where.backend})
-        if earlier is not None and len(request.models) > 1:
+def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline | None) -> AuditStudy:
+    """The audit that is asked for; refused if `rules` or `earlier` ask for what it does not measure."""
+    study = AuditStudy(_audit_request(options))
+    if earlier is not None:
+        if len(study.request.models) > 1:
             raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
-        if earlier is not None:
-            earlier.check(request, request.models[0])
-        with usage_errors(f"--fail-on {shown(','.join(rules))}: "):
-            if rules:
-                _audit.refuse_unmeasured(request, rules)
-        what, less = f"{_names(request)}: {_drawn(request)}", "fewer --draws or --tokens, or a smaller model,"
-        return StudyJob(request, _audit.estimate(request), what, less, _with_gradients(request))
-
-    return run_study(watch, where, asked, _audit.prepare, _audit.run)
+        earlier.check(study.request, study.request.models[0])
+    with usage_errors(f"--fail-on {shown(','.join(rules))}: "):
+        if rules:
+            study.refuse_unmeasured(rules)
+    return study
 
 
-def _request(out: str | None, options: dict[str, Any]) -> Request:
+def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
     names = ("model", "changes", "compare", "others", "sweep")
     source, changes, compare, others, sweep = (options.pop(name) for name in names)
     binds, arguments = options.pop("binds"), options.pop("arguments")
     drawn, recipes = options.pop("recipe"), options.pop("recipes")
-    folder = None if out is None else Path(out)
     if is_target(source):
         for option, given in (
             ("--set", changes), ("--compare-set", others), ("--sweep", sweep),
@@ -97,9 +84,8 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
         for name in ("ids", "tokens"):
             if options.pop(name) is not None:
                 raise click.UsageError(f"--{name} is for models; the tokens of FILE:PROGRAM are in it")
-        programs = tuple(_own(target, binds, arguments) for target in (source, *compare))
-        own = (source, *_words("--arg", arguments), *_words("--bind", binds), *_words("--compare", compare))
-        return Request(programs, out=folder, words=own, **options)
+        programs = tuple(_program(target, binds, arguments) for target in (source, *compare))
+        return _audit_config.Request(programs, **options)
     for option, values in (("--bind", binds), ("--arg", arguments)):
         if values:
             raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
@@ -117,16 +103,13 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     if sweep is not None:
         field, values = _swept(sweep)
         with usage_errors(f"--sweep {shown(sweep)}: "):
-            every, swept = sweep_of(model, field, values)
+            every, swept = _audit_config.sweep(model, field, values)
         models = list(every)
-    words = [source, *_words("--set", changes), *_words("--compare", compare), *_words("--compare-set", others)]
-    words += [] if sweep is None else ["--sweep", sweep]
-    words += [*([] if drawn is None else ["--recipe", drawn]), *_words("--compare-recipe", recipes)]
     ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
     if ids is not None and tokens is not None:
         raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
     lengths = integers("--tokens", tokens, "16,128")
-    return Request(tuple(models), ids=ids, tokens=lengths, out=folder, words=tuple(words), swept=swept, **options)
+    return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
 
 
 def _swept(text: str) -> tuple[str, tuple[float, ...]]:
@@ -147,7 +130,7 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         return recipe(model, name)
 
 
-def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> ProgramModel:
+def _program(target: str, binds: Sequence[str], arguments: Sequence[str]) -> ProgramModel:
     if not is_target(target):
         raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     net = load(target, arguments)
@@ -159,25 +142,50 @@ def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Program
         return ProgramModel(net, widths)
 
 
-def _words(option: str, values: Sequence[str]) -> list[str]:
-    return [word for value in values for word in (option, value)]
+def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
+    """The coordinate check that is asked for."""
+    source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
+    lr = options.pop("lr")
+    for name in ("widths", "depths", "ids", "targets"):
+        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
+    model, rates = (
+        _function(source, lr, changes)
+        if is_target(source)
+        else (changed(model_of("MODEL", source), "--set", changes), _rates(lr))
+    )
+    if isinstance(model, Transformer):
+        rules = rules or ("sp", "mup")
+    every = tuple(parametrisation(rule, options["optimiser"]) for rule in rules)
+    return CoordCheckStudy(_check_config.Request(model, every, lr=rates, **options))
 
 
-def _drawn(request: Request) -> str:
-    every = [f"{request.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in request.lengths]
-    return " and ".join(every)
+def _function(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
+    if changes:
+        raise click.UsageError("--set is for models; a function of the width has its fields in it")
+    found = find(source)
+    if lr is None:
+        raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+    try:
+        float(lr)
+        rates: Any = RATE.convert(lr, None, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"--lr {error.message}") from None
+    except ValueError:
+        module = sys.modules.get(getattr(found.value, "__module__", ""))
+        rates = getattr(module, lr, None)
+        if rates is None:
+            raise click.UsageError(f"--lr {shown(lr)} must be a number, or the name of rates in FILE") from None
+    return found.value, rates
 
 
-def _names(request: Request) -> str:
-    names = [model.name for model in request.models]
-    return " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _with_gradients(request: Request) -> str:
-    """What gradients add where nobody said whether they are wanted."""
-    if request.gradients is not None or math.isinf(request.times):
-        return ""
-    more = f"{request.times:.2g} times as long"
-    if request.backward(request.lengths[0]):
-        return f"; gradients at {request.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
-    return f"; without gradients, which make it {more} (--gradients)"
+def _rates(text: str | None) -> Any:
+    """A number, or one for each of some kinds."""
+    if text is None:
+        return None
+    try:
+        if "=" not in text:
+            return float(text)
+        return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        said = "must be a number, or kind=number,… as query=0.1,head=0.01"
+        raise click.UsageError(f"--lr {shown(text)} {said}") from None
