@@ -8,11 +8,13 @@ a worker or a cluster closes a connection. Commands add codes of their own, such
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -61,7 +63,7 @@ def _invoked(watch: Watch) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
             warnings.filterwarnings("ignore", "tqdm:")  # its own, of a progress bar that cannot be drawn
-            with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
+            with _logged(), cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
                 cli.invoke(context)
         return 0
     except BrokenPipeError:
@@ -79,6 +81,28 @@ def _invoked(watch: Watch) -> int:
         return INTERRUPTED
     except (Exception, SystemExit) as error:
         return _report_unexpected(error)
+
+
+class _Lines(logging.Handler):
+    """What the library logs, as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        echo_error(record.getMessage())
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    log, lines = logging.getLogger("netsor"), _Lines(logging.INFO)
+    before, log.propagate = (log.level, log.propagate), False
+    log.setLevel(logging.INFO)
+    log.addHandler(lines)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def _report_unexpected(error: BaseException) -> int:

@@ -20,10 +20,10 @@ from ..studies.audit._config import LENGTHS, AuditCase, Request, longest
 from ..studies.audit._config import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
+from ..studies.audit._findings import join_words
 from ..studies.audit._measurements import Draws
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
 from ..studies.audit._results import Audit, Comparison
-from ..studies.audit._rule import join_words
 from ._view import MAX_SECONDS, Band, Curve, Panel, Rows, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all

@@ -20,9 +20,8 @@ from ..language import inf
 from ..models import RECIPES, names
 from ..paper import ACTIVATIONS
 from ._audit_view import UNCHANGED, Model, Tell, Variant, lengths
-from ._components import fold, message, notes, table
 from ._law_views import Layer, ProgramSettings, Slider, Target, text
-from ._view import Rows, View, as_csv, as_file, as_svg, error_text
+from ._view import Rows, View, as_csv, as_file, as_svg, error_text, fold, message, notes, table
 
 REST = 0.12  # seconds without a move of the sliders before distances are computed
 OFTEN = 0.3  # seconds between two updates of a progress bar

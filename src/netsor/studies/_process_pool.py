@@ -7,6 +7,7 @@ results, so that nothing finished is lost however a run ends.
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,7 @@ from ..engine._plan import in_time
 T = TypeVar("T")
 
 NOTHING: Iterator[None] = iter(())
+LOG = logging.getLogger("netsor")
 LINE_SECONDS = 30.0  # between two lines of progress in a log
 # Read by each BLAS library when a worker loads it, at its start or later.
 ONE_THREAD = dict.fromkeys(
@@ -68,8 +70,8 @@ class Workers:
 def with_progress(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
     """Collect so many results and show progress.
 
-    A terminal shows a bar. A log gets a line per result, at most one in LINE_SECONDS, so that long work is not silent
-    and short work prints nothing. A function is called with (done, in all).
+    A terminal shows a bar. Otherwise the logger "netsor" gets a line per result, at most one in LINE_SECONDS, so that
+    long work is not silent and short work says nothing. A function is called with (done, in all).
     """
     found: list[T] = []
     start = shown = time.monotonic()
@@ -82,10 +84,7 @@ def with_progress(results: Iterable[T], count: int, what: str, unit: str, progre
                 progress(len(found), count)
             elif lines and (now := time.monotonic()) - shown >= LINE_SECONDS:
                 shown = now
-                with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
-                    print(
-                        f"{what}: {len(found)} of {count} {unit}s, {in_time(now - start)}", file=sys.stderr, flush=True
-                    )
+                LOG.info("%s: %d of %d %ss, %s", what, len(found), count, unit, in_time(now - start))
     return found
 
 

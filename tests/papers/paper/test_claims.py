@@ -162,7 +162,7 @@ def test_a_distance_is_to_the_limit_as_it_was_given(broken):
 
 
 def test_scores_that_are_too_wide_disagree(tmp_path):
-    plan = Request(("2a",), tmp_path, samples=20_000, trials=2, estimator="exact").plan
+    plan = Request(("2a",), out=tmp_path, samples=20_000, trials=2, estimator="exact").plan
     figure = figures()["2a"]
     for part in plan.parts(figure):
         plan.store.save(part.key, part.run())

@@ -16,10 +16,10 @@ from ._baseline import Baseline, Departure
 from ._config import Model, Request
 from ._differences import Differences, differences
 from ._document import document
+from ._findings import Finding, lengths_text
 from ._json import of_comparison, of_model
 from ._measurements import Band, Draws, LengthResult, changing, merged
 from ._quantities import BLOCKS, FINAL
-from ._rule import Finding, lengths_text
 
 
 class AuditResult(Result):
