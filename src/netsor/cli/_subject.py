@@ -21,8 +21,8 @@ from ..engine._parallel import check_memory, memory
 from ..engine.backends import Backend, Numpy
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
+from ..paper import layer
 from ..studies._cost import planning_bytes
-from ..studies.paper import layer
 from ._budget import Cost, check_budget, layer_bytes, plan_cost, slow_notice
 from ._load_program import bound, load
 from ._options import MAX_EXACT_INT, SIGMAS
