@@ -230,8 +230,8 @@ OWN = {
         "--bind",
         "d=4",
         "--draws",
-        "1000000000000",
-    ): "--draws 1000000000000 would take about",
+        "1000000000000000",
+    ): "--draws 1000000000000000 would take about",
     ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: this law has none",
 }
 
