@@ -133,11 +133,11 @@ class Cost:
 class Schedule(NamedTuple):
     """How many states are kept in all, by how many chains, how many moves apart; and how particles are tempered."""
 
-    draws: int
-    chains: int
-    thin: int
-    particles: int
-    moves: int
+    draws: int = 800
+    chains: int = 16
+    thin: int = 8
+    particles: int = 512
+    moves: int = 3
 
     def checked(self) -> Schedule:
         """Check the numbers that a user gave."""

@@ -35,7 +35,7 @@ from ._gaussian_mixture import (
 )
 from ._law import Law
 from ._law_base import Provenance
-from ._mixture import Mixture, gaussian_like
+from ._mixture import Mixture
 from ._numerics import log_mean
 from ._replicas import Replicated, spread
 
@@ -431,10 +431,6 @@ class HeadSum(Law):
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
         var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
-
-    def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance."""
-        return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:
         made: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}

@@ -19,7 +19,7 @@ from ._estimate import Array, Estimate, combined
 from ._joint import Joint
 from ._law import Law
 from ._law_base import LawBase, LawError, Provenance
-from ._mixture import Mixture, gaussian_like
+from ._mixture import Mixture
 from ._numerics import integrated, resolved
 from ._plot import COLOURS, DENSITY_POINTS, add_arrows, add_line, curve_of, is_axes, range_of
 from ._replicas import Replicas, average
@@ -132,10 +132,6 @@ class ScipyLaw(Law):
         # by quadrature over the density
         y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._scales()))
         return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
-
-    def gaussian(self) -> Mixture:
-        """The Gaussian with its mean and variance."""
-        return gaussian_like(self)
 
 
 @one_blas_thread()

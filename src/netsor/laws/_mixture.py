@@ -307,10 +307,6 @@ class Mixture(Components, Law):
         noise = np.sqrt(self.component_var[chosen]) * rng.standard_normal(size)
         return np.asarray(self.component_mean[chosen] + noise)
 
-    def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance."""
-        return gaussian_like(self)
-
     def _arrays(self) -> dict[str, Any]:
         found = {"mean": self.component_mean, "var": self.component_var}
         if self.count is not None:
@@ -339,11 +335,3 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
         change = np.abs(other - value)
         found = np.maximum(found, np.where(change > SIGNIFICANT * noise, change, 0.0))
     return np.asarray(found)
-
-
-def gaussian_like(law: Law) -> Mixture:
-    """The Gaussian with a law's mean and variance."""
-    value, error = law.with_error.var()
-    known = error / value if value > 0 and math.isfinite(error) else 0.0
-    about = f"the Gaussian with mean and variance of: {law.method}"
-    return Mixture(law.mean(), value, Provenance(law.status, about, quadrature_error=known))

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..._validate import Rng, chosen_seed
 from ...engine._parallel import check_executor
 from ...engine.backends import choose
 from ._layer import ACTIVATIONS, layer
@@ -29,6 +30,7 @@ def reproduce(
     samples: int | None = None,
     trials: int | None = None,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     quick: bool = False,
     estimator: str = "both",
@@ -54,6 +56,8 @@ def reproduce(
         The paper's ten unless given.
     seed : int
         Of the first trial.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Processes; all cores, if None.
     quick : bool
@@ -91,6 +95,6 @@ def reproduce(
     folder, where = out_path(out), choose(backend, device, precision)
     check_executor(executor, "processes")
     options = _reproduce.Options(
-        figures, folder, samples, trials, seed, workers, quick, estimator, tokens, where, executor
+        figures, folder, samples, trials, chosen_seed(seed, rng), workers, quick, estimator, tokens, where, executor
     )
     return _reproduce.reproduce(options)
