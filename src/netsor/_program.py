@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from .language._array import Value, index_positions
 from .language._check import NO_LIMIT, Report, verdict_of
 from .language._graph import source_order, topological_order, widths_of
 from .language._latex import latex
-from .language._latex_paper import display, paper
+from .language._latex_paper import display, formula, paper
 from .language._print import parts, text
 from .language._probe import Probe
 from .language._width import bind_widths, inf
@@ -276,11 +276,13 @@ class Program:
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
         """
+        where = choose(backend, device, precision)
+        how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where, least=2)
         at = self._at(widths)
-        how = Sampling(
-            draws, chosen_seed(seed, rng), workers, executor, progress, choose(backend, device, precision), least=2
-        )
-        return at.law(coordinates, how)
+        found = at.law(coordinates, how)
+        if at.widths and not isinstance(coordinates, list) and all(width == inf for width in at.widths.values()):
+            found._formula = functools.partial(formula, self.outputs, self.check())
+        return found
 
     def draw(
         self,
@@ -397,11 +399,14 @@ class Program:
         """
         given = {name: options.pop(name) for name in _bayes.Schedule._fields if name in options}
         where = choose(options.pop("backend", "numpy"), options.pop("device", None))
+        start = time.perf_counter()
         workers, *_ = (options.pop(name, None) for name in ("workers", "seed", "rng", "progress"))
         latent, _ = self._at(options).latent(workers, where)
         data, how = checked_data(latent.entries, observed, noise), _bayes.Schedule(**given).checked()
+        planned = time.perf_counter() - start
         found = _bayes.cost(latent, data, how)
-        return replace(found, bytes=found.bytes + 16.0 * how.draws * latent.entries**2)
+        law = 16.0 * how.draws * latent.entries**2
+        return _bayes.Cost(planned + found.seconds, found.bytes + law, found.likelihoods)
 
     @one_blas_thread()
     def log_evidence(

@@ -426,6 +426,15 @@ class HeadSum(Law):
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
         return Estimate(value.astype(np.complex128), combined(spread(each), self._coarse * value))
 
+    def latex(self) -> str:
+        """The formula of the law: that of the program that has it; else by the variance that each head adds."""
+        if self._formula is not None:
+            return super().latex()
+        given = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
+        return (
+            rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {given}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
+        )
+
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule, and a normal
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import scipy
 
 from .._array_api import single_threaded
-from .._validate import Rng, as_number
+from .._validate import Rng, as_number, flag
 from ._checked import Size, checked_generator, checked_order, checked_shape, levels, points
 from ._estimate import Array, Estimate, combined
 from ._law_base import KINDS, LawBase, LawError, Provenance
@@ -439,8 +439,8 @@ class Law(LawBase, ABC):
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
         return -math.inf, math.inf
 
-    def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """The density, with its error as a band.
+    def plot(self, ax: Any = None, label: str | None = None, *, gaussian: bool = True, log: bool = False) -> Any:
+        """The density, with its error as a band, and the Gaussian of equal mean and variance, dashed.
 
         Parameters
         ----------
@@ -448,10 +448,14 @@ class Law(LawBase, ABC):
             The axes; pyplot's current ones if None.
         label : str, optional
             The name in the legend.
+        gaussian : bool
+            Whether to show the Gaussian.
+        log : bool
+            A logarithmic density scale, and more of the tails: there you see what is not Gaussian.
         """
         from ._plot import plot_law  # slow to import, and seldom needed
 
-        return plot_law(self, ax, label)
+        return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
     def _repr_html_(self) -> str:
         from ._plot import law_card  # notebooks alone need it

@@ -299,6 +299,12 @@ class Mixture(Components, Law):
 
     # Others
 
+    def latex(self) -> str:
+        """The formula of the law: that of the program at infinite width; of a single component, N(m, v)."""
+        if self._formula is None and len(self.component_var) == 1:
+            return rf"Y \sim \mathcal{{N}}({self.component_mean[0]:.6g}, {self.component_var[0]:.6g})"
+        return super().latex()
+
     def _cf(self, t: Array) -> Estimate:
         return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
 
