@@ -120,7 +120,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimated cost of chains, within a factor of two or three: `seconds`, and at most `bytes` of memory.
+    """The estimated cost of chains, within a factor of two: `seconds`, and at most `bytes` of memory.
 
     `likelihoods` is the number of evaluations of the likelihood.
     """

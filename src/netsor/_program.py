@@ -386,7 +386,7 @@ class Program:
     def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> _bayes.Cost:
         """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
 
-        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two or three.
+        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two.
 
         Parameters
         ----------

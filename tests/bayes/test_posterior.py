@@ -170,6 +170,8 @@ def test_the_cost_is_told_before():
     assert sum(asked) / 3 < expected.likelihoods < 3 * sum(asked)
     assert expected.seconds > 0
     assert "likelihoods" in str(expected)
+    again = net.posterior_cost(SEEN, 0.1, n=ns.inf, draws=160, particles=128, workers=1, seed=1, progress=False)
+    assert again.bytes > 8 * latent.size**2  # correlations of what is drawn
     assert net.posterior_cost(SEEN, 0.1, n=ns.inf, draws=8000).bytes > 16 * 8000 * 64
     moves, totals = zip(*done, strict=True)
     assert list(moves) == sorted(moves)

@@ -230,6 +230,14 @@ def test_errors_of_entropies_and_divergences_with_an_edge(kind, truth):
     assert abs(divergence.value - exact) < 1.5 * divergence.error
 
 
+def test_errors_of_divergences_where_edges_meet():
+    """Kernels lose half of the divergence of a uniform law from 500 draws; the error was a third of what they lose."""
+    truth, other = stats.uniform(), stats.norm(0.5, 1 / math.sqrt(12))
+    exact = 0.5 * math.log(2 * math.pi / 12) + 0.5
+    found = [ns.kl(ns.Mixture(truth.rvs(500, random_state=seed), 0.0, ORIGIN), other) for seed in range(4)]
+    assert all(abs(value - exact) < 2 * error < exact for value, error in found)
+
+
 def test_errors_of_entropies_without_an_edge():
     """There the bias is proportional to h², and the error is not much more than the change to twice the variance."""
     law = ns.Mixture(stats.norm().rvs(3000, random_state=0), 0.0, ORIGIN)

@@ -180,9 +180,7 @@ class LawBase:
         that `Program.latex` puts in a box. A LawError if no formula is known.
         """
         if self._formula is None:
-            raise LawError(
-                "latex", f"no formula is known for a law by the {self.method}; one at infinite width has one"
-            )
+            raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
         return self._formula()
 
     def __getstate__(self) -> dict[str, Any]:
