@@ -135,7 +135,7 @@ def test_draws_near_an_atom_stay_where_they_are():
 
 def test_a_law_known_by_draws_is_a_law():
     rng = np.random.default_rng(2)
-    law = ns.Mixture(rng.standard_normal(8_000), 0.0, ORIGIN)
+    law = ns.Mixture(rng.standard_normal(3_000), 0.0, ORIGIN)
     assert not law.atoms
     value, error = law.with_error.pdf([0.0, 1.0])
     assert (np.abs(value - stats.norm.pdf([0.0, 1.0])) < 3 * error).all()
