@@ -386,7 +386,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
     done = netsor("audit", "own.py:net", "--bind", "n=8", "--draws", "20", "--ranges", "--out", "out")
     assert "Activation ranges and short formats" in done.stdout
     command = json.loads((tmp_path / "out" / "manifest.json").read_text())["command"]
-    assert "audit own.py:net --bind n=8 --widths both --draws 20 --ranges --seed 0 --out out" in command
+    assert command == "netsor audit own.py:net --bind n=8 --draws 20 --ranges --out out"
 
 
 @pytest.mark.parametrize(

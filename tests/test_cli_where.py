@@ -10,9 +10,9 @@ from netsor._validate import ArgumentError
 from netsor.cli import _budget
 from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy, prices
+from netsor.studies import _process_pool
 from netsor.studies.audit import _audit
 from netsor.studies.coord_check import _check
-from netsor.studies.paper import _reproduce
 
 from .command import netsor
 from .inline import Inline
@@ -39,7 +39,7 @@ def test_compare_on_another_backend():
 
 @pytest.mark.slow
 def test_the_paper_on_another_backend(tmp_path, monkeypatch):
-    monkeypatch.setattr(_reproduce, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     out = tmp_path / "results"
     command = ("reproduce", "2a", "--samples", "600", "--trials", "1", "--workers", "1", "--out", str(out))
     assert netsor(*command).returncode == 0
@@ -48,7 +48,7 @@ def test_the_paper_on_another_backend(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert (out / "2a.csv").read_bytes() != before  # trials of another backend are others
     manifest = json.loads((out / "manifest.json").read_text())
-    assert "--backend jax --device cpu --precision float64" in manifest["command"]
+    assert "--backend jax --device cpu" in manifest["command"]
 
 
 @pytest.mark.parametrize("command", ["law", "compare", "reproduce"])
