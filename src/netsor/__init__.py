@@ -25,6 +25,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:  # what type checkers and editors read; a test compares it with the table below
     from . import models as models
     from . import nn as nn
+    from . import optim as optim
     from ._bayes import Posterior as Posterior
     from ._decorator import program as program
     from ._program import Program as Program
@@ -61,7 +62,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .studies.coord_check import coord_check as coord_check
     from .studies.literature import literature as literature
 else:  # a name is loaded when it is first used, so that a command loads only what it needs
-    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
+    _MODULES = {"models": ".models", "nn": ".nn", "optim": ".optim", "paper": ".studies.paper"}
     _NAMES = {
         "._bayes": "Posterior",
         "._program": "Program",
@@ -70,8 +71,8 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         ".engine": "ExactError NoLimitError Plan QuadratureWarning",
         ".language": """
             Scalar TraceError Value Vector Weight Width abs apply clip concat cos data dot erf gaussian gelu gelu_tanh
-            grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm
-            rotary sigmoid silu sin softmax stack step tanh weight
+            grad grad_norm hyperparameter identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe
+            relu rms_norm rotary sigmoid silu sin softmax stack step tanh train weight
         """,
         ".language._check": "Point Report",
         ".laws": """

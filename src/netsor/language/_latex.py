@@ -247,6 +247,10 @@ def _numbers(w: Writer, op: Constant, value: Value, i: Indices, where: str) -> l
     return [] if value.size == 1 else [rf"{w.ref(value, i)} \in \mathbb{{R}} \text{{ given}} {where}"]
 
 
+def _hyperparameter(w: Writer, op: ops.Hyperparameter, value: Value, i: Indices, where: str) -> list[str]:
+    return [rf"{w.ref(value, i)} = \text{{{escape(op.name)}}} \text{{ given}}"]
+
+
 def _root(w: Writer, op: ops.Root, value: Value, i: Indices, where: str) -> list[str]:
     top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (op.over, op.under))
     return [rf"{w.ref(value, i)} = \sqrt{{{top}/({bottom})}}"]
@@ -279,7 +283,7 @@ def _stepped(w: Writer, op: SteppedMatMul, value: Vector, i: Indices, where: str
         turned = rf"\sqrt{{{dimension(op.weight.drawn.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
     dots = [r"\cdot"] * 2
     pairs = [rf"{w.ref(a, dots)} {w.ref(b, dots)}^{{\top}}" for a, b in zip(op.left, op.right, strict=True)]
-    steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser}"
+    steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser.name}"
     moved = rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {', '.join(pairs)}"
     return [f"{w.ref(value, i)} = {turned} {w.ref(op.x, w.multiplied(value, i))} {where}", moved]
 
@@ -289,6 +293,7 @@ LINES: dict[type[Operation], Callable[[Writer, Any, Any, Indices, str], list[str
     Data: _given,
     ops.Gaussian: _initial,
     ops.Normal: lambda w, op, value, i, where: [rf"{w.drawn(value, w.ref(value, i))} {where}"],
+    ops.Hyperparameter: _hyperparameter,
     ops.Root: _root,
     MatMul: _matmul,
     SteppedMatMul: _stepped,
@@ -333,7 +338,7 @@ def _rotate_limit(w: Writer, op: Rotate, value: Vector, i: Indices) -> list[str]
 
 
 LIMITS: dict[type[Operation], Callable[[Writer, Any, Any, Indices], list[str]]] = {
-    **dict.fromkeys((Constant, Data, ops.Root), lambda w, op, value, i: []),
+    **dict.fromkeys((Constant, Data, ops.Hyperparameter, ops.Root), lambda w, op, value, i: []),
     ops.Gaussian: _initial_limit,
     ops.Normal: lambda w, op, value, i: [w.drawn(value, w.z(value, i))],
     MatMul: _matmul_limit,

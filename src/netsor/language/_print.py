@@ -142,6 +142,7 @@ EXPRESSIONS: dict[type[Operation], Callable[[Any, Reference], str]] = {
     ops.Normal: lambda op, ref: f"N(0, {op.std**2:g})",
     ops.Data: lambda op, ref: f"given vectors in R^{op.vectors.shape[-1]}",
     ops.Constant: lambda op, ref: f"given numbers of shape {op.numbers.shape}",
+    ops.Hyperparameter: lambda op, ref: op.name,
     ops.Root: lambda op, ref: str(op),
     ops.Nonlin: _nonlin,
     ops.Add: lambda op, ref: f"{ref(op.x)} + {ref(op.y)}",
