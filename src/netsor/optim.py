@@ -49,7 +49,6 @@ class Arithmetic(Protocol):
         """The polar factor of matrices, or its Newton–Schulz polynomial."""
 
 
-@dataclass(frozen=True, eq=False)
 class Optimiser(ABC):
     """The base class of optimisers: an object remembers its moments over all steps that it takes.
 
@@ -57,10 +56,14 @@ class Optimiser(ABC):
     """
 
     name: ClassVar[str]
-    eps: ClassVar[Any] = 0.0
     matrices_only: ClassVar[bool] = False
     lr: Any
     weight_decay: Any
+
+    @property
+    def epsilon(self) -> Rate:
+        """ε of the optimiser, 0 if it has none."""
+        return getattr(self, "eps", 0.0)
 
     def __post_init__(self) -> None:
         if not callable(self.lr) and not hasattr(self.lr, "op"):
@@ -275,13 +278,13 @@ class Muon(Optimiser):
     ns_coefficients: Any = (3.4445, -4.7750, 2.0315)
     eps: float = 1e-7
     ns_steps: int | None = 5
-    adjust_lr_fn: str | Rate | None = None
+    adjust_lr_fn: str | Callable[[float, float], float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         real(self.momentum, "momentum", "Muon", least=0)
         real(self.eps, "eps", "Muon", least=0)
-        if isinstance(self.adjust_lr_fn, str):
+        if self.adjust_lr_fn is not None and not callable(self.adjust_lr_fn):
             one_of(self.adjust_lr_fn, "adjust_lr_fn", "Muon", tuple(ADJUSTMENTS))
         _ = self.iterations
 
@@ -306,8 +309,8 @@ class Muon(Optimiser):
 
     def adjustment(self, fan_in: float, fan_out: float) -> float:
         """The factor of lr."""
-        rule = ADJUSTMENTS[self.adjust_lr_fn or "original"] if isinstance(self.adjust_lr_fn, str | None) else None
-        return (rule or self.adjust_lr_fn)(fan_in, fan_out)  # type: ignore[operator, no-any-return]
+        given = self.adjust_lr_fn
+        return float((given if callable(given) else ADJUSTMENTS[given or "original"])(fan_in, fan_out))
 
     def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
         """The orthogonalised buffer."""

@@ -103,6 +103,7 @@ ROOMS = (
     "engine",
     "laws",
     "language",
+    "optim",
     "derivatives",
     "activations",
     "_array_api",

@@ -150,7 +150,7 @@ class OptimiserStep:
 
     def eps(self, widths: Mapping[str, float]) -> float:
         """ε of the optimiser."""
-        return self.of(self.optimiser.eps, widths)
+        return self.of(self.optimiser.epsilon, widths)
 
     def of(self, rate: Rate, widths: Mapping[str, float]) -> float:
         """A rate at these widths."""

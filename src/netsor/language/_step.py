@@ -251,7 +251,7 @@ class _Move(NamedTuple):
 
 class _Gradients(NamedTuple):
     terms: dict[Source, list[tuple[Term, str | None]]]  # of each matrix, with its unit
-    leaves: dict[Value, list[tuple[str | None, Value]]]
+    leaves: dict[Value, list[tuple[str | None, Any]]]
     latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
 
 
@@ -270,7 +270,7 @@ def _gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> _Grad
     seed = [(p, constant(np.ones(p.shape)))]
     first = Reverse(seed, chosen.leaves, counts, unit=None)
     terms: dict[Source, list[tuple[Term, str | None]]] = {}
-    leaves: dict[Value, list[tuple[str | None, Value]]] = {}
+    leaves: dict[Value, list[tuple[str | None, Any]]] = {}
     for unit in first.units:
         reverse = first if unit is None else Reverse(seed, chosen.leaves, counts, unit=unit)
         for use in reverse.uses:
@@ -415,8 +415,8 @@ class _ByParameter:
                 case Weight() if len(np.unique(key.members)) < key.count:
                     raise TraceError(
                         "step",
-                        f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one: give "
-                        "the batch, or make them weights of their own",
+                        f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one "
+                        f"{name}: give the batch, or make them weights of their own",
                     )
                 case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
                     self.given[source] = checked(each, name)

@@ -52,7 +52,8 @@ SHORTCUTS = (
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
     known = bind_hyperparameters(outputs, context) if context.numbers else outputs
-    made = deduplicate_products(bind_width_ratios(expand_steps(known, context), context), context)
+    expanded = expand_steps(known, context, draw_often_used="drawn" not in without)
+    made = deduplicate_products(bind_width_ratios(expanded, context), context)
     if "stacked" not in without:
         made = stack_weights(made, context)
     if "drawn" not in without:

@@ -46,12 +46,12 @@ from .step_coefficients import Coefficient, Combination, Order, coefficient_of, 
 from .trained_entries import TrainedEntries
 
 
-def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program without steps."""
+def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bool = True) -> list[Value]:
+    """The program without steps; matrices that act often are drawn, or only those whose entries are needed."""
     values = context.ordered(outputs)
     if not any(isinstance(value.op, SteppedMatMul | SteppedParameter) for value in values):
         return list(outputs)
-    entries = TrainedEntries(values, context)
+    entries = TrainedEntries(values, context, draw_often_used)
     made: dict[object, Vector] = {}  # W x, however often it is asked for
     matrices: dict[object, _History] = {}
     leaves: dict[Value, dict[Any, Any]] = {}  # what optimisers remember of initial vectors, by value
@@ -219,8 +219,9 @@ class _Matrices:
         """l M r^T/√(out · in), with M from the Gram matrices of l and r, each over its width."""
         left, right, sizes, first = self._summands(g)
         least = 0.0
-        for order in self.orders(self.coefficient(lambda widths: eps / first(widths))) if eps else ():
-            least = order.number if order.unit is None else 0.0
+        if eps:  # over the same, and √(out · in), which Gram matrices are divided by
+            over = self.coefficient(lambda w: eps / first(w) / (left.width.bind(w) * right.width.bind(w)) ** 0.5)
+            least = sum(order.number for order in self.orders(over) if order.unit is None)
         f = Function("polar", partial(orthogonalised, sizes=sizes, steps=iterations, eps=least), lipschitz=False)
         grams = mean_dot(left, left), mean_dot(right, right)
         middle = applied(f, grams, (max(map(len, grams)), *grams[0].shape[1:]), axes=2)
@@ -340,7 +341,7 @@ class _Leaf:
         scaled = [self._coefficient(size, rule) * single(d) for d, size in zip(op.d, sizes, strict=True)]
         sums: Any = reduce(operator.add, scaled)
         rates = _rates(op, 0, self.value, self.context)
-        if rule.optimiser.eps and self.infinite:
+        if rates.eps and self.infinite:
             raise eps_error(self.value, rates.eps)
         w, state = rule.optimiser.update(self, single(op.x), sums, states.get(rule.optimiser), rates)
         return self._realised(w), {**states, rule.optimiser: state}
@@ -383,7 +384,7 @@ class _Leaf:
         orders = {powers: sum(power for _, power in powers) for by in total.terms.values() for powers in by.terms}
         top = max(orders, key=lambda powers: orders[powers])
         inverse = Coefficient({tuple((name, -power) for name, power in top): 1.0})
-        return inverse * total  # type: ignore[return-value]
+        return inverse * total
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
         """No matrix: `ns.step` refuses it."""

@@ -35,8 +35,9 @@ Acting = MatMul | SteppedMatMul
 class TrainedEntries:
     """The matrices that are drawn, each with its entries after every step."""
 
-    def __init__(self, values: Sequence[Value], context: Context) -> None:
-        self.context = context
+    def __init__(self, values: Sequence[Value], context: Context, often: bool) -> None:
+        """`often`: also those that act on many vectors, and not only those whose entries are needed."""
+        self.context, self.often = context, often
         acts: dict[Source, list[Value]] = {}
         for value in values:
             if isinstance(value.op, MatMul | SteppedMatMul):
@@ -60,7 +61,7 @@ class TrainedEntries:
                 if not rule.optimiser.linear(count[rule.optimiser]):
                     return True
         rows, columns = self._sizes(uses[0].op.weight)  # type: ignore[attr-defined]
-        return 2 * rows * columns < self.vectors[source] * (rows + columns)
+        return self.often and 2 * rows * columns < self.vectors[source] * (rows + columns)
 
     def _sizes(self, weight: Weight) -> tuple[int, int]:
         drawn = weight.drawn
