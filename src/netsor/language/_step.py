@@ -438,7 +438,8 @@ class _ByParameter:
 
     def of(self, parameter: Weight | Value) -> Any:
         source = _source(parameter)
-        for key in (source, source.name, *([MATRICES] if isinstance(parameter, Weight) else []), None):
+        names = [*([source.name] if source.name else []), *([MATRICES] if isinstance(parameter, Weight) else [])]
+        for key in (source, *names, None):
             if key in self.given:
                 return self.given[key]
         raise TraceError(
