@@ -55,7 +55,7 @@ def step(
     weight_decay: float | Scalar = 0.0,
     scale: Rate | None = None,
     clip_norm: float | None = None,
-    lr_factor: float = 1.0,
+    lr_factor: float | Scalar = 1.0,
 ) -> Any:
     """The outputs after one step of an optimiser on the loss, as values of the same program.
 
@@ -106,7 +106,7 @@ def step(
         The largest norm of the gradient of all parameters that move; a longer one is scaled down, as
         `torch.nn.utils.clip_grad_norm_` does. For finite widths.
     lr_factor
-        What every learning rate is multiplied by in this step: the number that a schedule has here.
+        What every learning rate is multiplied by in this step: a number, as a schedule has it here, or a scalar.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def step(
         if not isinstance(value, Value):
             raise TraceError("step", "outputs", value, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
-    factor = real(lr_factor, "lr_factor", "step")
+    factor, by = (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step"), None)
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
     options = {"eps": eps, "newton_schulz": newton_schulz, "weight_decay": weight_decay, "scale": scale}
     rates = None
@@ -153,19 +153,21 @@ def step(
                 f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give it another optimiser, "
                 f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}",
             )
-        numbers = own.lr if rates is None else rates.of(of), own.weight_decay
-        scalars += [_one_number(number) for number in numbers if isinstance(number, Scalar)]
-        given = tuple(isinstance(number, Scalar) for number in numbers)
-        rate, decay = (1.0 if isinstance(number, Scalar) else number for number in numbers)
-        return OptimiserStep(name, own, _times(factor, rate), decay, (given[0], given[1]), *_sizes(of))
+        rate, decay = own.lr if rates is None else rates.of(of), own.weight_decay
+        lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
+        given = [number if isinstance(number, Scalar) else None for number in (lr, decay)]
+        scalars += [_one_number(number) for number in given if number is not None]
+        rate, decay = (1.0 if isinstance(number, Scalar) else number for number in (rate, decay))
+        there = given[0] is not None, given[1] is not None
+        return OptimiserStep(name, own, _times(factor, rate), decay, there, *_sizes(of))
 
     found = _gradients(p, listed, chosen)
     if not found.terms and not found.leaves:
         raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
     names = {source.name for source in found.latest} | {_source(leaf).name for leaf in found.leaves}
-    for by in (optimisers, rates):
-        if by is not None:
-            by.check(names)
+    for keys in (optimisers, rates):
+        if keys is not None:
+            keys.check(names)
     if clip_norm is not None:
         found = _clipped(found, real(clip_norm, "clip_norm", "step", above=0))
     matrices: dict[Source, _Move] = {}
@@ -189,7 +191,7 @@ def train(
     steps: int,
     weights: Parameter | Sequence[Parameter] | None = None,
     *,
-    schedule: Callable[[int], float] | None = None,
+    schedule: Callable[[int], float | Scalar] | None = None,
     clip_norm: float | None = None,
 ) -> list[Any]:
     """The outputs before training and after each of some steps: `ns.step` as often, with one optimiser.
