@@ -147,7 +147,7 @@ def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], bias
                 made = split(made + parameter(one.out_width, 0.0, "bias") if biases else made, heads, 0)
             case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(made.op, n) not in without:
                 made = made + parameter(w.out_width, 0.0, "bias")
-            case Gaussian() if biases and value.op.factor.any():
+            case Gaussian(factor=factor) if biases and factor.any():
                 vectors[made] = "bias"
             case Scale(Scalar(op=Apply(f)), _) if isinstance(f.f, partial) and f.f.func is rsqrt:
                 made = parameter(made.width, 1.0, "gain") * made if gains else made

@@ -114,10 +114,10 @@ def _over_length(along: Any, *rows: Any) -> Any:
     return xp.where(square > 0, along / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0 * along)
 
 
-def eps_error(value: Value, eps: float) -> ExactError:
+def eps_error(value: Value, eps: float, optimiser: str = "Adam", what: str = "the entries") -> ExactError:
     """What is said of eps > 0 at infinite width."""
     return ExactError(
         value,
-        f"a step of Adam with eps={eps:g} at width inf, where the entries of a gradient vanish",
+        f"a step of {optimiser} with eps={eps:g} at width inf, where {what} of a gradient vanish",
         instead="take eps=0, or bind the widths to numbers",
     )

@@ -221,6 +221,8 @@ class _Matrices:
         least = 0.0
         if eps:  # over the same, and √(out · in), which Gram matrices are divided by
             over = self.coefficient(lambda w: eps / first(w) / (left.width.bind(w) * right.width.bind(w)) ** 0.5)
+            if any(sum(power for _, power in powers) > 0 for powers in over.terms):
+                raise eps_error(self.value, eps, "Muon", "the singular values")
             least = sum(order.number for order in self.orders(over) if order.unit is None)
         f = Function("polar", partial(orthogonalised, sizes=sizes, steps=iterations, eps=least), lipschitz=False)
         grams = mean_dot(left, left), mean_dot(right, right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -185,7 +186,7 @@ def _of_model(
 def _optimiser(kind: str, rate: float) -> Optimiser:
     if kind == "muon":
         return Muon(rate, 0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0)
-    return {"sgd": SGD, "adam": Adam}[kind](rate)
+    return SGD(rate) if kind == "sgd" else Adam(rate)
 
 
 def _of_program(
@@ -229,9 +230,10 @@ def _replaced(loss: Any) -> Any:
 
 def _drawn(net: Program, how: Mapping[str, Any]) -> Run:
     def at(rate: float) -> Any:
-        with np.errstate(all="ignore"):
+        with warnings.catch_warnings():  # overflows, in threads that draw
+            warnings.simplefilter("ignore", RuntimeWarning)
             try:
-                return net.draw(**how, **{LR: rate})
+                return net.draw(**{**how, LR: rate})
             except ExactError:
                 raise
             except ValueError:  # an overflow, or at infinite width expectations that do not tell a diverging loss
