@@ -61,9 +61,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .studies.audit import audit as audit
     from .studies.coord_check import coord_check as coord_check
     from .studies.literature import literature as literature
-    from .studies.transfer import Optimum as Optimum
-    from .studies.transfer import Sweep as Sweep
-    from .studies.transfer import Transfer as Transfer
     from .studies.transfer import transfer as transfer
 else:  # a name is loaded when it is first used, so that a command loads only what it needs
     _MODULES = {"models": ".models", "nn": ".nn", "optim": ".optim", "paper": ".studies.paper"}
@@ -88,7 +85,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         ".studies.audit": "audit",
         ".studies.coord_check": "coord_check",
         ".studies.literature": "literature",
-        ".studies.transfer": "Optimum Sweep Transfer transfer",
+        ".studies.transfer": "transfer",
     }
     _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
     __all__ = sorted([*_MODULES, *_WHERE])

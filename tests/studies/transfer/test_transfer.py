@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.studies.transfer import Sweep
 
 X, T = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([1.0, -1.0])
 LR = 2.0 ** np.arange(-4, 5)
@@ -14,7 +15,7 @@ LR = 2.0 ** np.arange(-4, 5)
 def sweep(power, noise=0.01, draws=16):
     """Losses whose best learning rate is n^power."""
     rng = np.random.default_rng(0)
-    return ns.Sweep(
+    return Sweep(
         "mine",
         LR,
         {
@@ -40,7 +41,7 @@ def test_the_best_rate_and_its_exponent(power):
 
 def test_noise_leaves_it_undecided_and_an_edge_is_told():
     assert sweep(0.0, noise=8.0, draws=4).verdict == "undecided"
-    edge = ns.Sweep("mine", LR, {1: np.linspace(1, 2, 9)[:, None] + np.zeros(8), 2: sweep(0).losses[1]}, {})
+    edge = Sweep("mine", LR, {1: np.linspace(1, 2, 9)[:, None] + np.zeros(8), 2: sweep(0).losses[1]}, {})
     assert edge.best(1).low == 0.0
     assert edge.verdict == "not within the grid"
 

@@ -38,7 +38,8 @@ class Optimum(NamedTuple):
 
     Examples
     --------
-    >>> ns.Optimum(0.1, 0.05, 0.2).lr
+    >>> from netsor.studies.transfer import Optimum
+    >>> Optimum(0.1, 0.05, 0.2).lr
     0.1
     """
 
@@ -67,9 +68,10 @@ class Sweep:
 
     Examples
     --------
+    >>> from netsor.studies.transfer import Sweep
     >>> lr = 2.0 ** np.arange(-4, 5)
     >>> losses = {n: 1.0 + np.log(lr * n)[:, None] ** 2 + 0.01 * np.arange(8) for n in (1.0, 2.0, 4.0)}
-    >>> sweep = ns.Sweep("mine", lr, losses, {})
+    >>> sweep = Sweep("mine", lr, losses, {})
     >>> print(sweep.best(2.0), sweep.verdict)
     0.5 (0.35, 0.71) shifts like n^-1.0
     """
@@ -156,7 +158,7 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     bend = np.where(right > left, right - left, 1.0)
     vertex = 0.5 * (x0 + x1) - 0.5 * left * (x2 - x0) / bend
-    return np.where(right > left, np.clip(vertex, x0, x2), x1)
+    return np.asarray(np.where(right > left, np.clip(vertex, x0, x2), x1))
 
 
 def _ends(value: float, samples: Floats) -> tuple[float, float, float]:
@@ -178,9 +180,10 @@ class Transfer(Sequence[Sweep]):
 
     Examples
     --------
+    >>> from netsor.studies.transfer import Sweep, Transfer
     >>> lr = 2.0 ** np.arange(-4, 5)
     >>> losses = {n: 1.0 + np.log(lr)[:, None] ** 2 + 0.01 * np.arange(8) for n in (64.0, 256.0)}
-    >>> print(ns.Transfer("mine", 4, [ns.Sweep("mup", lr, losses, {})]))
+    >>> print(Transfer("mine", 4, [Sweep("mup", lr, losses, {})]))
     mine, 4 steps: best learning rates with intervals
     width      mup
     64         1 (0.71, 1.4)

@@ -92,7 +92,7 @@ def transfer(
     ...     return ((ns.mean_dot(f, ns.data([[1.0]]))[:, 0, 0] - targets) ** 2).mean()
     >>> found = ns.transfer(standard, widths=[32, 128, 512], lr=2.0 ** np.arange(-12, -1), optimiser=ns.optim.SGD(1.0))
     >>> found[0].verdict
-    'shifts like n^-0.9'
+    'shifts like n^-1.1'
     """
     many, taken = whole(draws, "draws", least=4), whole(steps, "steps")
     grid = None if lr is None else np.sort(numbers(lr, "transfer"))
