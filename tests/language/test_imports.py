@@ -111,6 +111,7 @@ ROOMS = (
     "engine",
     "laws",
     "language",
+    "optim",
     "derivatives",
     "activations",
     "_array_api",
