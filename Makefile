@@ -22,6 +22,10 @@ $(VENV)/stamp-%: $(VENV)/stamp
 explore: $(VENV)/stamp-explore  ## a page in the browser: move a slider, see the law
 	$(BIN)/netsor explore
 
+explore-static: .pyodide  ## the explorer as static files that need no server of ours, into explore-static/
+	$(BIN)/python docs/_browser.py explore $@
+	@echo "$@/index.html"
+
 reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 	$(BIN)/netsor reproduce
 

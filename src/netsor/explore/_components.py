@@ -1,11 +1,22 @@
-"""Views as HTML: a table of numbers, messages, and what is hidden at first."""
+"""Views as HTML: pictures, a table of numbers, messages, and what is hidden at first."""
 
 from __future__ import annotations
 
 import html
 
 from ..laws import Estimate
-from ._view import Band, Rows
+from ._view import Band, Rows, View, as_svg
+
+
+def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "", code: str = "") -> str:
+    """What a page shows of a view: `saved` are buttons for files, `code` is its Python as HTML."""
+    many = " netsor-many" if view.columns > 1 else ""
+    plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
+    told = "" if view.result is None else view.result._repr_html_()
+    return (
+        f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
+    )
 
 
 def table(rows: Rows, waiting: str = "") -> str:
