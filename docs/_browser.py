@@ -26,10 +26,10 @@ SOURCE = ROOT / "src"
 # A package on PyPI whose wheel carries the files of Pyodide 314.0.3. Pyodide has no other home on PyPI.
 CARRIER, INSIDE = "open-webui==0.12.4", "open_webui/frontend/pyodide/"
 CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-COMPILED = ("numpy", "scipy", "matplotlib", "scikit-learn")  # packages with compiled parts, which Pyodide has
+COMPILED = ("numpy", "scipy", "matplotlib")  # packages with compiled parts, which Pyodide has
 PURE = ("array-api-compat", "click", "filelock", "jinja2", "markupsafe", "threadpoolctl", "tqdm")
 CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"  # where it is loaded from, if it is not beside the pages
-SIZE = 30_480_000  # bytes of Pyodide, numpy and scipy, which are loaded before the first answer
+SIZE = 32_900_000  # bytes of Pyodide, numpy and scipy, which are loaded before the first answer
 LOCAL = ROOT / ".pyodide"  # what `make .pyodide` writes
 ARCHIVE, STYLE = "netsor.zip", SOURCE / "netsor" / "explore" / "_app.css"
 ASSETS = ("live.js", "live-worker.js", "live.css")
@@ -52,6 +52,9 @@ def write_pyodide(folder: Path) -> None:
                 names += [other for other in packages[name]["depends"] if other not in names]
             for name in wanted:
                 (folder / name).write_bytes(wheel.read(f"{INSIDE}{name}"))
+    if shutil.which("node"):  # the bytecode of another Python would be of no use
+        here = ROOT / "docs"
+        subprocess.run(["node", here / "_pyodide.mjs", folder, here / "_bytecode.py"], check=True)
 
 
 def write_netsor(path: Path) -> None:

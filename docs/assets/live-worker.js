@@ -1,8 +1,11 @@
 // Python in a worker, so that the page stays responsive. Messages in: first {pyodide, archive}, then {id, kind, content}.
 // Messages out: {loaded} bytes, {failed} why Python cannot be had, {id, what, content} of `answer`, and {id, done}.
 
-const PACKAGES = { matplotlib: /matplotlib|plot|save|--out/, "scikit-learn": /sklearn|Regressor/ } // what needs them
-let python, answer
+const PLOTS = /matplotlib|plot|save|--out/ // code that needs matplotlib
+const CELLS = "netsor._browser_cells"
+const FORMS = "netsor.explore._static"
+const MODULES = { python: CELLS, sh: CELLS, layer: FORMS, model: FORMS }
+let python
 
 // Pyodide fetches its files itself; here they are counted as they come.
 const fetched = self.fetch
@@ -29,14 +32,11 @@ async function start({ pyodide, archive }) {
   python = await loadPyodide({ indexURL: pyodide, packages: ["numpy", "scipy"], env: { HOME: "/home/pyodide", MPLBACKEND: "agg" } })
   python.unpackArchive(await files, "zip", { extractDir: "/netsor" })
   python.runPython("import sys; sys.path.insert(0, '/netsor')")
-  answer = python.pyimport("netsor.explore._static").answer
 }
 
 async function reply({ id, kind, content }) {
-  for (const [name, needed] of Object.entries(PACKAGES)) {
-    if ((kind === "python" || kind === "sh") && needed.test(content)) await python.loadPackage(name, { messageCallback() {} })
-  }
-  answer(kind, content, (what, content) => postMessage({ id, what, content }))
+  if (MODULES[kind] === CELLS && PLOTS.test(content)) await python.loadPackage("matplotlib", { messageCallback() {} })
+  python.pyimport(MODULES[kind]).answer(kind, content, (what, content) => postMessage({ id, what, content }))
   postMessage({ id, done: true })
 }
 

@@ -31,7 +31,7 @@ def computed(tmp_path_factory):
     subprocess.run([sys.executable, ROOT / "docs" / "_browser.py", "netsor", archive], check=True)
     commands = (
         [sys.executable, HERE / "computed.py"],
-        ["node", HERE / "run.mjs", PYODIDE, archive, HERE / "computed.py"],
+        ["node", ROOT / "docs" / "_pyodide.mjs", PYODIDE, HERE / "computed.py", archive],
     )
     found = []
     for command in commands:

@@ -1,20 +1,12 @@
 """The page without a server: forms as plain HTML, and the answers to them, in Python that runs inside the browser.
 
-The page's script (docs/assets/live.js) sends what a form holds, or the code of a block, to `answer` in a worker.
+The page's script (docs/assets/live.js) sends what a form holds to `answer`, in a worker.
 """
 
 from __future__ import annotations
 
-import ast
-import base64
-import contextlib
 import html
-import io
 import json
-import linecache
-import shlex
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,82 +20,17 @@ from ._components import view_html
 from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Layer, text
 from ._view import View, error_text
 
-Emit = Callable[[str, str], None]  # what it is ("text", "html", "image", "error", "progress") and its content
-BLOCK = "<block>"  # the name of the code in error messages
+Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
 PASTED = Path("config.json")  # where a pasted configuration is kept, in the memory of the page
 SAME = "the same model"
 
-_names: dict[str, Any] = {"__name__": "__main__"}  # of the blocks of a page, which follow each other
-
 
 def answer(kind: str, content: str, emit: Emit) -> None:
-    """Run code, or answer a form whose values are JSON; an error is emitted too."""
+    """Answer a form whose values are JSON; an error is emitted too."""
     try:
-        {"python": run, "sh": run_commands, "layer": show_layer, "model": show_model}[kind](content, emit)
-    except (Exception, SystemExit) as error:
+        {"layer": show_layer, "model": show_model}[kind](content, emit)
+    except Exception as error:
         emit("error", error_text(error))
-
-
-def run(code: str, emit: Emit) -> None:
-    """Run a block; its last expression is shown as in a notebook, and so are figures that it leaves open."""
-    linecache.cache[BLOCK] = (len(code), None, code.splitlines(keepends=True), BLOCK)
-    with contextlib.redirect_stdout(_Printed(emit)), contextlib.redirect_stderr(_Printed(emit)):
-        try:
-            tree = ast.parse(code, BLOCK)
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            exec(compile(tree, BLOCK, "exec"), _names)
-            if isinstance(last, ast.Expr):
-                _show(eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names), emit)
-        except (Exception, SystemExit) as error:
-            own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == BLOCK]
-            where = f"line {own[-1].lineno}: {own[-1].line}\n" if own else ""
-            emit("error", where + "".join(traceback.format_exception_only(error)).rstrip())
-    _show_figures(emit)
-
-
-def run_commands(text: str, emit: Emit) -> None:
-    """Run the lines of a shell that call netsor."""
-    from .. import cli
-
-    for line in text.splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["netsor"]:
-            sys.argv = words
-            out = _Printed(emit)
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
-                cli.main()
-
-
-class _Printed(io.TextIOBase):
-    """What is printed, emitted as it comes."""
-
-    def __init__(self, emit: Emit) -> None:
-        self.emit = emit
-
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError("text is written here, not bytes")  # by which click tells such files apart
-        self.emit("text", text)
-        return len(text)
-
-
-def _show(value: object, emit: Emit) -> None:
-    if hasattr(value, "_repr_html_"):
-        emit("html", value._repr_html_())
-    elif value is not None:
-        emit("text", f"{value!r}\n")
-
-
-def _show_figures(emit: Emit) -> None:
-    if "matplotlib.pyplot" not in sys.modules:
-        return
-    import matplotlib.pyplot as plt
-
-    for number in plt.get_fignums():
-        drawn = io.BytesIO()
-        plt.figure(number).savefig(drawn, dpi=144, bbox_inches="tight")
-        emit("image", base64.b64encode(drawn.getvalue()).decode())
-    plt.close("all")
 
 
 def show_layer(content: str, emit: Emit) -> None:
