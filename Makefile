@@ -82,7 +82,7 @@ test-newest:  ## the tests of `make test` with the newest versions of all depend
 test-wasm: .pyodide $(VENV)/stamp-test  ## the library in Pyodide under node, which must be installed: the same numbers
 	$(ONE_THREAD) $(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='wasm_*.py' tests/wasm
 
-test-browser: $(VENV)/stamp-browser .pyodide docs  ## the explorer, the documentation and a notebook in Chromium (CHROMIUM=PATH, if it is elsewhere)
+test-browser: $(VENV)/stamp-browser .pyodide docs explore-static  ## the explorer, the documentation and a notebook in Chromium (CHROMIUM=PATH, if it is elsewhere)
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='browser_*.py' tests/browser
 
 test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
