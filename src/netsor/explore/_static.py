@@ -14,11 +14,10 @@ from typing import Any
 
 from ..language import inf
 from ..models import RECIPES, names
-from ..studies.paper import ACTIVATIONS
+from ..paper import ACTIVATIONS
 from ._audit_view import STDS, UNCHANGED, Model, Variant, lengths
-from ._components import view_html
 from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Layer, text
-from ._view import View, error_text
+from ._view import View, error_text, view_html
 
 Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
 PASTED = Path("config.json")  # where a pasted configuration is kept, in the memory of the page
