@@ -29,16 +29,21 @@ from .._document import (
 )
 from .._html_report import COLOUR_CLASSES, provenance
 from . import _ranges
+from ._advice import adam_note, drawbacks, recipe_notes
 from ._differences import Differences, RulePreference, strip_common_prefix
 from ._measurements import Draws, LengthResult, Lengths, changing, merged
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rule import Finding, join_words, lengths_text
+from ._rules import BACKWARD_RULES
 
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")  # rows of the short table
 RULE_NOTE = (
     "A rule compares a median over initialisations with its threshold, by a confidence interval of level 1e-4 that "
     "assumes nothing about the distribution. If the interval contains the threshold, the rule is undecided and more "
     "draws settle it. A status holds at the lengths that it names."
+)
+GRADIENT_NOTE = (
+    "Only rules about the size of gradients prefer it. They matter to SGD; AdamW's first update does not depend on it."
 )
 BLOCK_NOTE = (
     "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the model's own widths; solid lines are "
@@ -84,9 +89,10 @@ def unavailable(found: LengthResult) -> dict[str, str]:
 def _audit_sections(lengths: Lengths) -> list[Section]:
     first, findings = lengths[0], merged(lengths)
     warnings = [Paragraph(text, "warning") for text in length_warning(lengths)]
+    advice = [Paragraph(text) for text in (*recipe_notes([first.model]), adam_note(first.model)) if text]
     drawn = f", {first.tokens:,} tokens"
     sections = [
-        Section("", [Items(finding_items(findings, lengths)), *warnings]),
+        Section("", [Items(finding_items(findings, lengths)), *warnings, *advice]),
         Section("", [_main_figure([first], findings)], "html"),
         Section("", [Table(*_block_table(first, [EVERY[name] for name in SUMMARY], bands=False))], "text"),
         Section(f"Output{drawn}", [_output_table([first])], "verbose"),
@@ -204,6 +210,13 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
         sections.append(
             Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, found)])
         )
+    against = drawbacks(firsts, found.preferred)
+    best = dict(zip(names, short, strict=True)).get(found.preferred or "")
+    advice = [f"Against “{best}”: {'; '.join(against)}."] if against else []
+    advice += [GRADIENT_NOTE] if found.preferred and _by_gradients(found) else []
+    advice += recipe_notes([first.model for first in firsts])
+    if advice:
+        sections.append(Section("", [Paragraph(text) for text in advice]))
     if found.quantities:
         rows = []
         for q in found.quantities:
@@ -244,6 +257,12 @@ def _preferences(names: Sequence[str], found: Differences) -> list[Paragraph]:
             best = join_words([f"“{short[name]}”" for name in rule.preferred])
             made.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
     return made
+
+
+def _by_gradients(found: Differences) -> bool:
+    """Whether the preferred model is preferred by rules about gradients alone."""
+    deciding = {rule.rule for rule in found.rules if found.preferred in rule.preferred and rule.why}
+    return deciding <= {rule.name for rule in BACKWARD_RULES}
 
 
 def _place(block: int | None) -> str:

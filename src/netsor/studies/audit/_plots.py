@@ -19,7 +19,7 @@ STYLES: Sequence[Any] = ("-", ":", "--", "-.")  # of models, where colours are f
 FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
 CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
-THRESHOLDS = {rule.name: rule.threshold for rule in RULES if rule.name == "entropy"}  # rules that read a quantity as is
+THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
 MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
 
 
@@ -142,7 +142,7 @@ def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -
 
 
 def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None:
-    """Medians as lines, bands as areas, the threshold of a rule as a dotted line."""
+    """Medians as lines, bands as areas, thresholds of rules as dotted lines."""
     ends = []
     for k, (each, colour) in enumerate(zip(models, _colours(len(models)), strict=True)):
         for found in each.measured:
@@ -162,10 +162,25 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None
     _ends(axes, models)
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-    if quantity.name in THRESHOLDS:
-        axes.axhline(THRESHOLDS[quantity.name], color=VERMILLION, lw=0.8, ls=":", zorder=0)
+    for threshold, side in _thresholds(models, quantity.name):
+        axes.axhline(threshold, color=VERMILLION, lw=0.8, ls=":", zorder=0)
+        place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if side == "below" else "bottom"}
+        axes.text(0.99, threshold, f"flagged {side}", color=VERMILLION, fontsize="x-small", **place)
     axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, str]]:
+    """Where the rule on a quantity flags it; those relative to a number of the model only if there is one model."""
+    if name == "entropy":
+        return [(THRESHOLDS["entropy"], "below")]
+    if name == "largest_load":
+        return [(THRESHOLDS["load"], "above")]
+    if name == "effective_rank" and len({each.distinct for each in models}) == 1:
+        return [(1 + THRESHOLDS["rank"] * (models[0].distinct - 1), "below")]
+    if name == "mean_square" and len(models) == len(models[0].stacks) == 1:
+        return [(THRESHOLDS["growth"] * float(models[0][name].median[0]), "above")]
+    return []
 
 
 def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:

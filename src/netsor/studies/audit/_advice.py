@@ -1,0 +1,93 @@
+"""Advice that no threshold decides: AdamW's first update, formulas of recipes, drawbacks of a preferred model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...models import RECIPES, Transformer
+from ...models._description import idle
+from ._config import Model
+from ._measurements import LengthResult
+from ._quantities import EVERY
+from ._rule import join_words, number
+
+ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
+MATRICES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "attention output",
+    "in": "MLP in",
+    "gate": "MLP gate",
+    "out": "MLP out",
+    "router": "router",
+    "embedding": "embedding",
+    "position": "position",
+    "logits": "logits",
+}
+WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
+WORSE_BY = 2.0  # a factor between medians below which a quantity is not worth a word
+
+
+def adam_updates(model: Transformer, lr: float = ADAM_LR) -> dict[str, float]:
+    """The size of AdamW's first update over the std of the entries, by matrix: lr/std, for any gradient above eps.
+
+    The first bias-corrected step is lr · g/(|g| + eps), so every entry moves by lr. Matrices that start at 0 are left
+    out.
+    """
+    unread = idle(model)
+    stds = {words: getattr(model, f"std_{name}") for name, words in MATRICES.items() if f"std_{name}" not in unread}
+    return {words: lr / std for words, std in stds.items() if std > 0}
+
+
+def adam_note(model: Model) -> str:
+    """AdamW's first update relative to the weights, in words; matrices with the same ratio are named together."""
+    if not isinstance(model, Transformer):
+        return ""
+    alike: dict[float, list[str]] = {}
+    for words, ratio in adam_updates(model).items():
+        alike.setdefault(ratio, []).append(words)
+    if not alike:
+        return ""
+    parts = [f"{100 * ratio:.2g} % of the std of {', '.join(names)}" for ratio, names in sorted(alike.items())]
+    where = " in the encoder" if model.decoder_gain != 1 else ""
+    return (
+        f"AdamW moves every entry by the learning rate in its first step, however large its gradient is. At lr "
+        f"{ADAM_LR:g} that is {join_words(parts)}{where}."
+    )
+
+
+def recipe_notes(models: Sequence[Model]) -> list[str]:
+    """The formula and the source of every recipe that the models are drawn by."""
+    parts = [part for model in models for part in model.name.split(", ") if part.startswith("recipe=")]
+    names = dict.fromkeys(part.removeprefix("recipe=") for part in parts)
+    return [f"{name}: {RECIPES[name].words} ({RECIPES[name].source})." for name in names if name in RECIPES]
+
+
+def drawbacks(found: Sequence[LengthResult], preferred: str | None) -> list[str]:
+    """In what the preferred model is worse than all others: bands that part, and medians a factor of 2 apart."""
+    best = next((each for each in found if each.model.name == preferred), None)
+    others = [each for each in found if each is not best]
+    if best is None or not others:
+        return []
+    said = []
+    for name, above in WORSE_ABOVE.items():
+        if not all(name in each.best for each in found):
+            continue
+        (low, median, high), *rest = (_last_band(each, name) for each in (best, *others))
+        medians = sorted(band[1] for band in rest)
+        if above:
+            worse = low > max(band[2] for band in rest) and median > WORSE_BY * max(0.0, medians[-1])
+        else:
+            worse = high < min(band[0] for band in rest) and WORSE_BY * median < medians[0]
+        if worse:
+            ends = dict.fromkeys((number(medians[0]), number(medians[-1])))
+            said.append(f"{EVERY[name].title} {number(median)} ({' to '.join(ends)} in the others)")
+    return said
+
+
+def _last_band(found: LengthResult, name: str) -> tuple[float, float, float]:
+    """The ends of the band and the median, after the last block or at the output."""
+    band = found[name]
+    low, median, high = (float(values.reshape(-1)[-1]) for values in (band.low, band.median, band.high))
+    return low, median, high
