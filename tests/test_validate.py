@@ -236,3 +236,15 @@ def test_a_program_of_given_numbers_prints():
     net = ns.Program(ns.apply(np.hypot, 3.0, 4.0))
     assert str(net).splitlines()[0] == "program program"
     assert net.law().mean() == 5
+
+
+def test_both_spellings():
+    x = ns.weight(n, 2, name="W") @ ns.data([1.0, 0.0])
+    loss = ns.dot(x, x) / 2
+    first, second = (
+        ns.Program(ns.step(loss, loss, 0.1, **{name: "sgd"})).law(n=8, draws=20) for name in ("optimiser", "optimizer")
+    )
+    assert first.var() == second.var()
+    assert ns.ntk(loss, parametrization="standard").shape == ns.ntk(loss, parametrisation="standard").shape
+    with pytest.raises(ArgumentError, match=r"^optimizer='sgd' must be left out: optimiser is the same argument$"):
+        ns.step(loss, loss, 0.1, optimiser="adam", optimizer="sgd")

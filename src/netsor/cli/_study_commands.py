@@ -162,7 +162,11 @@ TOLERANCE = Number(real, above=0, most=1)
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=MIN_FOUR, default=32, show_default=True, help="Initialisations at each width.")
 @click.option(
-    "--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="How far an exponent may be from its promise."
+    "--tolerance",
+    type=TOLERANCE,
+    default=0.1,
+    show_default=True,
+    help="How far an exponent may be off.",
 )
 @click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
@@ -194,7 +198,7 @@ def coord_check_command(
     bad = [check for check in found if not check.kept]
     if fail and bad:
         told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as promised: {told}")
+        echo_error(f"not as expected: {told}")
         raise click.exceptions.Exit(FAILED)
 
 

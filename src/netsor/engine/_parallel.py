@@ -5,6 +5,7 @@ Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import pickle
@@ -163,7 +164,7 @@ def run(
     total = sum(map(len, parts))
     finished = shown = 0
     tick = Tick()
-    bar = _bar(total) if progress is True and on_terminal() else None
+    bar = _bar(total) if progress is True and on_terminal() and not quiet() else None
     try:
         while True:
             for some in waiting:
@@ -196,6 +197,11 @@ def check_executor(executor: object, otherwise: str) -> None:
     """Refuse what is no executor; `otherwise` is what works in its place."""
     if executor is not None and not isinstance(executor, Executor):
         raise ArgumentError("executor", executor, f"a concurrent.futures.Executor, or None for {otherwise}")
+
+
+def quiet() -> bool:
+    """Whether progress is switched off for all calls: the level of the logger "netsor" is set above INFO."""
+    return logging.getLogger("netsor").level > logging.INFO
 
 
 def on_terminal() -> bool:

@@ -158,9 +158,9 @@ def layer_controls() -> Any:
     ends = {"over √d": "sqrt", "over d": "linear"}
     return mo.ui.dictionary(
         {
-            "heads": whole("Heads H", 64, 2),
+            "heads": whole("Heads H", 64, 1),
             "tokens": whole("Tokens s", 32, 4),
-            "width": width_slider("Width n"),
+            "width": width_slider("Width n", 16),  # one head, narrow: far from a Gaussian
             "head_dim": mo.ui.slider(0, len(HEAD_DIMS) - 1, 1, label="Head dimension d", full_width=True),
             "activation": mo.ui.dropdown(list(paper.ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
             "clip": mo.ui.slider(steps=CLIPS, value=100.0, label="Clip at", show_value=True, full_width=True),

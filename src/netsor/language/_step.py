@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._validate import TraceError, as_floats, as_whole, one_of, real, shown
+from .._validate import TraceError, also_spelled, as_floats, as_whole, one_of, real, shown
 from ._array import Source, Value
 from ._grad import Parameter, Parameters, Reverse, Term, as_loss, terms_of
 from ._graph import topological_order
@@ -35,6 +35,7 @@ NAMELESS = "a parameter without a name"
 LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
 
 
+@also_spelled(optimizer="optimiser")
 def step(
     outputs: Any,
     loss: Scalar,

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ...engine._parallel import Progress, cores
 from .._cache import Arrays, Store
 from .._document import Block, Cell, Document, Figure, Figures, Paragraph, Row, Section, Table, to_text
 from .._html_report import FIGURE_FILES, provenance, to_page
-from .._output_dir import Folder, environment, to_csv
+from .._output_dir import Folder, environment, to_csv, to_dataframe
 from .._process_pool import Workers, wait
 from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
 from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
@@ -169,6 +169,11 @@ class Finished:
     def table(self, verbose: bool = False) -> str:
         """The result as text of 80 columns, the verdict first; `verbose` adds every statement."""
         return to_text(document([RESULTS[name] for name in self.claims], self.claims, self.quick), verbose)
+
+    def to_dataframe(self) -> Any:
+        """The statements as a pandas DataFrame: a row each, with its paper, its rule, our number and the verdict."""
+        every = ((name, claim) for name, claims in self.claims.items() for claim in claims)
+        return to_dataframe({"result": name, **asdict(claim)} for name, claim in every)
 
     def __str__(self) -> str:
         return f"{self.table()}\n\nreport: {self.report}"
