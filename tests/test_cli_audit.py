@@ -13,6 +13,7 @@ import pytest
 
 from netsor import audit
 from netsor.cli import _study
+from netsor.cli._audit_run import _cheaper
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
@@ -390,3 +391,17 @@ def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
         assert "Traceback" not in error
         run.gone()
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_cheaper_ways_are_named_with_what_they_take():
+    """From plans: fewer blocks, fewer tokens, finite widths; none of them is planned where it does not take long."""
+    model = read("gpt2").replace(layers=12, width=64, heads=4, hidden=256)
+    request = _config.Request((model,), tokens=(64,), draws=16, gradients=False)
+    cost = _audit.estimate(request)
+    assert _cheaper(request, cost) == ""
+    text = _cheaper(request, cost._replace(first=0.0, seconds=1e6))
+    told = dict(re.findall(r"(--[^:]+): about (\d+) s", text))
+    assert list(told) == ["--set layers=4", "--tokens 8", "--widths actual"]
+    assert "exact for what they report" in text
+    ids = _config.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
+    assert "--" not in _cheaper(ids, cost._replace(seconds=1e6)).replace("--backend torch", "")

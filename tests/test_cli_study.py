@@ -43,7 +43,7 @@ def fails(error):
 def run(
     request, run=lambda request, executor: "found", prepare=lambda request: None, cost=COST, watch=None, where=HERE
 ):
-    asked = StudyJob(request, cost, "net: 2 draws", "fewer --draws", "; and more")
+    asked = StudyJob(request, cost, "net: 2 draws", "fewer --draws take less", "; and more")
     return run_study(watch or Watch(), where, lambda: asked, prepare, run)
 
 

@@ -28,7 +28,7 @@ def checked(watch: Watch, out: str | None, where: BackendChoice, options: dict[s
         names = " and ".join(check.name for check in request.checks)
         at = ", ".join(f"{v:,}" for v in request.at)
         what = f"{request.name}, {names}: {request.draws:,} draws at {request.axis}s {at}"
-        return StudyJob(request, _check.estimate(request), what, "fewer --draws, tokens or widths")
+        return StudyJob(request, _check.estimate(request), what, "fewer --draws, tokens or widths take less")
 
     return run_study(watch, where, asked, _check.prepare, _check.run)
 

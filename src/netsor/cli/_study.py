@@ -36,7 +36,7 @@ class StudyJob(NamedTuple):
     request: Any  # with `out`, `workers` and `own`
     cost: Cost
     what: str  # such as "gpt2: 200 draws of 16 tokens"
-    less: str  # what would take less time
+    less: str  # how to take less time
     more: str = ""  # said after what it takes
 
 
@@ -49,7 +49,7 @@ def run_study(
         request, cost, what, less, more = asked()
     on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated
     if on_cores and cost.clock > LONGEST:
-        raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less} take less")
+        raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less}")
     if request.out is not None and not request.own and Store(request.out / "parts").any():
         more = f"; what is finished in --out is not drawn again{more}"
     left = LOST if request.out is None else NOTHING_STORED if request.own else resume_message("draws")

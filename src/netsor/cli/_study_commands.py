@@ -281,7 +281,7 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
         raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM that it is about")
     for package in ("marimo", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            raise click.UsageError(f"explore needs {package}, which is not installed: pip install 'netsor[explore]'")
+            raise click.UsageError(f"explore needs {package}, which is not installed: pip install marimo uvicorn")
     from ..explore import Target, serve
     from ._load_program import find
 

@@ -69,7 +69,7 @@ class Jax(Device):
         try:
             import jax
         except ImportError:
-            raise NoDeviceError("backend", "jax", "installed: pip install 'netsor[jax]'") from None
+            raise NoDeviceError("backend", "jax", "installed: pip install jax") from None
         try:
             self._device()
         except (RuntimeError, IndexError):

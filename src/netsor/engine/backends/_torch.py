@@ -116,7 +116,7 @@ class Torch(Device):
         try:
             import torch
         except ImportError:
-            raise NoDeviceError("backend", "torch", "installed: pip install 'netsor[torch]'") from None
+            raise NoDeviceError("backend", "torch", "installed: pip install torch") from None
         if self.kind == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if int(self.device.partition(":")[2] or 0) >= count:

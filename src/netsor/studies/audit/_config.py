@@ -35,6 +35,7 @@ PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an inter
 PART_DRAWS = 256  # at most
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_TOLD = 3  # fields, in a name
+MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
 
 
@@ -269,10 +270,10 @@ class Request:
     def times(self) -> float:
         """How often as long draws at own widths take with gradients of the shortest inputs.
 
-        The most of all models; ∞ if one has no gradients. Whether the limit is asked for too does not change it, since
-        draws at own widths must not depend on that.
+        The most of all models; ∞ if one has no gradients, or if inputs are long. Whether the limit is asked for too
+        does not change it, since draws at own widths must not depend on that.
         """
-        if self.own or any(model.experts for model in self.models):
+        if self.own or self.lengths[0] > MAX_TRIED_TOKENS or any(model.experts for model in self.models):
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:
