@@ -116,7 +116,7 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     model = plain if drawn is None else _by("--recipe", plain, drawn)
     models, swept = [model], None
     if others and len(compare) > 1:
-        raise click.UsageError("--compare-set is for one --compare: give others a config.json of their own")
+        raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
     models += [_by("--compare-recipe", plain, name) for name in recipes]
     if sweep is not None and (compare or others or recipes):
         raise click.UsageError("--sweep and --compare exclude each other: a sweep compares MODEL with itself")

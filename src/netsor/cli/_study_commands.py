@@ -50,7 +50,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
 )
-@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, in place of --tokens.")
+@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
 @click.option(
     "--draws",
     type=MIN_DRAWS,
@@ -246,7 +246,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
-    """Published results on transformers at initialisation, each beside the exact law, with a verdict.
+    """Published results on transformers at initialisation, each compared with the exact law, with a verdict.
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
     that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never

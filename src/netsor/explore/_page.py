@@ -268,9 +268,9 @@ def model_controls() -> Any:
         {
             **variant("", mo.ui.dropdown(known, value="gpt2", label="Model", full_width=True)),
             "tokens": mo.ui.text(label="Tokens, one length or several", placeholder="16, 128", full_width=True),
-            "limit": mo.ui.checkbox(label="The limit beside it"),
+            "limit": mo.ui.checkbox(label="Add the limit"),
             "gradients": mo.ui.checkbox(label="Gradients"),
-            **variant(SECOND, mo.ui.dropdown([NONE, SAME, *known], value=NONE, label="Beside it", full_width=True)),
+            **variant(SECOND, mo.ui.dropdown([NONE, SAME, *known], value=NONE, label="Compare with", full_width=True)),
         }
     )
 

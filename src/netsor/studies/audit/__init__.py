@@ -61,7 +61,7 @@ def audit(
         The number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as the model
         has positions for.
     ids : sequence of int, optional
-        The token ids themselves, in place of `tokens`.
+        The token ids themselves; then leave out `tokens`.
     draws : int, optional
         How many initialisations, 15 or more. Unless given, 200 of 16 tokens, and fewer of more tokens as the square of
         their number, but 16 or more: these decide every rule that is not near its threshold.
@@ -83,7 +83,7 @@ def audit(
         digits or to a hundredth of their spread (double for a `Program`). With one seed both have the same draws, up to
         rounding.
     executor : concurrent.futures.Executor, optional
-        Does the parts in place of processes here, such as Dask's.
+        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
     gradients : bool, optional
@@ -129,7 +129,7 @@ def audit(
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     if recipe is not None and isinstance(model, Program):
-        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, with weights of its own")
+        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, which defines its weights")
     first, *more = map(audited, (model, *others))
     first = first if recipe is None else by_recipe(first, recipe)
 

@@ -217,7 +217,7 @@ class Request:
         own = [model for model in self.models if isinstance(model, ProgramModel)]
         for name in ("ids", "tokens") if own else ():
             if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
-                allowed = f"left out: {own[0].name} is a program, with tokens of its own"
+                allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
             raise ValueError("compare: a program is compared with programs that have as many tokens")

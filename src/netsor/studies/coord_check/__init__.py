@@ -93,7 +93,7 @@ def coord_check(
     precision : str
         Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
-        Does the parts in place of processes here, such as Dask's.
+        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 

@@ -156,7 +156,7 @@ def reproduce(options: Options) -> Finished:
     quick = ""
     if options.quick:
         quick = (
-            f"This is a quick look: {plan.trials} trials of {plan.samples:,} draws in place of the paper's "
+            f"This is a quick look: {plan.trials} trials of {plan.samples:,} draws instead of the paper's "
             "10 of 50,000 (100,000 for ReLU)."
         )
     manifest["seconds"]["all"] = round(time.perf_counter() - start, 3)
