@@ -119,7 +119,7 @@ def compare_command(
         raise click.UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
         raise click.UsageError(
-            "--keep-head-dim and --infinite-heads exclude each other: the latter takes d to infinity"
+            "--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity"
         )
     with stdout_to_stderr(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)

@@ -278,7 +278,7 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     one's own too, for its widths and the numbers that its function takes; FILE is run.
     """
     if arguments and program is None:
-        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM that it is about")
+        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
     for package in ("marimo", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise click.UsageError(f"explore needs {package}, which is not installed: pip install marimo uvicorn")

@@ -366,11 +366,11 @@ WRONG = [
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
     ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
     ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
-    ({"ids": [1, 2], "tokens": 3}, "ids and tokens exclude each other"),
+    ({"ids": [1, 2], "tokens": 3}, "ids and tokens cannot be combined"),
     ({"sweep": {"std": [0.1]}}, "sweep of std over [0.1] must be over two numbers or more"),
     ({"sweep": {"std": "ab"}}, "sweep of std over 'ab' must be over two numbers or more"),
     ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
-    ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare exclude each other"),
+    ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare cannot be combined"),
     ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is no field"),
 ]  # fmt: skip
 

@@ -139,7 +139,7 @@ def audit(
         if isinstance(model, Program):
             raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if more:
-            raise ValueError("sweep and compare exclude each other: a sweep compares a model with itself")
+            raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
             raise ArgumentError("sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}")
         ((field, values),) = sweep.items()

@@ -231,7 +231,7 @@ class Request:
             if len(self.ids) < 2:
                 raise ArgumentError("ids", list(self.ids), "two or more: an audit compares tokens")
             if self.tokens not in (None, (len(self.ids),)):
-                raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
+                raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
             return (len(self.ids),)
         if self.tokens is None:
             most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
