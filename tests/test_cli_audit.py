@@ -13,11 +13,11 @@ import pytest
 
 from netsor import audit
 from netsor.cli import _study
-from netsor.cli._audit_run import _cheaper
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
 from netsor.studies.audit import _audit, _config, _plots
+from netsor.studies.audit._advice import cheaper
 from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
@@ -362,7 +362,8 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
     monkeypatch.setattr(_config, "_planned", lru_cache(_config._planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
-    assert "no limit: the scores diverge" in netsor(*SMALL, cwd=folder).stdout
+    assert "no limit (--verbose says why)" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())
+    assert "No limit: the scores diverge." in netsor(*SMALL, "--verbose", cwd=folder).stdout
     gate = netsor(*SMALL, "--fail-on", "limit", cwd=folder)  # before anything is drawn
     assert (gate.returncode, gate.stderr.count("\n")) == (2, 1)
     assert "--fail-on 'limit': limit is not measured of tiny: only one of the two widths was measured" in gate.stderr
@@ -398,10 +399,10 @@ def test_cheaper_ways_are_named_with_what_they_take():
     model = read("gpt2").replace(layers=12, width=64, heads=4, hidden=256)
     request = _config.Request((model,), tokens=(64,), draws=16, gradients=False)
     cost = _audit.estimate(request)
-    assert _cheaper(request, cost) == ""
-    text = _cheaper(request, cost._replace(first=0.0, seconds=1e6))
-    told = dict(re.findall(r"(--[^:]+): about (\d+) s", text))
+    assert cheaper(request, cost) == ""
+    text = cheaper(request, cost._replace(first=0.0, seconds=1e6))
+    told = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
     assert list(told) == ["--set layers=4", "--tokens 8", "--widths actual"]
     assert "exact for what they report" in text
     ids = _config.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
-    assert "--" not in _cheaper(ids, cost._replace(seconds=1e6)).replace("--backend torch", "")
+    assert "--" not in cheaper(ids, cost._replace(seconds=1e6)).replace("--backend torch", "")

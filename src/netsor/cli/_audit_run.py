@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,26 +10,21 @@ from typing import Any
 import click
 
 from .._validate import shown
-from ..engine._parallel import cores
 from ..models import Transformer, recipe, settings
 from ..models._metric_program import ProgramModel
-from ..studies._cost import Cost
 from ..studies.audit import _audit
+from ..studies.audit._advice import cheaper
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._config import Request
 from ..studies.audit._config import sweep as sweep_of
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
 from ._backend_options import BackendChoice
-from ._budget import in_time
 from ._load_program import bound, is_target, load
 from ._options import integers
 from ._output import check_name
 from ._signals import Watch
 from ._study import StudyJob, changed, model_of, run_study, usage_errors
-
-LONG = 120.0  # seconds from which cheaper ways are named
-FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: blocks, and by which factor fewer tokens
 
 
 def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
@@ -83,9 +77,9 @@ def audited(
             if rules:
                 _audit.refuse_unmeasured(request, rules)
         what, cost = f"{_names(request)}: {_drawn(request)}", _audit.estimate(request)
-        cheaper = _cheaper(request, cost)
-        more = _with_gradients(request) + (f"; {cheaper}" if cheaper else "")
-        return StudyJob(request, cost, what, cheaper or "fewer --draws or smaller widths take less", more)
+        less = cheaper(request, cost)
+        more = _with_gradients(request) + (f"; {less}" if less else "")
+        return StudyJob(request, cost, what, less or "fewer --draws or smaller widths take less", more)
 
     return run_study(watch, where, asked, _audit.prepare, _audit.run)
 
@@ -180,31 +174,6 @@ def _drawn(request: Request) -> str:
 def _names(request: Request) -> str:
     names = [model.name for model in request.models]
     return " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _cheaper(request: Request, cost: Cost) -> str:
-    """What fewer blocks, fewer tokens or finite widths would take, by shallow plans; "" if it does not take long.
-
-    Each is exact for what it reports: the first blocks of a model have the same law whatever comes after them.
-    """
-    models = [model for model in request.models if isinstance(model, Transformer)]
-    if not models or cost.clock <= LONG:
-        return ""
-    tries: dict[str, dict[str, Any]] = {}
-    if max(model.layers for model in models) > FEW_BLOCKS:
-        fewer = tuple(model.replace(layers=min(FEW_BLOCKS, model.layers)) for model in models)
-        tries[f"--set layers={FEW_BLOCKS}"] = {"models": fewer}
-    if request.ids is None and request.lengths[-1] // FEWER_TOKENS >= 2:
-        tokens = request.lengths[-1] // FEWER_TOKENS
-        tries[f"--tokens {tokens}"] = {"tokens": (tokens,)}
-    if request.widths != "actual":
-        tries["--widths actual"] = {"widths": "actual"}
-    told = []
-    for option, changes in tries.items():
-        cases = dataclasses.replace(request, **changes).subjects
-        seconds = sum(case.draw_at_depth.seconds * request.draws_of(case.tokens) for case in cases)
-        told.append(f"{option}: about {in_time(cost.first + seconds / min(cost.workers, cores()))}")
-    return f"cheaper, and exact for what they report: {'; '.join(told)}; or a GPU (--backend torch)"
 
 
 def _with_gradients(request: Request) -> str:

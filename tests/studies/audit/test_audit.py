@@ -263,13 +263,13 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
     assert [name for name in other["final"] if name.startswith("grad")] == [*ends, "grad_head", "grad_head_ratio"]
     assert audit.as_dict()["no_gradients"].startswith("the logit of a token's own id grows with the root of the width")
     assert "grad_query" not in audit.as_dict()["limit"]["layers"][0]
-    assert "no gradients at n = ∞: the logit of a token's own id" in audit.table()
+    assert "No gradients at n = ∞: the logit of a token's own id" in " ".join(audit.table(verbose=True).split())
     assert both.table().count("gradient², query") == 2
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 1 + 3  # the stream's gradient, the kinds, and their ratios
-    assert "There are no gradients at infinite width: the logit of a token" in page
+    assert "No gradients at n = ∞: the logit of a token" in page
     assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()

@@ -1,12 +1,17 @@
-"""Advice that no threshold decides: AdamW's first update, formulas of recipes, drawbacks of a preferred model."""
+"""Advice that no threshold decides: AdamW's first update, formulas of recipes, drawbacks, cheaper ways."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+from ...engine._parallel import cores
+from ...engine._plan import in_time
 from ...models import RECIPES, Transformer
 from ...models._description import idle
-from ._config import Model
+from .._cost import Cost
+from ._config import Model, Request
 from ._measurements import LengthResult
 from ._quantities import EVERY
 from ._rule import join_words, number
@@ -26,6 +31,8 @@ MATRICES = {
     "logits": "logits",
 }
 WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
+LONG = 120.0  # seconds of an audit from which on cheaper ways are named
+FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: blocks, and by which factor fewer tokens
 WORSE_BY = 2.0  # a factor between medians below which a quantity is not worth a word
 
 
@@ -91,3 +98,28 @@ def _last_band(found: LengthResult, name: str) -> tuple[float, float, float]:
     band = found[name]
     low, median, high = (float(values.reshape(-1)[-1]) for values in (band.low, band.median, band.high))
     return low, median, high
+
+
+def cheaper(request: Request, cost: Cost) -> str:
+    """What fewer blocks, fewer tokens or finite widths would take, by shallow plans; "" if it does not take long.
+
+    Each is exact for what it reports: the first blocks of a model have the same law whatever comes after them.
+    """
+    models = [model for model in request.models if isinstance(model, Transformer)]
+    if not models or cost.clock <= LONG:
+        return ""
+    tries: dict[str, dict[str, Any]] = {}
+    if max(model.layers for model in models) > FEW_BLOCKS:
+        fewer = tuple(model.replace(layers=min(FEW_BLOCKS, model.layers)) for model in models)
+        tries[f"--set layers={FEW_BLOCKS}"] = {"models": fewer}
+    if request.ids is None and request.lengths[-1] // FEWER_TOKENS >= 2:
+        tokens = request.lengths[-1] // FEWER_TOKENS
+        tries[f"--tokens {tokens}"] = {"tokens": (tokens,)}
+    if request.widths != "actual":
+        tries["--widths actual"] = {"widths": "actual"}
+    told = []
+    for option, changes in tries.items():
+        cases = dataclasses.replace(request, **changes).subjects
+        seconds = sum(case.draw_at_depth.seconds * request.draws_of(case.tokens) for case in cases)
+        told.append(f"{option}: about {in_time(cost.first + seconds / min(cost.workers, cores()))}")
+    return f"cheaper, and exact for what they report: {'; '.join(told)}; or a GPU (--backend torch)"

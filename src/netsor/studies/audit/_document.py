@@ -47,7 +47,7 @@ GRADIENT_NOTE = (
 )
 BLOCK_NOTE = (
     "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the model's own widths; solid lines are "
-    "medians. Dashed lines are medians at infinite width. audit.csv has the numbers of all lengths."
+    "medians. Dashed lines are medians at infinite width, at the shortest length."
 )
 
 
@@ -74,7 +74,7 @@ def document(
 def headline(lengths: Lengths) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
-    missing = "".join(f"; {what}: {why}" for what, why in unavailable(lengths[0]).items())
+    missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(lengths[0]))
     return f"{lengths[0].model.sizes}; {drawn}; {lengths[0].best.subject.status}{missing}"
 
 
@@ -86,6 +86,10 @@ def unavailable(found: LengthResult) -> dict[str, str]:
     return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
 
 
+def _reasons(found: LengthResult) -> list[Paragraph]:
+    return [Paragraph(f"{what[0].upper()}{what[1:]}: {why}.") for what, why in unavailable(found).items()]
+
+
 def _audit_sections(lengths: Lengths) -> list[Section]:
     first, findings = lengths[0], merged(lengths)
     warnings = [Paragraph(text, "warning") for text in length_warning(lengths)]
@@ -93,11 +97,13 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
     drawn = f", {first.tokens:,} tokens"
     sections = [
         Section("", [Items(finding_items(findings, lengths)), *warnings, *advice]),
-        Section("", [_main_figure([first], findings)], "html"),
+        Section("", [_main_figure(lengths, findings)], "html"),
         Section("", [Table(*_block_table(first, [EVERY[name] for name in SUMMARY], bands=False))], "text"),
         Section(f"Output{drawn}", [_output_table([first])], "verbose"),
         Section(f"Blocks{drawn}: median and 5–95 % band", [Table(*_block_table(first, BLOCKS))], "verbose"),
     ]
+    if reasons := _reasons(first):
+        sections.append(Section("Not computed", reasons, "verbose"))
     if len(lengths) > 1:
         head = ["status", *(f"{found.tokens:,} tokens" for found in lengths)]
         sections.append(
@@ -110,7 +116,7 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
     ]
     return [
         *sections,
-        Section(f"Block by block{drawn}", [Paragraph(BLOCK_NOTE), _all_figures([first])], "html"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(lengths)], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
 
@@ -240,7 +246,11 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
     for lengths in models:
         items = Items(finding_items(merged(lengths), lengths))
         ranges = _ranges.blocks(lengths[0].best.arrays) if request.ranges else []
-        sections.append(Section(lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges], "verbose"))
+        sections.append(
+            Section(
+                lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges, *_reasons(lengths[0])], "verbose"
+            )
+        )
     return sections
 
 
@@ -291,13 +301,13 @@ def _across(firsts: Sequence[LengthResult], names: Sequence[str]) -> tuple[list[
     return ["median", *names], rows
 
 
-def _main_figure(firsts: Sequence[LengthResult], findings: Sequence[Finding]) -> Figures:
+def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> Figures:
     """The quantity of the first flagged rule, or the mean square of the stream."""
     flagged = [finding.name for finding in findings if finding.verdict == FLAG]
     quantities = {"branches": "attention_share", "rank": "effective_rank", "entropy": "entropy", "load": "largest_load",
                   "vanishing": "grad_mean_square", "exploding": "grad_mean_square"}  # fmt: skip
     names = [quantities[name] for name in flagged if name in quantities]
-    return Figures([_figure(firsts, next((n for n in names if n in firsts[0].best), "mean_square"), "summary")])
+    return Figures([_figure(lengths, next((n for n in names if n in lengths[0].best), "mean_square"), "summary")])
 
 
 def _figure(firsts: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
