@@ -216,6 +216,7 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
         sections.append(
             Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, found)])
         )
+    sections.append(Section("", [_main_figure(firsts, [f for rule in found.rules for f in rule.findings])], "html"))
     against = drawbacks(firsts, found.preferred)
     best = dict(zip(names, short, strict=True)).get(found.preferred or "")
     advice = [f"Against “{best}”: {'; '.join(against)}."] if against else []
