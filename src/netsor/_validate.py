@@ -167,8 +167,9 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
 
     if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
         return None  # numpy would read the masked entries
-    if type(argument) is np.ndarray and argument.dtype == np.float64 and _is_frozen(argument):
-        return argument
+    frozen = type(argument) is np.ndarray and argument.base is None and not argument.flags.writeable
+    if frozen and argument.dtype == np.float64:
+        return argument  # type: ignore[no-any-return]  # nobody can write to it, and the largest are gigabytes
     try:
         given = np.array(argument)
         # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
@@ -180,11 +181,6 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return np.array(math.inf)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of torch that requires a gradient
         return None
-
-
-def _is_frozen(array: npt.NDArray[np.float64]) -> bool:
-    """Whether an array cannot be written to any more, so that it need not be copied: the largest are gigabytes."""
-    return array.base is None and not array.flags.writeable
 
 
 def as_number(argument: Any) -> float | None:

@@ -34,7 +34,7 @@ def test_torch_has_the_law_of_numpy(case, precision):
 
 def test_every_step_computes_what_numpy_computes():
     """Random programs, step by step, on the same arrays."""
-    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, torch), 0
+    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16), 0
 
     def compute(step, given):
         tensors = {id(a): torch.tensor(np.ascontiguousarray(a)) for a in given}  # one that is given twice is one
@@ -50,7 +50,7 @@ def test_every_step_computes_what_numpy_computes():
 def test_torch_computes_what_numpy_computes():
     """Random programs as a whole, on the same random numbers: some of these use matrices again, in full frames."""
     for plan, drawn, found in random_plans([0, 1, 2, 7, 63, 80]):
-        work = _torch._Block(choose(**TORCH), 0, 0, 16, torch)
+        work = _torch._Block(choose(**TORCH), 0, 0, 16)
         with torch.no_grad():
             made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
         assert_same(found, [array.numpy() for array in made], atol=1e-10)
@@ -144,7 +144,7 @@ def test_vectors_in_single_precision_that_hardly_differ():
     cases["few directions"] = some[..., :7]
     cases["many"] = x + 1e-8 * rng.standard_normal((5, 256, 100))  # a factor's rounding is more than vectors differ by
     cases["copies"] = np.concatenate([some[:, :20], some[:, :20]], axis=-2)
-    work = _torch._Block(choose("torch", "cpu", "float32"), 0, 0, 0, torch)
+    work = _torch._Block(choose("torch", "cpu", "float32"), 0, 0, 0)
     for scale in (1e-8, 1.0, 1e8):
         for name, given in cases.items():
             rows = torch.tensor(scale * given, dtype=torch.float32)
@@ -167,7 +167,7 @@ def test_differences_that_single_precision_holds(rows, delta):
     given = rng.standard_normal((3, 1, 300)) + delta * rng.standard_normal((3, rows, 300))
     given[:, -1] = given[:, 1]
     x, others = (torch.tensor(a, dtype=torch.float32) for a in (given, rng.standard_normal((3, 5, 300))))
-    work = _torch._Block(choose(**TORCH, precision="float32"), 0, 0, 0, torch)
+    work = _torch._Block(choose(**TORCH, precision="float32"), 0, 0, 0)
     c = work.reduced(x @ x.mT, x)
     along = work.oriented(c, x, others).double().numpy()
     c, x, others = (a.double().numpy() for a in (c, x, others))

@@ -13,10 +13,24 @@ from typing import Any
 import click
 
 from .._validate import real, shown
-from ._backend_options import pop_backend, where_options
+from ._backend_options import BackendChoice, pop_backend, where_options
 from ._options import DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
 from ._output import check_name, echo, echo_error, stdout_to_stderr
 from ._signals import Watch
+
+
+def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
+    """The backend of a study, taken out of its options; the folder and the command line are put into them."""
+    from ._study import typed
+
+    if out is not None:
+        check_name("--out", out)
+    from ..engine.backends import Numpy
+
+    where = pop_backend(options, auto) if "backend" in options else BackendChoice(Numpy())
+    options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed()}
+    return where
+
 
 FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left its band of --baseline
 
@@ -100,16 +114,14 @@ def audit_command(
     With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
     earlier audit are never overwritten.
     """
-    from ._audit_run import against, audited, earlier_of, rules_of
-    from ._study import printed, usage_errors
+    from ._study import printed, run_study, usage_errors
+    from ._study_requests import against, audit_study, earlier_of, rules_of
 
-    if out is not None:
-        check_name("--out", out)
     rules = rules_of(fail_on, options)
     earlier = earlier_of(baseline)
-    where = pop_backend(options, auto=True)
+    where = study_options(options, out, auto=True)
     with stdout_to_stderr(as_json):
-        found = audited(watch, out, where, options, rules, earlier)
+        found = run_study(watch, where, lambda: audit_study(options, rules, earlier))
     verdict, left = against(found, earlier)
     with usage_errors(f"--fail-on {shown(fail_on)}: "):  # what only the draws tell, as that no branch adds anything
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
@@ -186,14 +198,12 @@ def coord_check_command(
     FILE is run. No weight is drawn and nothing is trained. With --out a check of a model that was interrupted goes on
     where it stopped; files in the folder that are not of an earlier check are never overwritten.
     """
-    from ._coord_check_run import checked
-    from ._study import printed
+    from ._study import printed, run_study
+    from ._study_requests import coord_check_study
 
-    if out is not None:
-        check_name("--out", out)
-    where = pop_backend(options)
+    where = study_options(options, out)
     with stdout_to_stderr(as_json):
-        found = checked(watch, out, where, options)
+        found = run_study(watch, where, lambda: coord_check_study(options))
     printed(found, out, as_json, verbose)
     bad = [check for check in found if not check.kept]
     if fail and bad:
@@ -229,10 +239,13 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
     the folder that are not of an earlier run are never overwritten.
     """
-    from ._reproduce_run import reproduced
+    from netsor_papers.paper._reproduce import PaperStudy, Request
 
-    check_name("--out", out)
-    reproduced(watch, names, out, pop_backend(options), options)
+    from ._study import run_study
+
+    where = study_options(options, out)
+    done = run_study(watch, where, lambda: PaperStudy(Request(names, **options)))
+    echo("\n".join([f"report: {done.report}", *done.summary]))
 
 
 @cli.command("literature")
@@ -252,16 +265,12 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
     that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
     overwritten.
     """
-    from ..studies.literature._study import Options, prepare, run
-    from ._budget import announce
-    from ._study import report_errors, resume_message
+    from netsor_papers.literature._study import LiteratureStudy, Request
 
-    check_name("--out", out)
-    asked = Options(names, Path(out), **options)
-    with report_errors(watch, asked.out, resume_message("parts")):
-        prepare(asked)
-        announce(asked.seconds)
-        done = run(asked)
+    from ._study import run_study
+
+    where = study_options(options, out)
+    done = run_study(watch, where, lambda: LiteratureStudy(Request(names, **options)))
     echo(f"{done.table(verbose)}\n\nreport: {done.report}")
 
 

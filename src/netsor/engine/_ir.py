@@ -6,14 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..activations import Function
-from ..language._check_function import content_of
+from ..language._check_function import content
 from ._cost_model import CPU
 
 Array = Any
@@ -192,15 +190,3 @@ def kind_of(step: Step, place: int, made: Mapping[Register, int]) -> Any:
     )
     params = {name: value for name, value in step.params.items() if name not in ("key", "by")}
     return key_of(step.kind, args, params) or id(step), step.out.shape
-
-
-def content(value: Any) -> Any:
-    """What two parameters of steps are compared by: arrays by their numbers, functions by what they compute."""
-    match value:
-        case np.ndarray():
-            return content_of(value)
-        case Function():
-            return content(value.f), value.breaks, content(value.smoothed), value.parity
-        case partial():
-            return value.func, value.args, tuple((name, content(given)) for name, given in value.keywords.items())
-    return value

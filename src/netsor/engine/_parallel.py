@@ -159,12 +159,17 @@ def run(
         together = 1
     together = max(1, min(together, len(parts) // (4 * slots)))
     waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
-    sent = _sent(executor, work)
+    client = getattr(executor, "_client", None)  # of Dask: every worker gets a copy of the work once
+    sent: Any = work if client is None else client.scatter(work, broadcast=True, hash=False)
     pending: dict[Future[list[T]], Sequence[range]] = {}
     total = sum(map(len, parts))
     finished = shown = 0
     tick = Tick()
-    bar = _bar(total) if progress is True and on_terminal() and not quiet() else None
+    bar = None
+    if progress is True and on_terminal() and not quiet():
+        from tqdm import tqdm  # slow to import, and of use on a terminal alone
+
+        bar = tqdm(total=total, unit=" draws", delay=1, leave=False)
     try:
         while True:
             for some in waiting:
@@ -210,12 +215,6 @@ def on_terminal() -> bool:
     return ask is not None and ask()
 
 
-def _bar(total: int) -> Any:
-    from tqdm import tqdm  # slow to import, and of use on a terminal alone
-
-    return tqdm(total=total, unit=" draws", delay=1, leave=False)
-
-
 def _result(future: Future[list[T]]) -> list[T]:
     try:
         return future.result()
@@ -237,12 +236,6 @@ def at_once(workers: int | None, executor: Executor | None) -> int:
         return max(1, int(sum(client.nthreads().values())))
     said = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # of MPI, and of Python
     return said if isinstance(said, int) and said > 0 else cores()
-
-
-def _sent(executor: Executor | None, work: Any) -> Any:
-    """The work as it is passed to tasks: on a Dask cluster, a reference to a copy on every worker."""
-    client = getattr(executor, "_client", None)
-    return work if client is None else client.scatter(work, broadcast=True, hash=False)
 
 
 def _parts(

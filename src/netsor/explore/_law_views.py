@@ -23,7 +23,7 @@ from ..engine._parallel import cores, in_bytes, memory
 from ..language import inf
 from ..laws import Estimate, HeadSum, Law, kl
 from ..models._metric_program import ProgramModel
-from ..studies import paper
+from ..paper import layer
 from ..studies._cost import Draw
 from ._audit_view import AuditViewRequest, Tell
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
@@ -219,7 +219,7 @@ class Layer:
         """The law at these widths, the limit, and the Gaussian of infinitely many heads."""
         if self.head_dim is not None and self.head_dim > self.width:
             raise ValueError(f"head dimension {text(self.head_dim)} must be at most the width {text(self.width)}")
-        net = paper.layer(**self.arguments)
+        net = layer(**self.arguments)
         plan = net.plan(**self.widths)  # type: ignore[arg-type]
         draws, note = afford([plan], self.draws)
         limit, end = _limit(tuple(self.arguments.items()), draws), dict.fromkeys(self.widths, inf)
@@ -240,7 +240,7 @@ class Layer:
 @functools.lru_cache(maxsize=64)
 def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
     """The limit law, kept while the width slider is moved, because it does not change then."""
-    net: Program = paper.layer(**dict(arguments))
+    net: Program = layer(**dict(arguments))
     return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
 
 

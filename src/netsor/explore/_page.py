@@ -18,11 +18,10 @@ import marimo as mo
 
 from ..language import inf
 from ..models import RECIPES, names
-from ..studies import paper
+from ..paper import ACTIVATIONS
 from ._audit_view import UNCHANGED, Model, Tell, Variant, lengths
-from ._components import fold, message, notes, table
 from ._law_views import Layer, ProgramSettings, Slider, Target, text
-from ._view import Rows, View, as_csv, as_file, as_svg, error_text
+from ._view import Rows, View, as_csv, as_file, as_svg, error_text, fold, message, notes, table
 
 REST = 0.12  # seconds without a move of the sliders before distances are computed
 OFTEN = 0.3  # seconds between two updates of a progress bar
@@ -162,7 +161,7 @@ def layer_controls() -> Any:
             "tokens": whole("Tokens s", 32, 4),
             "width": width_slider("Width n", 16),  # one head, narrow: far from a Gaussian
             "head_dim": mo.ui.slider(0, len(HEAD_DIMS) - 1, 1, label="Head dimension d", full_width=True),
-            "activation": mo.ui.dropdown(list(paper.ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
+            "activation": mo.ui.dropdown(list(ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
             "clip": mo.ui.slider(steps=CLIPS, value=100.0, label="Clip at", show_value=True, full_width=True),
             "scaling": mo.ui.dropdown(ends, value="over √d", label="Scores", full_width=True),
             "mask": mo.ui.checkbox(label="Causal mask"),

@@ -116,16 +116,12 @@ def names_of(values: Sequence[Value]) -> dict[Value | Source, str]:
         counts[base] += 1
         names[source] = base if given[source.name] == 1 and source.name else f"{base}_{counts[base]}"
     for value in values:
-        letter = _letter(value)
+        letter = value.op.letter or ("a" if isinstance(value, Scalar) else "u")
+        if isinstance(value.op, Dot):
+            letter = "p" if value.op.power == 0.5 else "m"
         counts[letter] += 1
         names[value] = f"{letter}{counts[letter]}"
     return names
-
-
-def _letter(value: Value) -> str:
-    if isinstance(value.op, Dot):
-        return "p" if value.op.power == 0.5 else "m"
-    return value.op.letter or ("a" if isinstance(value, Scalar) else "u")
 
 
 def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:

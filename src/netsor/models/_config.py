@@ -164,14 +164,10 @@ class Config:
         }
         left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
         if left:
-            told = [f"{_name(field)}={shown(value)}" for field, value in left.items()]
+            short = {k: isinstance(k, str) and k.isidentifier() and len(k) <= SHOWN for k in left}  # it may be any text
+            told = [f"{field if short[field] else shown(field)}={shown(value)}" for field, value in left.items()]
             fields = ", ".join(told[:MOST_TOLD]) + f" and {len(told) - MOST_TOLD} more" * (len(told) > MOST_TOLD)
             raise ValueError(
                 f"the {self.family} configuration has fields that are not known here and may matter at "
                 f"initialisation: {fields}. Remove them if they do not"
             )
-
-
-def _name(field: Any) -> str:
-    """The name of a field as a message repeats it; in a file it may be any text."""
-    return field if isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN else shown(field)

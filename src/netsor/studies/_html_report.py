@@ -153,9 +153,6 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-FIGURE_FILES = {"*.pdf, *.png": "each figure", "*.csv": "its data", "manifest.json": ""}
-
-
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:
     """Versions, the command and the other files of the folder, after `first`."""
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())

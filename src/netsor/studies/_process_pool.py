@@ -7,32 +7,31 @@ results, so that nothing finished is lost however a run ends.
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from .._array_api import one_blas_thread
 from ..engine._parallel import Progress, on_terminal, quiet
 from ..engine._plan import in_time
-from ..engine.backends import Backend
-from ._cache import Arrays, Store
 
 T = TypeVar("T")
 
 NOTHING: Iterator[None] = iter(())
+LOG = logging.getLogger("netsor")
 LINE_SECONDS = 30.0  # between two lines of progress in a log
-HOME = Path(__file__).parent.parent.parent  # the folder that this package is imported from
 # Read by each BLAS library when a worker loads it, at its start or later.
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -68,46 +67,11 @@ class Workers:
         self.executor.shutdown()
 
 
-def submit_remote(
-    executor: Executor, work: Callable[..., Arrays], part: Any, store: Store | None, told: Callable[[Arrays], T]
-) -> Future[T]:
-    """A part done on other machines, which may have other disks: its numbers come back, are kept here, and told of."""
-    kept: Future[T] = Future()
-
-    def keep(done: Future[Arrays]) -> None:
-        try:
-            arrays = done.result()
-            if store is not None:
-                store.save(part.key, arrays)
-            kept.set_result(told(arrays))
-        except BaseException as error:
-            kept.set_exception(error)
-
-    executor.submit(work, part).add_done_callback(keep)
-    return kept
-
-
-def wait(
-    futures: Sequence[Future[Any]], what: str, unit: str, progress: Progress = True, meanwhile: Iterator[None] = NOTHING
-) -> None:
-    """Wait for some work, with a bar on a terminal, or telling a function of (done, in all).
-
-    `meanwhile` is other work, piece by piece: one is done here after each part, as the next takes its time.
-    """
-
-    def results() -> Iterator[Any]:
-        for future in as_completed(futures):
-            yield future.result()
-            next(meanwhile, None)
-
-    with_progress(results(), len(futures), what, unit, progress)
-
-
 def with_progress(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
     """Collect so many results and show progress.
 
-    A terminal shows a bar. A log gets a line per result, at most one in LINE_SECONDS, so that long work is not silent
-    and short work prints nothing. A function is called with (done, in all).
+    A terminal shows a bar. Otherwise the logger "netsor" gets a line per result, at most one in LINE_SECONDS, so that
+    long work is not silent and short work says nothing. A function is called with (done, in all).
     """
     progress = False if progress is True and quiet() else progress
     found: list[T] = []
@@ -121,10 +85,7 @@ def with_progress(results: Iterable[T], count: int, what: str, unit: str, progre
                 progress(len(found), count)
             elif lines and (now := time.monotonic()) - shown >= LINE_SECONDS:
                 shown = now
-                with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
-                    print(
-                        f"{what}: {len(found)} of {count} {unit}s, {in_time(now - start)}", file=sys.stderr, flush=True
-                    )
+                LOG.info("%s: %d of %d %ss, %s", what, len(found), count, unit, in_time(now - start))
     return found
 
 
@@ -138,8 +99,10 @@ def _clean_environment() -> Iterator[None]:
     path, main = sys.path[:], sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     here = _place(".")
+    papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
+    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # we are imported from there
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
-        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) == HOME]
+        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) in homes]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ.update(ENVIRONMENT)
         try:
@@ -213,38 +176,3 @@ def _init_worker() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
                 mallopt(option, size)
-
-
-P = TypeVar("P")
-
-
-def run_tasks(
-    parts: Sequence[P], measure: Callable[..., Arrays], out: Path | None, own: bool, backend: Backend, count: int,
-    executor: Executor | None, name: str, progress: Progress,
-) -> dict[P, Arrays]:  # fmt: skip
-    """The numbers of all parts, the missing ones measured in this order by `count` workers, or by an executor.
-
-    Each part has a `key`, all that its numbers depend on, by which they are kept in a folder; of a program of one's own
-    nobody knows that, so that none are kept.
-    """
-    store = None if out is None or own else Store(out / "parts")
-    folder = None if store is None else store.folder
-    kept = {part: None if store is None else store.load(cast(Any, part).key) for part in parts}
-    found = {part: arrays for part, arrays in kept.items() if arrays is not None}
-    missing = [part for part in parts if part not in found]
-    if not missing:
-        return found
-    if executor is None and not backend.threads:
-        # one process has the device for itself: this one, which need not begin another
-        here = (measure(part, folder) for part in missing)
-        return found | dict(zip(missing, with_progress(here, len(missing), name, "part", progress), strict=True))
-    count = min(count, len(missing))
-    # functions of a user need not be known in another process
-    with ThreadPoolExecutor(count) if own else Workers(count) as workers:
-        futures: dict[P, Future[Arrays]]
-        if executor is None:
-            futures = {part: workers.submit(measure, part, folder) for part in missing}
-        else:
-            futures = {part: submit_remote(executor, measure, part, store, dict) for part in missing}
-        wait(list(futures.values()), name, "part", progress)
-        return found | {part: future.result() for part, future in futures.items()}

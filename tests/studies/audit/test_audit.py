@@ -15,7 +15,7 @@ import netsor as ns
 from netsor.engine import _sampler
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
-from netsor.studies import _process_pool
+from netsor.studies import _process_pool, _study
 from netsor.studies._cache import Store
 from netsor.studies._document import NOT_APPLICABLE, OK
 from netsor.studies.audit import _audit, _config, _plots
@@ -74,7 +74,7 @@ def test_draws_do_not_depend_on_what_else_is_asked(inline):
 def test_parts_are_draws_of_the_model(inline):
     """Part by part what the model's own probes say, and no draw twice."""
     audit = ns.audit(TINY, widths="actual", **SMALL)
-    parts = audit.request.parts(audit.actual.subject)
+    parts = audit.request.tasks(audit.actual.subject)
     assert [part.draws for part in parts] == [16, 16, 8]
     own = [TINY.probes(tokens=3).measure(p.draws, seed=p.stream, workers=1)["entropy"] for p in parts]
     np.testing.assert_array_equal(audit.actual["entropy"], np.concatenate(own))
@@ -179,7 +179,7 @@ def test_double_precision_where_single_is_not_enough(inline, std):
 
 def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_path, monkeypatch):
     whole = ns.audit(TINY, out=tmp_path / "whole", **SMALL)
-    work = _audit.measure
+    work = _study.compute
     left = iter(range(2))
 
     def interrupted(part, folder):
@@ -187,14 +187,14 @@ def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_p
             raise KeyboardInterrupt
         return work(part, folder)
 
-    monkeypatch.setattr(_audit, "measure", interrupted)
+    monkeypatch.setattr(_study, "compute", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ns.audit(TINY, out=tmp_path / "cut", **SMALL)
     parts = list((tmp_path / "cut" / "parts").glob("*.npz"))
     assert len(parts) == 2
     assert not (tmp_path / "cut" / "report.html").exists()
     done = []
-    monkeypatch.setattr(_audit, "measure", lambda part, folder: done.append(part) or work(part, folder))
+    monkeypatch.setattr(_study, "compute", lambda part, folder: done.append(part) or work(part, folder))
     again = ns.audit(TINY, out=tmp_path / "cut", **SMALL)
     assert bits(again) == bits(whole)
     assert len(done) == 4  # of three for each of two widths
@@ -206,7 +206,7 @@ def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_p
 
 
 def test_a_part_is_named_by_all_that_its_draws_depend_on():
-    part = Request((TINY,), **SMALL).parts(AuditCase(TINY, 3, None, False))[0]
+    part = Request((TINY,), **SMALL).tasks(AuditCase(TINY, 3, None, False))[0]
     others = [
         replace(part, seed=1),
         replace(part, index=1),
@@ -270,7 +270,7 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 1 + 3  # the stream's gradient, the kinds, and their ratios
     assert "No gradients at n = ∞: the logit of a token" in page
-    assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["options"]["gradients"] == [3]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
     with pytest.raises(ValueError, match="gradients='yes' must be True, False or None"):
@@ -400,6 +400,6 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     together = min(block_of(subject.plan), 64)
     assert together > 2
     plan, (_, _, planning) = subject.plan, _config._planned(subject)
-    found = _audit.estimate(request)
+    found = _audit.AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)

@@ -15,7 +15,8 @@ from ...models import Transformer, read
 from ...models import recipe as by_recipe
 from ...models._metric_program import ProgramModel
 from .._output_dir import out_path
-from . import _audit, _config
+from . import _config
+from ._audit import AuditStudy
 from ._results import Audit, Comparison
 
 __all__ = ["audit"]
@@ -114,7 +115,6 @@ def audit(
     >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
     'gpt2, std=0.02'
     """
-    folder = None if out is None else out_path(out)
     check_executor(executor, "processes")
     if model is None:
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
@@ -150,15 +150,14 @@ def audit(
         ids,
         draws,
         widths,
-        seed,
-        workers,
-        folder,
-        (first.name,),
-        choose(backend, device, precision, (AUTO, *PRECISIONS)),
-        progress,
         gradients,
         quick,
         swept,
         ranges,
+        seed=seed,
+        workers=workers,
+        out=None if out is None else out_path(out),
+        backend=choose(backend, device, precision, (AUTO, *PRECISIONS)),
+        progress=progress,
     )
-    return _audit.run(request, executor)
+    return AuditStudy(request).run(executor)

@@ -12,9 +12,9 @@ from ...models import RECIPES, Transformer
 from ...models._description import idle
 from .._cost import Cost
 from ._config import Model, Request
+from ._findings import join_words, number
 from ._measurements import LengthResult
 from ._quantities import EVERY
-from ._rule import join_words, number
 
 ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
 MATRICES = {

@@ -11,10 +11,7 @@ import numpy as np
 from ...models import Transformer
 from ...models._description import idle
 from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES
-from ._measurements import Lengths, merged
-from ._order_statistics import HIGH, LOW
-from ._quantities import BLOCKS, EVERY, FINAL
-from ._rule import (
+from ._findings import (
     EQUALITY_RTOL,
     Array,
     Finding,
@@ -23,6 +20,9 @@ from ._rule import (
     number,
     times,
 )
+from ._measurements import Lengths, merged
+from ._order_statistics import HIGH, LOW
+from ._quantities import BLOCKS, EVERY, FINAL
 
 SHOWN = 6  # quantities that part most
 RESAMPLED = 200  # times, for the error of a distance

@@ -13,7 +13,8 @@ from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
 from .._output_dir import out_path
-from . import _check, _config, _parametrisation
+from . import _config, _parametrisation
+from ._check import CoordCheckStudy
 from ._results import CoordCheck
 
 __all__ = ["coord_check"]
@@ -116,7 +117,6 @@ def coord_check(
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0
     """
-    folder = None if out is None else out_path(out)
     check_executor(executor, "processes")
     if model is None:
         raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
@@ -141,11 +141,10 @@ def coord_check(
         grow,
         promise,
         tolerance,
-        seed,
-        workers,
-        folder,
-        (str(getattr(described, "name", None) or getattr(described, "__name__", "program")),),
-        choose(backend, device, precision),
-        progress,
+        seed=seed,
+        workers=workers,
+        out=None if out is None else out_path(out),
+        backend=choose(backend, device, precision),
+        progress=progress,
     )
-    return _check.run(request, executor)
+    return CoordCheckStudy(request).run(executor)

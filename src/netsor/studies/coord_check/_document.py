@@ -8,22 +8,8 @@ from functools import partial
 from typing import Any
 
 from ...laws import Estimate
-from .._document import (
-    FLAG,
-    OK,
-    UNDECIDED,
-    Block,
-    Cell,
-    Document,
-    Figure,
-    Figures,
-    Item,
-    Items,
-    Paragraph,
-    Section,
-    Table,
-    count_statuses,
-)
+from .. import _document as doc
+from .._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from .._html_report import COLOUR_CLASSES, provenance
 from ._config import Request
 from ._measurements import Check
@@ -44,17 +30,20 @@ FILES = {
 }  # fmt: skip
 
 
-def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) -> Document:
+def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) -> doc.Document:
     """The document of a coordinate check; with its manifest, for a folder."""
     request = checks[0].request
-    verdict = "; ".join(f"{check.name}: {count_statuses(statuses(check))}" for check in checks)
+    verdict = "; ".join(f"{check.name}: {doc.count_statuses(statuses(check))}" for check in checks)
     sections = [
-        Section("", [Items([_item(check) for check in checks])]),
-        Section("", [Figures([_picture(checks, CHANGE)])], "html"),
+        Section("", [doc.Items([_item(check) for check in checks])]),
+        Section("", [doc.Figures([_picture(checks, CHANGE)])], "html"),
         Section("Exponents with 99.99 % intervals (lr: of the update of a weight)", [_exponents(checks)]),
     ]
     sections += [section for check in checks for section in _details(check)]
-    updates: list[Block] = [Paragraph(UPDATE_NOTE.format(axis=request.axis)), Figures([_picture(checks, UPDATE)])]
+    updates: list[doc.Block] = [
+        Paragraph(UPDATE_NOTE.format(axis=request.axis)),
+        doc.Figures([_picture(checks, UPDATE)]),
+    ]
     sections.append(Section("What each learning rate does", updates, "html"))
     sections.append(Section("How verdicts are reached", [Paragraph(rule(request))], "verbose"))
     if manifest is not None:
@@ -66,7 +55,9 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
             "keep their initial values. "
         )  # fmt: skip
         sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
-    return Document(f"Coordinate check of {request.name}", f"{request.name}, {verdict}", headline(request), sections)
+    return doc.Document(
+        f"Coordinate check of {request.name}", f"{request.name}, {verdict}", headline(request), sections
+    )
 
 
 def statuses(check: Check) -> list[str]:
@@ -88,7 +79,7 @@ def rule(r: Request) -> str:
     return RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + limit
 
 
-def _item(check: Check) -> Item:
+def _item(check: Check) -> doc.Item:
     """The conclusion for one parametrisation, and what to change."""
     axis = check.request.axis
     parts = []
@@ -106,7 +97,9 @@ def _item(check: Check) -> Item:
     if undecided and not more:
         more = [f"More draws, or {axis}s further apart, settle what is undecided."]
     worst = FLAG if not check.kept else UNDECIDED if undecided else OK
-    return Item(worst, check.name, "; ".join(parts), [f"{check.rule.words[0].upper()}{check.rule.words[1:]}.", *more])
+    return doc.Item(
+        worst, check.name, "; ".join(parts), [f"{check.rule.words[0].upper()}{check.rule.words[1:]}.", *more]
+    )
 
 
 def _exponents(checks: Sequence[Check]) -> Table:
@@ -180,7 +173,7 @@ def exponent_text(verdict: Verdict) -> str:
     return str(verdict.exponent) + (" (bends)" if verdict.fit.bends else "")
 
 
-def _picture(checks: Sequence[Check], what: str) -> Figure:
+def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
     from ._plots import figure_files  # matplotlib is slow to import
 
     r = checks[0].request
@@ -193,7 +186,9 @@ def _picture(checks: Sequence[Check], what: str) -> Figure:
             "initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
             f"flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
         )
-    return Figure("coord-check" if what == CHANGE else "updates", caption, partial(_svg, figure_files, checks, what))
+    return doc.Figure(
+        "coord-check" if what == CHANGE else "updates", caption, partial(_svg, figure_files, checks, what)
+    )
 
 
 def _svg(figure_files: Any, checks: Sequence[Check], what: str) -> bytes:
