@@ -125,6 +125,6 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
             from ._regressor import AttentionRegressor
         except ImportError as error:
             raise ImportError(
-                f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
+                f"ns.AttentionRegressor needs scikit-learn: pip install scikit-learn ({error})"
             ) from error
         return AttentionRegressor
