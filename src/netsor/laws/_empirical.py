@@ -16,6 +16,7 @@ from ._checked import MAX_MAGNITUDE, checked_draws, real
 from ._estimate import Array, Estimate, combined
 from ._law_base import Provenance
 from ._mixture import Mixture
+from ._mixture_components import Points
 from ._replicas import proportion_error
 
 
@@ -61,6 +62,7 @@ class Empirical(Mixture):
     def _sample(self) -> Mixture:
         """The draws without kernels; their density has kernels of the same bandwidth."""
         made = Mixture(self.component_mean, 0.0, self.origin)
+        made._points = Points(self._kernels, np.zeros(0), np.zeros(0))  # draws, also where they repeat or are few
         made.bandwidth = self.bandwidth
         return made
 
