@@ -281,7 +281,7 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 1 + 3  # the stream's gradient, the kinds, and their ratios
-    assert "There are no gradients at infinite width: the logit of a token" in page
+    assert "no gradients at n = ∞: the logit of a token" in page
     assert json.loads((tmp_path / "manifest.json").read_text())["options"]["gradients"] == [3]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
