@@ -49,8 +49,8 @@ def _checked(found: Divergences) -> str:
     worst = max(deviations, key=lambda limit: limit.deviation / limit.allowed)
     verdict = "within" if worst.agrees else "NOT within"
     return (
-        f"; the limit is off from the engine at infinite width by {worst.deviation:.1f} standard errors, "
-        f"{verdict} the {worst.allowed:.1f} allowed"
+        f"; the closed-form limit and samples at infinite width are {worst.deviation:.1f} standard errors apart, "
+        f"{verdict} the threshold of {worst.allowed:.1f}"
     )
 
 
