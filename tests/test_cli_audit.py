@@ -207,12 +207,12 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
     page = (folder / "out" / "report.html").read_text()
     assert 'id="figure-mean_square-swept"' in page
     text = netsor(*sweep, cwd=folder).stdout
-    assert text.splitlines()[1] == "  prefer “std_q=0.02”, by entropy"
+    assert text.splitlines()[0] == "Prefer “std_q=0.02”, by entropy."
     whole = netsor(*words, "--sweep", "layers=1,2,3", cwd=folder).stdout
-    assert "layers  1         2         3" in whole
+    assert "layers         1         2         3" in whole
     (folder / "other.json").write_text(json.dumps({**CONFIG, "n_layer": 3}))
     three = netsor(*words, "--compare", "other.json", "--compare", "tiny.json", cwd=folder).stdout
-    assert three.startswith("tiny, other and tiny, again:\n")
+    assert three.splitlines()[2].startswith("tiny, other and tiny, again. ")
 
 
 BAD = {

@@ -1,4 +1,4 @@
-"""netsor audit: what a transformer does at initialisation, block by block, with findings and a report."""
+"""The commands that run studies, and the explorer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from ._signals import Watch
 
 def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
     """The backend of a study, taken out of its options; the folder and the command line are put into them."""
+    from ..engine.backends import Numpy
     from ._study import typed
 
     if out is not None:
         check_name("--out", out)
-    from ..engine.backends import Numpy
-
     where = pop_backend(options, auto) if "backend" in options else BackendChoice(Numpy())
     options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed()}
     return where
