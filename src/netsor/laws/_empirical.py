@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ._checked import MAX_MAGNITUDE, checked_draws, real
 from ._estimate import Array, Estimate, combined
 from ._law_base import Provenance
-from ._mixture import Mixture
+from ._mixture import Mixture, kernel_bias
 from ._replicas import proportion_error
 
 
@@ -59,16 +59,16 @@ class Empirical(Mixture):
 
     @cached_property
     def _sample(self) -> Mixture:
-        """The draws without kernels; their density has kernels of the same bandwidth."""
-        made = Mixture(self.component_mean, 0.0, self.origin)
-        made.bandwidth = self.bandwidth
-        return made
+        """The draws without kernels."""
+        return Mixture(self.component_mean, 0.0, self.origin)
 
     def _dense(self, factor: float = 1.0) -> Empirical:
         return self if factor == 1.0 else Empirical(self.component_mean, factor * self.bandwidth)
 
     def _pdf(self, y: Array) -> Estimate:
-        return Estimate(self._density(y), self._sample._pdf(y).error)
+        value = self._density(y)
+        bias = kernel_bias(value, lambda factor: self._dense(factor)._density(y), self.bandwidth, self.replicas)
+        return Estimate(value, combined(self._error(value, y, "pdf"), bias))
 
     def _cdf(self, y: Array) -> Estimate:
         value = self._distribution(y)
