@@ -274,7 +274,7 @@ def test_whatever_takes_a_seed_takes_a_generator():
     things = [getattr(ns, name) for name in ns.__all__] + methods + [ns.paper.reproduce]
     seeded = [f for f in things if inspect.isfunction(f) and "seed" in inspect.signature(f).parameters]
     assert {"law", "draw", "simulate", "posterior", "log_evidence", "audit", "coord_check", "rate", "literature", "rvs",
-            "reproduce", "sliced_wasserstein"} == {f.__name__ for f in seeded}  # fmt: skip
+            "reproduce", "sliced_wasserstein", "transfer"} == {f.__name__ for f in seeded}  # fmt: skip
     assert [f for f in seeded if "rng" not in inspect.signature(f).parameters] == []
     for read in (net.law, net.draw, net.simulate):
         one, other, third = (
@@ -289,3 +289,15 @@ def test_whatever_takes_a_seed_takes_a_generator():
     joint = ns.Joint(np.zeros((3, 2)), np.stack([np.eye(2)] * 3), net.law(n=4, draws=2).origin)
     values = [ns.sliced_wasserstein(joint, joint.gaussian(), 2, **given).value for given in ({"rng": 3}, {"seed": 3})]
     assert values[0] == values[1]
+
+
+def test_both_spellings():
+    x = ns.weight(n, 2, name="W") @ ns.data([1.0, 0.0])
+    loss = ns.dot(x, x) / 2
+    first, second = (
+        ns.Program(ns.step(loss, loss, 0.1, **{name: "sgd"})).law(n=8, draws=20) for name in ("optimiser", "optimizer")
+    )
+    assert first.var() == second.var()
+    assert ns.ntk(loss, parametrization="standard").shape == ns.ntk(loss, parametrisation="standard").shape
+    with pytest.raises(ArgumentError, match=r"^optimizer='sgd' must be left out: optimiser is the same argument$"):
+        ns.step(loss, loss, 0.1, optimiser="adam", optimizer="sgd")

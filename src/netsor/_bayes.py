@@ -246,7 +246,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
         warnings.warn(
             f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most "
             f"{MAX_RHAT} wanted) and the effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give "
-            f"thin={longer * thin} in place of thin={thin}, for chains {longer} times as long; if that does "
+            f"thin={longer * thin} instead of thin={thin}, for chains {longer} times as long; if that does "
             f"not help, raise particles={particles}",
             stacklevel=4,
         )

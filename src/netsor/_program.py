@@ -22,12 +22,12 @@ from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value, index_positions
 from .language._check import NO_LIMIT, Report, verdict_of
-from .language._graph import source_order, topological_order, widths_of
+from .language._graph import bind_names, source_order, topological_order, widths_of
 from .language._latex import latex
 from .language._latex_paper import display, formula, paper
 from .language._print import parts, text
 from .language._probe import Probe
-from .language._width import bind_widths, inf
+from .language._width import inf
 from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data
 
@@ -201,9 +201,9 @@ class Program:
             Every width by its name, `simulate(n=64, draws=1000)`.
         """
         values = topological_order(self._whole)
-        bound = bind_widths(widths_of(values), widths, allow_inf=False)
+        bound, numbers = bind_names(values, widths, allow_inf=False)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress)
-        found = _reference.simulate(self.outputs, source_order(values), bound, how, coordinates)
+        found = _reference.simulate(self.outputs, source_order(values), bound | numbers, how, coordinates)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def plan(
@@ -460,8 +460,8 @@ class Program:
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float]) -> AtWidths:
-        bound = bind_widths(widths_of(topological_order(self._whole)), widths, allow_inf=True)
-        return AtWidths(self.outputs, self._whole, bound, self._status(bound))
+        bound, numbers = bind_names(topological_order(self._whole), widths, allow_inf=True)
+        return AtWidths(self.outputs, self._whole, bound, self._status(bound), numbers)
 
     def _status(self, widths: dict[str, float]) -> str:
         """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width."""

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from decimal import Decimal
-from functools import cache, partial
+from functools import cache, partial, wraps
 from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +59,27 @@ class ArgumentError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.name}={shown(self.value)} must be {self.allowed}"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def also_spelled(**own: str) -> Callable[[F], F]:
+    """Accept keyword arguments in a second spelling, such as `also_spelled(optimizer="optimiser")`."""
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def called(*given: Any, **named: Any) -> Any:
+            for second, name in own.items():
+                if second in named:
+                    if name in named:
+                        raise ArgumentError(second, named[second], f"left out: {name} is the same argument")
+                    named[name] = named.pop(second)
+            return function(*given, **named)
+
+        return cast(F, called)
+
+    return decorate
 
 
 INTERNAL_MODULES = (

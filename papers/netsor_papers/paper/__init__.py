@@ -65,7 +65,7 @@ def reproduce(
     precision : str
         Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
-        Does the trials in place of processes here, such as that of a cluster.
+        Runs the trials instead of local processes; for example that of a cluster.
 
     Returns
     -------

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from ._checked import MAX_MAGNITUDE, checked_draws, real
 from ._estimate import Array, Estimate, combined
 from ._law_base import Provenance
-from ._mixture import Mixture, kernel_bias
+from ._mixture import Mixture
+from ._mixture_components import Points
 from ._replicas import proportion_error
 
 
@@ -59,16 +60,17 @@ class Empirical(Mixture):
 
     @cached_property
     def _sample(self) -> Mixture:
-        """The draws without kernels."""
-        return Mixture(self.component_mean, 0.0, self.origin)
+        """The draws without kernels; their density has kernels of the same bandwidth."""
+        made = Mixture(self.component_mean, 0.0, self.origin)
+        made._points = Points(self._kernels, np.zeros(0), np.zeros(0))  # draws, also where they repeat or are few
+        made.bandwidth = self.bandwidth
+        return made
 
     def _dense(self, factor: float = 1.0) -> Empirical:
         return self if factor == 1.0 else Empirical(self.component_mean, factor * self.bandwidth)
 
     def _pdf(self, y: Array) -> Estimate:
-        value = self._density(y)
-        bias = kernel_bias(value, lambda factor: self._dense(factor)._density(y), self.bandwidth, self.replicas)
-        return Estimate(value, combined(self._error(value, y, "pdf"), bias))
+        return Estimate(self._density(y), self._sample._pdf(y).error)
 
     def _cdf(self, y: Array) -> Estimate:
         value = self._distribution(y)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from .._executors import thread_pool
 from ._checked import MAX_MAGNITUDE
 from ._estimate import Array, Estimate, combined, student
 from ._law_base import LawError
@@ -371,7 +371,7 @@ class GaussianMixtureND:
                     square += np.einsum("ij,ij->i", table, table)
             return total, square
 
-        with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
+        with thread_pool(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
             parts = list(pool.map(work, rows))
         return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 

@@ -63,7 +63,7 @@ def audit(
         The number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as the model
         has positions for.
     ids : sequence of int, optional
-        The token ids themselves, in place of `tokens`.
+        The token ids themselves; then leave out `tokens`.
     draws : int, optional
         How many initialisations, 15 or more. Unless given, 200 of 16 tokens, and fewer of more tokens as the square of
         their number, but 16 or more: these decide every rule that is not near its threshold.
@@ -87,7 +87,7 @@ def audit(
         digits or to a hundredth of their spread (double for a `Program`). With one seed both have the same draws, up to
         rounding.
     executor : concurrent.futures.Executor, optional
-        Does the parts in place of processes here, such as Dask's.
+        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
     gradients : bool, optional
@@ -132,7 +132,7 @@ def audit(
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     if recipe is not None and isinstance(model, Program):
-        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, with weights of its own")
+        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, which defines its weights")
     first, *more = map(audited, (model, *others))
     first = first if recipe is None else by_recipe(first, recipe)
 
@@ -142,7 +142,7 @@ def audit(
         if isinstance(model, Program):
             raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if more:
-            raise ValueError("sweep and compare exclude each other: a sweep compares a model with itself")
+            raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
             raise ArgumentError("sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}")
         ((field, values),) = sweep.items()
