@@ -121,6 +121,7 @@ ROOMS = (
     "engine",
     "laws",
     "language",
+    "optim",
     "derivatives",
     "activations",
     "_array_api",

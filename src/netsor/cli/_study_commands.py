@@ -64,7 +64,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
 )
-@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, in place of --tokens.")
+@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
 @click.option(
     "--draws",
     type=MIN_DRAWS,
@@ -174,7 +174,11 @@ TOLERANCE = Number(real, above=0, most=1)
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=MIN_FOUR, default=32, show_default=True, help="Initialisations at each width.")
 @click.option(
-    "--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="How far an exponent may be from its promise."
+    "--tolerance",
+    type=TOLERANCE,
+    default=0.1,
+    show_default=True,
+    help="How far an exponent may be off.",
 )
 @click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
@@ -204,7 +208,7 @@ def coord_check_command(
     bad = [check for check in found if not check.kept]
     if fail and bad:
         told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as promised: {told}")
+        echo_error(f"not as expected: {told}")
         raise click.exceptions.Exit(FAILED)
 
 
@@ -255,7 +259,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
-    """Published results on transformers at initialisation, each beside the exact law, with a verdict.
+    """Published results on transformers at initialisation, each compared with the exact law, with a verdict.
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
     that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
@@ -283,10 +287,10 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     one's own too, for its widths and the numbers that its function takes; FILE is run.
     """
     if arguments and program is None:
-        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM that it is about")
+        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
     for package in ("marimo", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            raise click.UsageError(f"explore needs {package}, which is not installed: pip install 'netsor[explore]'")
+            raise click.UsageError(f"explore needs {package}, which is not installed: pip install marimo uvicorn")
     from ..explore import Target, serve
     from ._load_program import find
 

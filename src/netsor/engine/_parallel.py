@@ -5,6 +5,7 @@ Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import pickle
@@ -163,7 +164,7 @@ def run(
     finished = shown = 0
     tick = Tick()
     bar = None
-    if progress is True and on_terminal():
+    if progress is True and on_terminal() and not quiet():
         from tqdm import tqdm  # slow to import, and of use on a terminal alone
 
         bar = tqdm(total=total, unit=" draws", delay=1, leave=False)
@@ -199,6 +200,11 @@ def check_executor(executor: object, otherwise: str) -> None:
     """Refuse what is no executor; `otherwise` is what works in its place."""
     if executor is not None and not isinstance(executor, Executor):
         raise ArgumentError("executor", executor, f"a concurrent.futures.Executor, or None for {otherwise}")
+
+
+def quiet() -> bool:
+    """Whether progress is switched off for all calls: the level of the logger "netsor" is set above INFO."""
+    return logging.getLogger("netsor").level > logging.INFO
 
 
 def on_terminal() -> bool:

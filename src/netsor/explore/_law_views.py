@@ -142,7 +142,7 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
             raise ValueError("the density leaves double precision: less extreme values are needed")
         band: Any = (value - error, value + error) if error.any() and np.isfinite(error).all() else (None, None)
         curves.append(Curve(named.label, named.look, y, value, *band))
-    top = Panel("density", "output coordinate y", "density", tuple(curves), floor=0.0)
+    top = Panel("density", "output coordinate y", "density, logarithmic", tuple(curves), log=True)  # tails show there
     if len(curves) == 1:
         return (top,)
     base = next((c for c in curves if c.look == "limit"), curves[-1])

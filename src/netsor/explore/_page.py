@@ -145,9 +145,9 @@ def layer_controls() -> Any:
     ends = {"over √d": "sqrt", "over d": "linear"}
     return mo.ui.dictionary(
         {
-            "heads": whole("Heads H", 64, 2),
+            "heads": whole("Heads H", 64, 1),
             "tokens": whole("Tokens s", 32, 4),
-            "width": width_slider("Width n"),
+            "width": width_slider("Width n", 16),  # one head, narrow: far from a Gaussian
             "head_dim": mo.ui.slider(0, len(HEAD_DIMS) - 1, 1, label="Head dimension d", full_width=True),
             "activation": mo.ui.dropdown(list(ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
             "clip": mo.ui.slider(steps=CLIPS, value=100.0, label="Clip at", show_value=True, full_width=True),
@@ -255,9 +255,9 @@ def model_controls() -> Any:
         {
             **variant("", mo.ui.dropdown(known, value="gpt2", label="Model", full_width=True)),
             "tokens": mo.ui.text(label="Tokens, one length or several", placeholder="16, 128", full_width=True),
-            "limit": mo.ui.checkbox(label="The limit beside it"),
+            "limit": mo.ui.checkbox(label="Add the limit"),
             "gradients": mo.ui.checkbox(label="Gradients"),
-            **variant(SECOND, mo.ui.dropdown([NONE, SAME, *known], value=NONE, label="Beside it", full_width=True)),
+            **variant(SECOND, mo.ui.dropdown([NONE, SAME, *known], value=NONE, label="Compare with", full_width=True)),
         }
     )
 

@@ -206,14 +206,16 @@ def summed(index: npt.NDArray[np.intp], weight: Array, size: int, blocks: Blocks
     return np.bincount(place, weight, size * blocks.number).astype(np.float64).reshape(size, blocks.number)
 
 
-def binned(mean: Array, var: float, weight: Array, blocks: Blocks | None = None) -> GaussianMixture1D:
+def binned(
+    mean: Array, var: float, weight: Array, blocks: Blocks | None = None, lattice: int = LATTICE
+) -> GaussianMixture1D:
     """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points.
 
     A mean at a share t of a step is widened by t (1 − t) steps squared; the average of that is taken off (a sixth, if
     the means are spread; nothing, if they are all one). With 16 steps to a standard deviation what is left is below
     1e-5 of the density. With blocks, the weights are (nodes, blocks).
     """
-    step = float(np.sqrt(var)) / LATTICE
+    step = float(np.sqrt(var)) / lattice
     place = (mean - mean.min()) / step
     left = np.floor(place).astype(np.intp)
     share = place - left

@@ -53,6 +53,7 @@ h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 figure { margin: 0; }
 figure svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: 0.85rem; }
+a { overflow-wrap: anywhere; }
 .formula { overflow-x: auto; margin: 0.4rem 0; }
 .formula svg { display: block; margin: 0.3rem 0; background: #fff; }
 .boxed { border: 1px solid currentColor; padding: 0.3rem 0.7rem; width: fit-content; max-width: calc(100% - 1.5rem); }

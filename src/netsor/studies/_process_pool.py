@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from .._array_api import one_blas_thread
 from .._executors import InlineExecutor, process_pool
-from ..engine._parallel import Progress, on_terminal
+from ..engine._parallel import Progress, on_terminal, quiet
 from ..engine._plan import in_time
 
 T = TypeVar("T")
@@ -77,6 +77,7 @@ def with_progress(results: Iterable[T], count: int, what: str, unit: str, progre
     A terminal shows a bar. Otherwise the logger "netsor" gets a line per result, at most one in LINE_SECONDS, so that
     long work is not silent and short work says nothing. A function is called with (done, in all).
     """
+    progress = False if progress is True and quiet() else progress
     found: list[T] = []
     start = shown = time.monotonic()
     lines = progress is True and not on_terminal()

@@ -156,6 +156,10 @@ class Study(ABC, Generic[Found]):
     def estimate(self) -> Cost:
         """What it takes; refuses what does not fit in memory."""
 
+    def cheaper(self, cost: Cost) -> str:
+        """Cheaper ways and what they take, where this takes long; "" if none is known."""
+        return ""
+
     def check(self) -> None:
         """Refuse what else cannot be done, before anything is drawn."""
 

@@ -15,6 +15,7 @@ from ...models._metric_program import ProgramModel
 from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
 from .._study import Run, Study
+from ._advice import cheaper
 from ._config import MOVED, AuditCase, DrawTask, Request
 from ._measurements import Draws, LengthResult
 from ._order_statistics import DECIDE
@@ -33,6 +34,10 @@ class AuditStudy(Study[Audit | Comparison]):
     def tasks(self) -> list[DrawTask]:
         """The draws of all subjects."""
         return [task for subject in self.request.subjects for task in self.request.tasks(subject)]
+
+    def cheaper(self, cost: Cost) -> str:
+        """Fewer blocks, fewer tokens or finite widths, and what they take, where this takes long."""
+        return cheaper(self.request, cost)
 
     def estimate(self) -> Cost:
         """What it takes, by the plans; refuses what does not fit in memory."""
