@@ -113,6 +113,7 @@ PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
 <title>netsor explore</title>
 <style>
   :root {{ color-scheme: light dark }}
