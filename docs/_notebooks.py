@@ -75,5 +75,8 @@ def _run(stem: str, source: str) -> tuple[str, dict[str, bytes]]:
     finally:
         plt.show = kept
         plt.close("all")
-    page.append(f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the docs were built.")
+    page.append(
+        f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the docs were built. *Run* runs a "
+        "block in your browser, after those before it; you can edit the code."
+    )
     return "\n\n".join(page), pictures

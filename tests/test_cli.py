@@ -235,7 +235,7 @@ def test_what_is_long_is_announced(capsys):
         (False, ["--heads", "100000"]),
         (False, ["--width", "1000000000000"]),
         (False, ["--tokens", "1000"]),
-        (True, ["--tokens", "8000", "--activation", "gelu"]),
+        pytest.param(True, ["--tokens", "8000", "--activation", "gelu"], marks=pytest.mark.slow),
     ],
 )
 def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
 
     from . import models as models
     from . import nn as nn
+    from . import optim as optim
     from . import paper as paper
     from ._bayes import Posterior as Posterior
     from ._decorator import program as program
@@ -61,8 +62,9 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .studies._rate import rate as rate
     from .studies.audit import audit as audit
     from .studies.coord_check import coord_check as coord_check
+    from .studies.transfer import transfer as transfer
 else:  # a name is loaded when it is first used, so that a command loads only what it needs
-    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".paper"}
+    _MODULES = {"models": ".models", "nn": ".nn", "optim": ".optim", "paper": ".paper"}
     _NAMES = {
         "._bayes": "Posterior",
         "._program": "Program",
@@ -71,8 +73,8 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         ".engine": "ExactError NoLimitError Plan QuadratureWarning",
         ".language": """
             Scalar TraceError Value Vector Weight Width abs apply clip concat cos data dot erf gaussian gelu gelu_tanh
-            grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm
-            rotary sigmoid silu sin softmax stack step tanh weight
+            grad grad_norm hyperparameter identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe
+            relu rms_norm rotary sigmoid silu sin softmax stack step tanh train weight
         """,
         ".language._check": "Point Report",
         ".laws": """
@@ -83,6 +85,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         ".studies._rate": "Rate rate",
         ".studies.audit": "audit",
         ".studies.coord_check": "coord_check",
+        ".studies.transfer": "transfer",
         "netsor_papers.literature": "literature",
     }
     _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}

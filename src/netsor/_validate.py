@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    Rng = np.random.Generator | int | None
+else:
+    Rng = Any  # numpy is not imported yet
+
 SHOWN = 60  # most characters of an argument that an error message repeats
 
 
@@ -267,6 +271,21 @@ def whole(
 def seed_number(argument: Any, name: str = "seed") -> int:
     """A seed of random numbers."""
     return whole(argument, name, least=0, most=2**128 - 1)  # numpy recommends no more bits
+
+
+def chosen_seed(seed: Any, rng: Rng = None) -> int:
+    """A seed, or the one that `rng` (SPEC 7 of scientific Python) gives: itself, or drawn from a generator."""
+    import numpy as np
+
+    if rng is None:
+        return seed_number(seed)
+    if seed:  # 0 is the default
+        raise ArgumentError("seed", seed, "left out with rng: both determine the draws")
+    if isinstance(rng, np.random.Generator):
+        return int(rng.integers(2**63))
+    if as_whole(rng) is None:
+        raise ArgumentError("rng", rng, "a numpy.random.Generator or an integer")
+    return seed_number(rng, "rng")
 
 
 def flag(argument: Any, name: str) -> bool:

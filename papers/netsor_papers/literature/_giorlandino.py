@@ -15,18 +15,9 @@ from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.laws._estimate import student
 from netsor.nn import Embedding, attention_std, embedding, mlp
-from netsor.studies import (
-    AGREES,
-    DISAGREES,
-    SIGMAS,
-    Arrays,
-    combine,
-    decide_below,
-    decide_decreasing,
-    derive_seed,
-    extrapolate,
-)
+from netsor.studies import Arrays, derive_seed
 
+from .._significance import AGREES, DISAGREES, SIGMAS, combine, decide_below, decide_decreasing, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, average
 
 VARIANCE, BIAS = 0.2, 4e-4  # of weights, over the fan-in, and of biases

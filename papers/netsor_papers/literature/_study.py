@@ -11,12 +11,6 @@ from typing import Any, ClassVar
 import netsor.studies as studies
 from netsor._validate import ArgumentError, check_fields
 from netsor.studies import (
-    ABSENT,
-    AGREES,
-    CLASSES,
-    DISAGREES,
-    OUTSIDE,
-    UNDECIDED,
     Block,
     Cell,
     Cost,
@@ -36,6 +30,7 @@ from netsor.studies import (
 )
 
 from .._figures import FIGURE_SECONDS, FILES, FigureResult, drawn, file_names
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
 from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
 from ._result import Claim, PartTask, Result
 

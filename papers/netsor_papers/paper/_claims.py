@@ -18,8 +18,8 @@ import numpy as np
 
 from netsor.laws import Estimate, Law
 from netsor.laws._distance_estimator import kl_terms
-from netsor.studies import ABSENT, AGREES, DISAGREES, UNDECIDED, combine, decide_below, decide_decreasing
 
+from .._significance import ABSENT, AGREES, DISAGREES, UNDECIDED, combine, decide_below, decide_decreasing
 from ._estimators import HEADS, Divergences, Heads, Scores
 from ._experiments import Case, Figure, limit_law
 from ._schedule import GRID, WEIGHTS, Plan, agreement

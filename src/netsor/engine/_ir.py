@@ -29,20 +29,31 @@ FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 @dataclass(frozen=True, eq=False)
 class Register:
-    """A named array of a plan: its shape in one replica; its value, if that is the same for all replicas."""
+    """A named array of a plan: its shape in one replica; its value, if that is the same for all replicas.
+
+    The value of a hyperparameter is a placeholder, which `Plan.bind` replaces: nothing is computed from it in advance.
+    """
 
     shape: Shape
     value: Array | None = None  # (1, *shape)
+    hyperparameter: str | None = None
 
     @property
     def varies(self) -> bool:
-        """Whether it differs between replicas."""
-        return self.value is None
+        """Whether it differs between replicas, or between uses of the plan."""
+        return self.value is None or self.hyperparameter is not None
 
     @property
     def size(self) -> int:
         """Its entries in one replica."""
         return math.prod(self.shape)
+
+
+def given_number(name: str, number: float) -> Register:
+    """The register of a hyperparameter, whose array no step may overwrite."""
+    value = np.full(1, number)
+    value.flags.writeable = False
+    return Register((), value, name)
 
 
 @dataclass(frozen=True, eq=False)

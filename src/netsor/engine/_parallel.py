@@ -18,11 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-try:
-    import resource
-except ImportError:  # on Windows
-    resource = None  # type: ignore[assignment]
-
+from .._executors import InlineExecutor, threads_start
 from .._validate import ArgumentError, progress_of, whole
 
 T = TypeVar("T")
@@ -111,7 +107,9 @@ def memory() -> float:
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
         with suppress(OSError, ValueError):
             known.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    if resource is not None:
+    with suppress(ImportError):  # on Windows, and in a browser
+        import resource
+
         soft = resource.getrlimit(resource.RLIMIT_AS)[0]
         if soft != resource.RLIM_INFINITY:
             known.append(soft)
@@ -141,18 +139,18 @@ def run(
 
     `work(part, tick)` calls `tick(draws)` after every block of draws. That moves the progress bar, and raises once the
     run has ended early: after an interrupt no thread works longer than a block. There are `workers` threads (as many
-    as cores, if None), or any `concurrent.futures.Executor`; one with other processes reports progress by whole chunks,
-    and finishes the chunks that it has begun. Up to `together` chunks are one task of an executor, because each task
-    has an overhead. A Dask cluster is sent the work once, and repeats the chunks of a worker that died. `progress` is a
-    function of (draws done, draws in all), or True for a bar on a terminal.
+    as cores, if None; where none can start, chunks are done here), or any `concurrent.futures.Executor`; one with other
+    processes reports progress by whole chunks, and finishes the chunks that it has begun. Up to `together` chunks are
+    one task of an executor, because each task has an overhead. A Dask cluster is sent the work once, and repeats the
+    chunks of a worker that died. `progress` is a function of (draws done, draws in all), or True for a bar on a
+    terminal.
     """
     if workers is not None:
         workers = whole(workers, "workers")
     progress_of(progress)
     check_executor(executor, "threads")
-    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
-    pool = own or executor
-    assert pool is not None
+    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None and threads_start() else None
+    pool = own or executor or InlineExecutor()
     slots = at_once(workers, executor)
     ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
     if executor is None:

@@ -183,6 +183,7 @@ def _time(seconds: float) -> str:
 
 
 UNCHANGED = "as it is"
+STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # to choose from; None: the model's own
 
 
 @dataclass(frozen=True)

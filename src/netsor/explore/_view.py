@@ -279,6 +279,17 @@ def error_text(error: BaseException) -> str:
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
 
 
+def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "", code: str = "") -> str:
+    """What a page shows of a view: `saved` are buttons for files, `code` is its Python as HTML."""
+    many = " netsor-many" if view.columns > 1 else ""
+    plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
+    told = "" if view.result is None else view.result._repr_html_()
+    return (
+        f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
+    )
+
+
 def table(rows: Rows, waiting: str = "") -> str:
     """The numbers, a column for each law; pointing at one shows all of its digits. `waiting` ends the table."""
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))

@@ -227,7 +227,7 @@ def _of_function(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
 # reduce to them. This set claims proofs: an operation that is not in it makes a program conjectured, whatever else is
 # known of it.
 COVERED: frozenset[type[Operation]] = frozenset(
-    {Gaussian, ops.Data, Constant, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
+    {Gaussian, ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
     | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
 )
 
@@ -239,7 +239,7 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Dot: lambda op, inputs: inputs if op.power == 1 else False,
     Nonlin: _of_function,
     Apply: _of_function,
-    **dict.fromkeys((ops.Data, Constant, Normal, ops.Root, Add, Scale, Mix), _if_inputs_are),
+    **dict.fromkeys((ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, Add, Scale, Mix), _if_inputs_are),
     **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _if_inputs_are),
 }
 

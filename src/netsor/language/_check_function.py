@@ -151,7 +151,7 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
     found, given = _known_shapes(f.f)
     key = operation, tuple(cores), scalars, given
     if key not in found:
-        found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
+        found[key] = _Trial(f, operation, tuple(cores), scalars).shape()
     return found[key]
 
 
@@ -174,7 +174,7 @@ class _Raised(Exception):
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _Trial:
     f: Function
     operation: str
     cores: tuple[Shape, ...]

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import Shape
+from .._validate import Shape, real
 from ._array import Axes, Keep, Value, align_axes, around, box, every, within
 from ._operation import (
     Apply,
     Constant,
     Dot,
     Gaussian,
+    Hyperparameter,
     Join,
     MatMul,
     Normal,
@@ -38,7 +39,7 @@ from ._parameters import Weight
 from ._scalar import Scalar
 from ._score import MASKED_SOFTMAX
 from ._vector import Vector
-from ._width import Width
+from ._width import Width, bind_widths
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
@@ -90,6 +91,19 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
         if isinstance(value, Vector):
             found[value.width] = None
     return list(found)
+
+
+def bind_names(
+    values: Sequence[Value], given: Mapping[str, float], allow_inf: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Check the user's numbers for the widths and the hyperparameters of a program, and return both."""
+    names = {value.op.name for value in values if isinstance(value.op, Hyperparameter)}
+    missing = sorted(names - given.keys())
+    if missing:
+        raise ValueError(f"hyperparameter {', '.join(missing)} is not bound: give {missing[0]}=…, a finite number")
+    numbers = {name: real(number, name) for name, number in given.items() if name in names}
+    widths = {name: number for name, number in given.items() if name not in names}
+    return bind_widths(widths_of(values), widths, allow_inf), numbers
 
 
 def transposed(values: Iterable[Value]) -> set[Source]:

@@ -142,6 +142,8 @@ class Writer:
                 return [rf"{name} \in {space(value.width)} \text{{{given}, {law}}} {where}"]
             case ops.Normal():
                 return [rf"{self.drawn(value, name)} {where}"]
+            case ops.Hyperparameter(given):
+                return [rf"{name} = \text{{{escape(given)}}} \text{{ given}}"]
             case ops.Root(over, under):
                 top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (over, under))
                 return [rf"{name} = \sqrt{{{top}/({bottom})}}"]
@@ -162,7 +164,7 @@ class Writer:
             dots = [r"\cdot"] * 2
             pairs = zip(op.left, op.right, strict=True)
             along = ", ".join(rf"{self.ref(a, dots)} {self.ref(b, dots)}^{{\top}}" for a, b in pairs)
-            steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser}"
+            steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser.name}"
             return [line, rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {along}"]
         if self.uses(weight.source)[0] is not value:
             return [line]
@@ -175,7 +177,7 @@ class Writer:
         op, i = value.op, letters(value.shape)
         z, j = self.z(value, i), primed(i)
         match op:
-            case Constant() | Data() | ops.Root():
+            case Constant() | Data() | ops.Hyperparameter() | ops.Root():
                 return []
             case ops.Gaussian(_, mean, factor):
                 if not factor.any():  # a multiple of (1, …, 1)

@@ -102,6 +102,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"given vectors in R^{vectors.shape[-1]}"
         case ops.Constant(numbers):
             return f"given numbers of shape {numbers.shape}"
+        case ops.Hyperparameter(name):
+            return name
         case ops.Root():
             return str(op)
         case ops.Add(x, y):

@@ -146,6 +146,14 @@ class Constant(Entrywise):
 
 
 @dataclass(frozen=True, eq=False)
+class Hyperparameter(Operation):
+    """S: a number that is given by its name when the program is evaluated."""
+
+    kind, letter = "hyperparameter", "c"
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
 class Apply(Entrywise):
     """S: f of scalars, elementwise over all but the last `axes` axes, which f sees whole."""
 

@@ -139,8 +139,11 @@ def to_page(document: Document) -> str:
 
 def to_cell(document: Document) -> str:
     """The output of a notebook cell: no figures, and the colours of the notebook's theme where it says which it has."""
-    themes = ("body[data-jp-theme-light='false'] ", "html[theme='dark'] ", "body.vscode-dark ", ".dark ")
-    dark = "".join(DARK.replace(".netsor", f"{theme}.netsor") for theme in themes)
+    # of Jupyter, VS Code, marimo, and pages of Material for MkDocs
+    pages = (
+        "body[data-jp-theme-light='false'], html[theme='dark'], body.vscode-dark, .dark, [data-md-color-scheme='slate']"
+    )
+    dark = DARK.replace(".netsor", f":is({pages}) .netsor")
     return _rendered(document, page=False, style=STYLE + dark, figures=None)
 
 

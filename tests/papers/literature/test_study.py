@@ -15,7 +15,7 @@ from netsor.cli._options import cli
 from netsor.cli._signals import Watch
 from netsor.cli._study_commands import literature_command
 from netsor.studies import _process_pool
-from netsor.studies._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate
+from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate
 from netsor_papers.literature import _study
 from netsor_papers.literature._result import Claim, Part, PartTask, Picture, Result, mean, within
 from netsor_papers.literature._study import RESULTS, Finished, LiteratureStudy, Request

@@ -245,7 +245,8 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
                 arrays[step.out] = args[0] * next(factors)
             else:
                 arrays[step.out] = LIBRARY.compute(step, args)
-    return [arrays[register] for register in piece.writes]
+    # what depends on hyperparameters alone has one replica
+    return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 
 
 LONGEST = 40  # steps of a piece
@@ -311,6 +312,7 @@ def block(
             (step,) = piece.steps
             inputs = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
             made = RULES[step.kind](np, *(inputs[register] for register in step.args), **step.params)
+            made = np.broadcast_to(made, (replicas, *step.out.shape))
             arrays[step.out] = jnp.asarray(made, dtype=precision)
         else:
             results = piece.program(replicas)(piece.inputs(seed, start, arrays))

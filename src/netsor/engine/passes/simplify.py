@@ -40,7 +40,19 @@ from ...language import _operation as ops
 from ...language._array import Value, field_names
 from ...language._check_function import content_of
 from ...language._graph import widths_of
-from ...language._operation import Apply, Constant, Dot, Gaussian, MatMul, Mix, Nonlin, Root, Source, Take
+from ...language._operation import (
+    Apply,
+    Constant,
+    Dot,
+    Gaussian,
+    Hyperparameter,
+    MatMul,
+    Mix,
+    Nonlin,
+    Root,
+    Source,
+    Take,
+)
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import MASKED_SOFTMAX, SOFTMAX, join, mean_dot
@@ -148,6 +160,15 @@ def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float]
         return None
     rest = Root(op.over, tuple(w for w in op.under if w is not infinite[False][0]))
     return infinite[False][0], rest.of(bound)
+
+
+def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with numbers in place of the hyperparameters that are known."""
+
+    def change(old: Value, new: Value) -> Value:
+        return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, Hyperparameter) else new
+
+    return rewritten(outputs, context, change)
 
 
 def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError
+from ..._validate import ArgumentError, Rng, chosen_seed
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import AUTO, PRECISIONS, choose
 from ...models import Transformer, read
@@ -33,6 +33,7 @@ def audit(
     draws: int | None = None,
     widths: str | None = None,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     out: str | Path | None = None,
     backend: str = "numpy",
@@ -70,6 +71,8 @@ def audit(
         The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
     seed : int
         The draws depend on it alone, not on the number of workers.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Worker processes; all cores, if None.
     out : str or pathlib.Path, optional
@@ -154,7 +157,7 @@ def audit(
         quick,
         swept,
         ranges,
-        seed=seed,
+        seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),
         backend=choose(backend, device, precision, (AUTO, *PRECISIONS)),

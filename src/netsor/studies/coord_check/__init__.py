@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError, also_spelled, one_of
+from ..._validate import ArgumentError, Rng, also_spelled, chosen_seed, one_of
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
@@ -37,6 +37,7 @@ def coord_check(
     promise: Mapping[str, float] | None = None,
     tolerance: float = 0.1,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     out: str | Path | None = None,
     backend: str = "numpy",
@@ -82,6 +83,8 @@ def coord_check(
         How far an exponent may be from the promise.
     seed : int
         The draws depend on it alone, not on the number of workers.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Worker processes; all cores, if None.
     out : str or pathlib.Path, optional
@@ -141,7 +144,7 @@ def coord_check(
         grow,
         promise,
         tolerance,
-        seed=seed,
+        seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),
         backend=choose(backend, device, precision),

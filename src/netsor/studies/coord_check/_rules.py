@@ -86,41 +86,17 @@ class Verdict(NamedTuple):
 
     @property
     def exponent(self) -> Exponent | None:
-        """The exponent that is judged: `fit.last`, or None without a fit.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(check["logits"].exponent)
-        +1.05 ± 0.06
-        """
+        """The exponent that is judged: `fit.last`, or None without a fit."""
         return None if self.fit is None else self.fit.last
 
     @property
     def through(self) -> Exponent | None:
-        """The exponent through all widths: `fit.exponent`, or None without a fit.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(check["logits"].through)
-        +1.05 ± 0.06
-        """
+        """The exponent through all widths: `fit.exponent`, or None without a fit."""
         return None if self.fit is None else self.fit.exponent
 
     @property
     def beyond(self) -> float:
-        """How far `through` is above the promise; 0 if one of them is None.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(f"{check.update('head').beyond:.1f}")
-        1.0
-        """
+        """How far `through` is above the promise; 0 if one of them is None."""
         return 0.0 if self.through is None or self.promised is None else self.through.value - self.promised
 
 
