@@ -153,10 +153,11 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None
             blocks, median, low, high, _ = found.band(quantity.name)
             assert blocks is not None
             label = names[k] + (", n = ∞" if found.subject.infinite else "")
-            mark = MARKS[k % len(MARKS)] if len(models) > 1 or len(blocks) == 1 else ""
+            several = len(models) > 1 and not found.subject.infinite
+            mark = MARKS[k % len(MARKS)] if several or len(blocks) == 1 else ""
             if found is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
-            thick = 2.2 if k == 0 and len(models) > 1 else 1.2  # so that neither hides the other
+            thick = 2.2 if k == 0 and several else 1.2  # so that neither hides the other
             line = DASHED if found.subject.infinite else "-"
             marks = _marks(mark, k, len(blocks))
             axes.plot(blocks, median, linestyle=line, color=colour, label=label, lw=thick, **marks)
