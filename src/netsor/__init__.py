@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .engine import ExactError as ExactError
     from .engine import NoLimitError as NoLimitError
     from .engine import Plan as Plan
-    from .engine import QuadratureWarning as QuadratureWarning
     from .language import *  # noqa: F403
     from .language._check import Point as Point
     from .language._check import Report as Report
@@ -67,7 +66,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         "._program": "Program",
         "._decorator": "program",
         ".activations": "Function",
-        ".engine": "ExactError NoLimitError Plan QuadratureWarning",
+        ".engine": "ExactError NoLimitError Plan",
         ".language": """
             Scalar TraceError Value Vector Weight Width abs apply clip concat cos data dot erf gaussian gelu gelu_tanh
             grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._validate import ArgumentError, as_whole
-from .engine import Plan, PlanQuery, QuadratureWarning, Sampling
+from .engine import Plan, PlanQuery, Sampling
 from .engine._cost_model import Prices
 from .engine._match_attention import recognise
 from .engine._reparametrise import Latent
@@ -115,10 +114,8 @@ class AtWidths:
         return Mixture(mean, var, origin, count=found.count, binning=found.binning)
 
     def draw(self, how: Sampling) -> list[Numbers]:
-        """Draws of the outputs, refused as a law is; with a warning if their quadrature error is not negligible."""
-        error = checked_quadrature_error(moves_of_draws(self._priced(how)))
-        if error > NEGLIGIBLE:
-            warnings.warn(QuadratureWarning(error), stacklevel=3)
+        """Draws of the outputs, refused as a law is."""
+        checked_quadrature_error(moves_of_draws(self._priced(how)))
         return self.unchecked(how)
 
     def unchecked(self, how: Sampling) -> list[Numbers]:

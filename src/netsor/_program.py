@@ -293,8 +293,9 @@ class Program:
     ) -> Draws | tuple[Draws, ...]:
         """Exact draws of the outputs at any widths, finite or `inf`.
 
-        Programs may return thousands of scalars, since no covariance between outputs is formed. You get a
-        `QuadratureWarning` if Gaussian expectations have an error above 0.001 of the spread of an output.
+        Programs may return thousands of scalars, since no covariance between outputs is formed.
+        At infinite width, means over quadrature nodes have independent errors in each draw, so that the standard error
+        of a mean over draws includes them.
 
         Parameters
         ----------

@@ -37,6 +37,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "identified": _ops.identified,
     "kernel": _expectation_ops.kernel,
     "moments": _expectation_ops.moments,
+    "nodes": _expectation_ops.nodes,
     "tilted": _expectation_ops.tilted,
     "tilted_means": _expectation_ops.tilted_means,
 }

@@ -305,7 +305,7 @@ def _native(step: Step, precision: str) -> bool:
     import jax
     import jax.numpy as jnp
 
-    if step.kind not in ("apply", "kernel", "moments"):
+    if step.kind not in ("apply", "kernel", "moments", "nodes"):
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from ...engine import Sampling
 from ...engine._parallel import Progress, check_memory
 from ...engine._precision import DIGITS, check_single
-from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
+from ...engine._sampler import FEW
 from ...models._metric_program import ProgramModel
 from .._cache import Arrays, Store
 from .._cost import Cost, overhead_seconds, worker_count
@@ -60,8 +60,7 @@ def estimate(request: Request) -> Cost:
         numbers += draw.numbers * draws
         seconds += draw.seconds * draws + draw.compiling
         if case.infinite:  # the quadrature error: a few draws of every plan with moved expectations, and these plans
-            tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if isinstance(case.model, ProgramModel) else (3, FEW)
-            seconds += tries * replicas * draw.seconds + (tries - 1) * draw.planning
+            seconds += 3 * FEW * draw.seconds + 2 * draw.planning
         one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
         parts.append((math.ceil(draws / case.part_draws), draw.planning))  # perhaps more than fit a list
     most = max(request.draws_of(tokens) for tokens in request.lengths)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...engine import Sampling
 from ...engine._parallel import check_memory
 from ...engine._precision import LEAST, PATIENCE, check_single
-from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
+from ...engine._sampler import FEW
 from ...engine.backends import Backend
 from .._cache import Arrays, Store
 from .._cost import Cost, overhead_seconds, refuse_large, worker_count
@@ -61,8 +61,7 @@ def estimate(request: Request) -> Cost:
         alone = request.backend.threads and not request.own  # every worker plans what it draws
         seconds += draw.seconds * draws + draw.compiling + draw.planning * (count if alone else 1)
         if math.isinf(case.width) and case.entries and case.plan.expects:  # the quadrature error
-            tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if case.plan.nodes else (3, FEW)
-            seconds += draw.seconds * tries * replicas + draw.planning * (tries - 1)
+            seconds += 3 * FEW * draw.seconds + 2 * draw.planning
         numbers += draw.numbers * draws
         one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
         parts += count
