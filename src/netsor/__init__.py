@@ -56,6 +56,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .studies import paper as paper
     from .studies._rate import Rate as Rate
     from .studies._rate import rate as rate
+    from .studies._width_needed import WidthNeeded as WidthNeeded
+    from .studies._width_needed import width_needed as width_needed
     from .studies.audit import audit as audit
     from .studies.coord_check import coord_check as coord_check
     from .studies.literature import literature as literature
@@ -79,6 +81,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         """,
         ".nn": "Attention attention_std",
         ".studies._rate": "Rate rate",
+        ".studies._width_needed": "WidthNeeded width_needed",
         ".studies.audit": "audit",
         ".studies.coord_check": "coord_check",
         ".studies.literature": "literature",

@@ -94,9 +94,9 @@ class AtWidths:
         if layer is None:
             return self._sampled(places, how)
         origin = Provenance(self.status, "convolution over heads at infinite width")
-        return head_sum(
-            layer.scores, layer.values, layer.heads, layer.scale, origin, lambda: self._sampled(places, how)
-        )
+        law = head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, lambda: self._sampled(places, how))
+        law._correction = layer.correction
+        return law
 
     def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
         found = sample_conditional_law(self.question(places), how)

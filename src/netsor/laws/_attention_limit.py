@@ -22,6 +22,7 @@ from .._array_api import single_threaded
 from ..activations import row_softmax
 from ._attention_head import Head, Scores, head_law, power_moments
 from ._checked import checked_heads, real
+from ._correction import Correction, known
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import (
     CELL,
@@ -234,6 +235,8 @@ class HeadSum(Law):
     0.646080 0.121659
     """
 
+    _correction: Callable[[], Correction | None] | None = None  # set where a program made the law
+
     def __init__(
         self,
         head: Head | Callable[[], Head],
@@ -258,6 +261,10 @@ class HeadSum(Law):
         if callable(self._mixture):
             self._mixture = self._mixture()
         return self._mixture
+
+    def correction(self) -> Correction:
+        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
+        return known(self._correction() if self._correction else None)
 
     def with_heads(self, heads: int) -> HeadSum:
         """The law of the same layer with another number of heads."""
