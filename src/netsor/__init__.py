@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from . import nn as nn
     from ._bayes import Posterior as Posterior
     from ._decorator import program as program
+    from ._extrapolate import ExtrapolatedLaw as ExtrapolatedLaw
     from ._program import Program as Program
     from .activations import Function as Function
     from .engine import ExactError as ExactError
@@ -65,6 +66,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
     _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
     _NAMES = {
         "._bayes": "Posterior",
+        "._extrapolate": "ExtrapolatedLaw",
         "._program": "Program",
         "._decorator": "program",
         ".activations": "Function",

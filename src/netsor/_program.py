@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import numpy.typing as npt
 from . import _bayes
 from ._array_api import one_blas_thread
 from ._bound_program import AtWidths
+from ._extrapolate import extrapolate
 from ._repr_html import note, scrolled, table, title
-from ._validate import ArgumentError, TraceError, TraceIndexError, as_whole, shown
+from ._validate import ArgumentError, TraceError, TraceIndexError, as_whole, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
@@ -242,6 +244,7 @@ class Program:
         backend: str | Backend = "numpy",
         device: str | None = None,
         precision: str = "float64",
+        method: str = "exact",
         **widths: float,
     ) -> Mixture | HeadSum | Joint:
         """The exact law of a coordinate of the output at any widths, finite or `inf`, usually without drawing weights.
@@ -271,12 +274,23 @@ class Program:
             "cpu" or "cuda"; if None, a CUDA device if the backend finds one.
         precision
             "float64" or "float32", which raises an error where it is not accurate enough.
+        method
+            "exact", or "extrapolate" for a limit that the engine refuses: exact laws at four finite widths are
+            extrapolated to the infinite ones, which gives an `ExtrapolatedLaw`.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
         """
-        at = self._at(widths)
         how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision), least=2)
-        return at.law(coordinates, how)
+        if one_of(method, "method", "law", ("exact", "extrapolate")) == "exact":
+            return self._at(widths).law(coordinates, how)
+
+        def law(finite: dict[str, float], draws: int, seed: int) -> Mixture | HeadSum | Joint:
+            return self._at(finite).law(coordinates, replace(how, draws=draws, seed=seed, progress=False))
+
+        values = topological_order(self._whole)
+        bound = bind_widths(widths_of(values), widths, allow_inf=True)
+        # no `Law`, but who does not ask for it never gets it
+        return extrapolate(self.name, bound, values, draws, how.seed, law)  # type: ignore[return-value]
 
     def draw(
         self,

@@ -98,6 +98,7 @@ ROOMS = (
     "_decorator",
     "_program",
     "_bound_program",
+    "_extrapolate",
     "_bayes",
     "nn",
     "engine",

@@ -32,6 +32,8 @@ class ExactError(ValueError):
     """
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
+        if "at width inf" in problem or "n → ∞" in problem:
+            instead += "; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
         self.where, self.plain = value.where, f"{problem}; {instead}"  # without the line
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
