@@ -96,22 +96,24 @@ def _weights(n: Array, powers: tuple[float, ...]) -> Array:
     return np.concatenate([np.zeros(len(n) - len(last)), np.linalg.inv(table)[0]])
 
 
-def _refuse_fixed_scales(values: Sequence[Value], ends: Sequence[dict[str, float]]) -> None:
+def _refuse_fixed_scales(
+    values: Sequence[Value], ends: Sequence[dict[str, float]], numbers: Mapping[str, float]
+) -> None:
     """Refuse an eps that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
     for value in values:
         match value.op:
             case SteppedMatMul() | SteppedParameter():
                 rules = value.op.steps if isinstance(value.op, SteppedMatMul) else (value.op.rule,)
-                if any(rule.eps > 0 for rule in rules):
+                if any(rule.eps(ends[0]) == rule.eps(ends[-1]) > 0 for rule in rules):
                     raise ExactError(
                         value,
                         "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
                         instead="take eps=0",
                     )
             case Apply(Function(f=partial(func=f, keywords={"eps": eps})), (square,)) if f is rsqrt and eps > 0:
-                question = (PlanQuery((square,), tuple(bound.items())) for bound in ends)
-                how = Sampling(SCALE_DRAWS, progress=False)
-                first, last = (float(np.mean(sample_outputs(each, how)[0])) for each in question)
+                how, given = Sampling(SCALE_DRAWS, progress=False), tuple(numbers.items())
+                asked = (PlanQuery((square,), tuple(bound.items()), numbers=given) for bound in ends)
+                first, last = (float(np.mean(sample_outputs(each, how)[0])) for each in asked)
                 if last < first / 2 and first > 1e-3 * eps:
                     raise ExactError(
                         value,
@@ -209,10 +211,11 @@ def extrapolate(
     draws: int,
     seed: int,
     law: Callable[[dict[str, float], int, int], Any],
+    numbers: Mapping[str, float],
 ) -> ExtrapolatedLaw:
     """The limit at the infinite ones of these widths; `law(widths, draws, seed)` is the exact law at finite ones.
 
-    `values` are those of the program, in order.
+    `values` are those of the program, in order, `numbers` those of its hyperparameters.
     """
     infinite = [k for k, width in widths.items() if math.isinf(width)]
     if not infinite:
@@ -222,7 +225,7 @@ def extrapolate(
     vectors = max(value.size for value in values if isinstance(value, Vector))
     first = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
     used = tuple(first * 2**k for k in range(LEVELS))
-    _refuse_fixed_scales(values, [{**widths, **dict.fromkeys(infinite, n)} for n in (used[0], used[-1])])
+    _refuse_fixed_scales(values, [{**widths, **dict.fromkeys(infinite, n)} for n in (used[0], used[-1])], numbers)
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(BLOCKS)]
     by_width = [[law({**widths, **dict.fromkeys(infinite, n)}, draws // BLOCKS, s) for s in seeds] for n in used]
     return ExtrapolatedLaw(name, used, tuple(zip(*by_width, strict=True)))

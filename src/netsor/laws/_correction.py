@@ -9,7 +9,7 @@ directions of K.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -113,15 +113,21 @@ def correction(layer: LayerFluctuations) -> Correction:
     return Correction(variance, kurtosis, tv, kl, fine.frequencies, fine.transform)
 
 
-def known(found: Correction | None) -> Correction:
-    """The correction, or the error that says for which laws there is one."""
-    if found is None:
-        raise LawError(
-            "correction",
-            f"is known if a program of one width made the law, with up to {MAX_TOKENS} Gaussian tokens that are both "
-            "keys and values, each matrix used once; ns.width_needed compares any law with its limit",
-        )
-    return found
+class WithCorrection:
+    """A law that may know its first correction."""
+
+    _correction: Callable[[], Correction | None] | None = None  # set where a program made the law
+
+    def correction(self) -> Correction:
+        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
+        found = self._correction() if self._correction else None
+        if found is None:
+            raise LawError(
+                "correction",
+                f"is known if a program of one width made the law, with up to {MAX_TOKENS} Gaussian tokens that are "
+                "both keys and values, each matrix used once; ns.width_needed compares any law with its limit",
+            )
+        return found
 
 
 def _rules(variables: int) -> Iterator[tuple[Array, Array]]:

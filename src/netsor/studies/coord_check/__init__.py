@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError, one_of
+from ..._validate import ArgumentError, Rng, also_spelled, chosen_seed, one_of
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
 from .._output_dir import out_path
-from . import _check, _config, _parametrisation
+from . import _config, _parametrisation
+from ._check import CoordCheckStudy
 from ._results import CoordCheck
 
 __all__ = ["coord_check"]
 
 
+@also_spelled(optimizer="optimiser", parametrization="parametrisation")
 def coord_check(
     model: str | Path | Mapping[str, Any] | Transformer | Callable[[Any], Program] | Any,
     *,
@@ -35,6 +37,7 @@ def coord_check(
     promise: Mapping[str, float] | None = None,
     tolerance: float = 0.1,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     out: str | Path | None = None,
     backend: str = "numpy",
@@ -56,7 +59,7 @@ def coord_check(
     depths : sequence of int, optional
         Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
     optimiser : str
-        "sgd", "muon" or "adam".
+        "sgd", "muon" or "adam". You can also write `optimizer` and `parametrization`.
     lr : float, mapping or callable, optional
         The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
         function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
@@ -80,6 +83,8 @@ def coord_check(
         How far an exponent may be from the promise.
     seed : int
         The draws depend on it alone, not on the number of workers.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Worker processes; all cores, if None.
     out : str or pathlib.Path, optional
@@ -92,7 +97,7 @@ def coord_check(
     precision : str
         Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
-        Does the parts in place of processes here, such as Dask's.
+        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
@@ -115,7 +120,6 @@ def coord_check(
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0
     """
-    folder = None if out is None else out_path(out)
     check_executor(executor, "processes")
     if model is None:
         raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
@@ -140,11 +144,10 @@ def coord_check(
         grow,
         promise,
         tolerance,
-        seed,
-        workers,
-        folder,
-        (str(getattr(described, "name", None) or getattr(described, "__name__", "program")),),
-        choose(backend, device, precision),
-        progress,
+        seed=chosen_seed(seed, rng),
+        workers=workers,
+        out=None if out is None else out_path(out),
+        backend=choose(backend, device, precision),
+        progress=progress,
     )
-    return _check.run(request, executor)
+    return CoordCheckStudy(request).run(executor)
