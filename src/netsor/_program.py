@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import numpy.typing as npt
 from . import _bayes
 from ._array_api import one_blas_thread
 from ._bound_program import AtWidths
+from ._extrapolate import ExtrapolatedLaw, extrapolate
 from ._repr_html import note, scrolled, table, title
-from ._validate import ArgumentError, Rng, TraceError, TraceIndexError, as_whole, chosen_seed, shown
+from ._validate import ArgumentError, Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
@@ -242,6 +244,7 @@ class Program:
         backend: str | Backend = "numpy",
         device: str | None = None,
         precision: str = "float64",
+        method: str = "exact",
         **widths: float,
     ) -> Mixture | HeadSum | Joint:
         """The exact law of a coordinate of the output at any widths, finite or `inf`, usually without drawing weights.
@@ -273,16 +276,33 @@ class Program:
             "cpu" or "cuda"; if None, a CUDA device if the backend finds one.
         precision
             "float64" or "float32", which raises an error where it is not accurate enough.
+        method
+            "exact", or "extrapolate" for a limit that the engine refuses: exact laws at four finite widths are
+            extrapolated to the infinite ones, which gives an `ExtrapolatedLaw`.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
         """
         where = choose(backend, device, precision)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where, least=2)
+        if one_of(method, "method", "law", ("exact", "extrapolate")) == "extrapolate":
+            return self._extrapolated(widths, coordinates, how)  # type: ignore[return-value]
         at = self._at(widths)
         found = at.law(coordinates, how)
         if at.widths and not isinstance(coordinates, list) and all(width == inf for width in at.widths.values()):
             found._formula = functools.partial(formula, self.outputs, self.check())
         return found
+
+    def _extrapolated(
+        self, widths: dict[str, float], coordinates: int | list[int] | None, how: Sampling
+    ) -> ExtrapolatedLaw:
+        """The limit by exact laws at finite widths."""
+
+        def law(finite: dict[str, float], draws: int, seed: int) -> Mixture | HeadSum | Joint:
+            return self._at(finite | numbers).law(coordinates, replace(how, draws=draws, seed=seed, progress=False))
+
+        values = topological_order(self._whole)
+        bound, numbers = bind_names(values, widths, allow_inf=True)
+        return extrapolate(self.name, bound, values, how.draws, how.seed, law, numbers)
 
     def draw(
         self,
@@ -300,8 +320,9 @@ class Program:
     ) -> Draws | tuple[Draws, ...]:
         """Exact draws of the outputs at any widths, finite or `inf`.
 
-        Programs may return thousands of scalars, since no covariance between outputs is formed. You get a
-        `QuadratureWarning` if Gaussian expectations have an error above 0.001 of the spread of an output.
+        Programs may return thousands of scalars, since no covariance between outputs is formed.
+        At infinite width, means over quadrature nodes have independent errors in each draw, so that the standard error
+        of a mean over draws includes them.
 
         Parameters
         ----------

@@ -116,6 +116,7 @@ ROOMS = (
     "_decorator",
     "_program",
     "_bound_program",
+    "_extrapolate",
     "_bayes",
     "nn",
     "engine",

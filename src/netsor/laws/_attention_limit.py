@@ -22,6 +22,7 @@ from .._array_api import single_threaded
 from ..activations import row_softmax
 from ._attention_head import Head, Scores, head_law, power_moments
 from ._checked import checked_heads, real
+from ._correction import WithCorrection
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import (
     CELL,
@@ -208,7 +209,7 @@ SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w 
 
 
 @single_threaded
-class HeadSum(Law):
+class HeadSum(WithCorrection, Law):
     """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
 
     It is the law of one coordinate of an attention layer at infinite width, to many digits:

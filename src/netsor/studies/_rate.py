@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,12 +158,7 @@ def rate(
     """
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
-    free = [name for name in net.widths if name not in others]
-    if width is None and len(free) != 1:
-        raise ArgumentError("width", None, f"one of the widths that are not given, {', '.join(free) or 'none'}")
-    name = free[0] if width is None else width
-    if name not in free:
-        raise ArgumentError("width", width, f"one of the widths that are not given, {', '.join(free)}")
+    name = growing_width(net, width, others)
     sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []
     whole = [n for n in sizes if n is not None and n > 0]
     if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
@@ -175,6 +170,16 @@ def rate(
         raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")
     *finite, limit = (law for law in laws if isinstance(law, Law))
     return Rate(net.name, name, tuple(whole), tuple(kl(law, limit) for law in finite), tuple(finite), limit)
+
+
+def growing_width(net: Program, width: str | None, others: Mapping[str, float]) -> str:
+    """The name of the one width that is not given."""
+    free = [name for name in net.widths if name not in others]
+    if width is None and len(free) == 1:
+        return free[0]
+    if width is None or width not in free:
+        raise ArgumentError("width", width, f"one of the widths that are not given, {', '.join(free) or 'none'}")
+    return width
 
 
 def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...engine._parallel import check_memory
 from ...engine._precision import DIGITS, check_single
-from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
-from ...models._metric_program import ProgramModel
+from ...engine._sampler import FEW
 from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
 from .._study import Run, Study
@@ -51,8 +50,7 @@ class AuditStudy(Study[Audit | Comparison]):
             if (
                 case.infinite
             ):  # the quadrature error: a few draws of every plan with moved expectations, and these plans
-                tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if isinstance(case.model, ProgramModel) else (3, FEW)
-                seconds += tries * replicas * draw.seconds + (tries - 1) * draw.planning
+                seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
             parts.append((math.ceil(draws / case.part_draws), draw.planning))  # perhaps more than fit a list
         most = max(request.draws_of(tokens) for tokens in request.lengths)
