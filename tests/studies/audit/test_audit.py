@@ -276,7 +276,7 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
     assert audit.as_dict()["no_gradients"].startswith("the logit of a token's own id grows with the root of the width")
     assert "grad_query" not in audit.as_dict()["limit"]["layers"][0]
     assert "No gradients at n = ∞: the logit of a token's own id" in " ".join(audit.table(verbose=True).split())
-    assert both.table().count("gradient², query") == 2
+    assert "gradient², query" in both.table(verbose=True)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
