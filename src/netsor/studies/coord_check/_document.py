@@ -193,8 +193,9 @@ def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
     else:
         limit = any(check.limit is not None for check in checks)
         caption = (
-            f"√(mean square) of what {_steps(r).lower()} of {r.optimiser} changes, against the {r.axis}: geometric means "
-            "over initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
+            f"√(mean square) of what {_steps(r).lower()} of {r.optimiser} changes, against the {r.axis}: geometric "
+            "means over initialisations with two standard errors, in the block that the verdict is about. Maximal "
+            "updates ask for "
             f"flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
         )
     return doc.Figure(
