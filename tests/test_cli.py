@@ -95,6 +95,14 @@ def test_compare(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 
 
+def test_compare_finds_the_width_that_is_wide_enough():
+    arguments = ["compare", "--width", "64", "--draws", "2000", "--tolerance", "0.1", "--of", "variance"]
+    needed = json.loads(netsor(*arguments, "--json").stdout)["width_needed"]
+    assert needed["low"] < 0.757 / 0.392 / 0.1 < needed["high"]
+    assert (needed["of"], needed["tolerance"]) == ("variance", 0.1)
+    assert f"between {needed['low']} and {needed['high']:.0f} on" in netsor(*arguments).stdout.splitlines()[-1]
+
+
 def test_compare_takes_the_head_dimension_to_infinity_unless_told():
     arguments = ["compare", "--width", "64", "--head-dim", "8", "--draws", "20000", "--json"]
     free, kept = (json.loads(netsor(*arguments, *more).stdout) for more in ([], ["--keep-head-dim"]))
@@ -117,6 +125,10 @@ BAD_OPTIONS = {
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
     ("compare", "--width", "inf"): "--width must give a positive integer",
+    ("compare", "--tolerance", "0"): "--tolerance 0.0 must be above 0",
+    ("compare", "--tolerance", "1", "--of", "mean"): "--of 'mean' must be 'kl', 'tv', 'variance', 'kurtosis', or a",
+    ("compare", "--tolerance", "1", "--head-dim", "8"): "--tolerance is about one width, not n, d; --keep-head-dim",
+    ("compare", "--tolerance", "1", "--infinite-heads"): "--tolerance and --infinite-heads exclude each other",
     ("law", "--heads", "9" * 400): "…999999999' must be a positive integer (below 2^53)",
     ("law", "--sigma-q", "1e200"): "'1e200' must be a finite number, 0 or from 1e-08 to 1e+08",
     ("law", "--clip", "1e-200"): "'1e-200' must be a finite number from 1e-08 to 1e+08",
@@ -235,7 +247,7 @@ def test_what_is_long_is_announced(capsys):
         (False, ["--heads", "100000"]),
         (False, ["--width", "1000000000000"]),
         (False, ["--tokens", "1000"]),
-        (True, ["--tokens", "8000", "--activation", "gelu"]),
+        pytest.param(True, ["--tokens", "8000", "--activation", "gelu"], marks=pytest.mark.slow),
     ],
 )
 def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):

@@ -290,7 +290,7 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
         ("law", "mine.py:own", "--bind", "n=8", "--bind", "d=9007199254740991"): "--bind d=9007199254740991 makes the",
         ("compare", "mine.py:good", "--bind", "n=8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
         ("compare", "--width", "8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
-        ("compare", "--head-dim", "2", "--keep-head-dim", "--infinite-heads"): "exclude each other",
+        ("compare", "--head-dim", "2", "--keep-head-dim", "--infinite-heads"): "cannot be combined",
         ("compare", "--width", "inf"): "--width inf is what it is compared with",
         ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
         ("law", "--width", "9007199254740991"): "--width 9007199254740991 times --heads 2 must be below 2^53, or inf",

@@ -54,7 +54,7 @@ def fails(error):
 
 
 def run(request, run=lambda executor: "found", prepare=lambda: None, cost=COST, watch=None, where=HERE):
-    study = SimpleNamespace(request=request, estimate=lambda: cost, prepare=prepare, run=run)
+    study = SimpleNamespace(request=request, estimate=lambda: cost, cheaper=lambda cost: "", prepare=prepare, run=run)
     return run_study(watch or Watch(), where, lambda: study)
 
 

@@ -14,6 +14,7 @@ EXAMPLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 PICTURES = {
     "picture": {"widths.png"},
     "tangent": {f"tangent-{name}.png" for name in ("decay", "heads", "output", "widths")},
+    "wide_enough": {"wide_enough.png"},
     "three_questions": {"entropy.png", "outputs.png", "posterior.png"},
 }
 

@@ -31,12 +31,12 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from . import paper as paper
     from ._bayes import Posterior as Posterior
     from ._decorator import program as program
+    from ._extrapolate import ExtrapolatedLaw as ExtrapolatedLaw
     from ._program import Program as Program
     from .activations import Function as Function
     from .engine import ExactError as ExactError
     from .engine import NoLimitError as NoLimitError
     from .engine import Plan as Plan
-    from .engine import QuadratureWarning as QuadratureWarning
     from .language import *  # noqa: F403
     from .language._check import Point as Point
     from .language._check import Report as Report
@@ -60,6 +60,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .nn import attention_std as attention_std
     from .studies._rate import Rate as Rate
     from .studies._rate import rate as rate
+    from .studies._width_needed import WidthNeeded as WidthNeeded
+    from .studies._width_needed import width_needed as width_needed
     from .studies.audit import audit as audit
     from .studies.coord_check import coord_check as coord_check
     from .studies.transfer import transfer as transfer
@@ -67,10 +69,11 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
     _MODULES = {"models": ".models", "nn": ".nn", "optim": ".optim", "paper": ".paper"}
     _NAMES = {
         "._bayes": "Posterior",
+        "._extrapolate": "ExtrapolatedLaw",
         "._program": "Program",
         "._decorator": "program",
         ".activations": "Function",
-        ".engine": "ExactError NoLimitError Plan QuadratureWarning",
+        ".engine": "ExactError NoLimitError Plan",
         ".language": """
             Scalar TraceError Value Vector Weight Width abs apply clip concat cos data dot erf gaussian gelu gelu_tanh
             grad grad_norm hyperparameter identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe
@@ -83,6 +86,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         """,
         ".nn": "Attention attention_std",
         ".studies._rate": "Rate rate",
+        ".studies._width_needed": "WidthNeeded width_needed",
         ".studies.audit": "audit",
         ".studies.coord_check": "coord_check",
         ".studies.transfer": "transfer",
@@ -125,6 +129,6 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
             from ._regressor import AttentionRegressor
         except ImportError as error:
             raise ImportError(
-                f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
+                f"ns.AttentionRegressor needs scikit-learn: pip install scikit-learn ({error})"
             ) from error
         return AttentionRegressor

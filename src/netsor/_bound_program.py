@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._validate import ArgumentError, as_whole
-from .engine import Plan, PlanQuery, QuadratureWarning, Sampling
+from .engine import Plan, PlanQuery, Sampling
 from .engine._cost_model import Prices
 from .engine._match_attention import recognise
 from .engine._reparametrise import Latent
@@ -97,9 +96,9 @@ class AtWidths:
         if layer is None:
             return self._sampled(places, how)
         origin = Provenance(self.status, "convolution over heads at infinite width")
-        return head_sum(
-            layer.scores, layer.values, layer.heads, layer.scale, origin, lambda: self._sampled(places, how)
-        )
+        law = head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, lambda: self._sampled(places, how))
+        law._correction = layer.correction
+        return law
 
     def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
         found = sample_conditional_law(self.question(places), how)
@@ -117,10 +116,8 @@ class AtWidths:
         return Mixture(mean, var, origin, count=found.count, binning=found.binning)
 
     def draw(self, how: Sampling) -> list[Numbers]:
-        """Draws of the outputs, refused as a law is; with a warning if their quadrature error is not negligible."""
-        error = checked_quadrature_error(moves_of_draws(self._priced(how)))
-        if error > NEGLIGIBLE:
-            warnings.warn(QuadratureWarning(error), stacklevel=3)
+        """Draws of the outputs, refused as a law is."""
+        checked_quadrature_error(moves_of_draws(self._priced(how)))
         return self.unchecked(how)
 
     def unchecked(self, how: Sampling) -> list[Numbers]:

@@ -1,6 +1,4 @@
-"""Draws at infinite width carry the quadrature error of Gaussian expectations, as laws do."""
-
-import warnings
+"""At infinite width, every replica has quadrature nodes of its own: their error is a standard error."""
 
 import numpy as np
 import pytest
@@ -8,8 +6,10 @@ import pytest
 import netsor as ns
 from netsor import inf
 from netsor.engine import _sampler
+from netsor.engine._expectation_ops import NODES, nodes
 
 n = ns.Width("n")
+X, T = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]]), np.array([1.0, -1.0])
 
 
 def moved(rate=0.5):
@@ -19,25 +19,105 @@ def moved(rate=0.5):
 
 
 def truth(rate=0.5):
-    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
-    r, k = np.meshgrid(nodes, nodes, indexing="ij")
+    points, weights = np.polynomial.hermite_e.hermegauss(80)
+    r, k = np.meshgrid(points, points, indexing="ij")
     value = r * np.tanh(k + 2 * rate * r / np.cosh(k) ** 2)
     return float(weights @ value @ weights / weights.sum() ** 2)
 
 
-def test_draws_warn_with_the_error_of_the_law():
+def trained(layers, steps, rate=0.3):
+    """A µP network of so many layers with tanh, after full steps of SGD on two inputs."""
+    w = [ns.weight(n, 3, name="in"), *(ns.weight(n, n, name=f"hidden{k}") for k in range(layers - 2))]
+    r = ns.gaussian(n, name="out")
+    g = w[0] @ ns.data(X)
+    for hidden in w[1:]:
+        g = hidden @ ns.tanh(g)
+    f = ns.mean_dot(r, ns.tanh(g))
+    found = f, 0.5 * ((f - T) ** 2).sum()
+    rates = {name: lambda fan_in, fan_out: rate * fan_out for name in ("in", "out")} | {None: rate}
+    for _ in range(steps):
+        found = ns.step(found, found[1], rates, weights=[*w, r])
+    return found[0]
+
+
+def after_five_steps():
+    """The outputs of two layers after five steps, by product quadrature over the Gaussians of a neuron."""
+    z, weight = np.polynomial.hermite_e.hermegauss(40)
+    *inputs, r = (u.ravel() for u in np.meshgrid(z, z, z))
+    weights = np.prod(np.meshgrid(weight, weight, weight), axis=0).ravel() / weight.sum() ** 3
+    g = np.linalg.cholesky(X @ X.T / 3) @ inputs
+    for _ in range(5):
+        h = np.tanh(g)
+        e = h @ (weights * r) - T
+        g, r = g - 0.3 * X @ X.T @ (e[:, None] * r * (1 - h**2)), r - 0.3 * e @ h
+    return np.tanh(g) @ (weights * r)
+
+
+def test_nodes_are_orthonormal_and_mirrored():
+    shifts = np.random.default_rng(0).standard_normal((2, 1, 20))
+    first = nodes(np, shifts, first=0)
+    rows = np.concatenate([first, nodes(np, shifts[..., :3], first, first=20)], axis=-2)
+    assert np.allclose(rows @ np.swapaxes(rows, -1, -2), np.eye(23), atol=1e-12)
+    assert np.allclose(rows[..., : NODES // 2], -rows[..., NODES // 2 :])
+    assert not np.allclose(rows[0], rows[1])
+
+
+def test_draws_differ_by_their_nodes_and_their_mean_is_the_truth():
     net = ns.Program(moved())
-    law = net.law(n=inf)
-    with pytest.warns(ns.QuadratureWarning, match="quadrature error of 0.00") as caught:
-        found = net.draw(n=inf, draws=3)
-    (warning,) = caught
-    assert warning.message.error == law.origin.quadrature_error > 1e-3
-    assert "\n" not in str(warning.message)
-    assert warning.filename == __file__
-    assert 1e-6 < abs(found[0] / truth() - 1) < warning.message.error  # there is an error, and it is within the bound
+    found = net.draw(n=inf, draws=64)
+    error = found.std(ddof=1) / 8
+    assert 1e-7 < error < 1e-3
+    assert abs(found.mean() - truth()) < 4.5 * error
+    assert abs(net.draw(n=inf, draws=64).mean() - truth(0.55)) > 100 * error  # another rate would be noticed
+    assert np.array_equal(net.draw(n=inf, draws=5), found[:5])
 
 
-def test_draws_are_refused_where_the_law_is():
+def test_the_error_of_a_law_covers_and_falls_with_draws():
+    net = ns.Program(moved())
+    few, many = (net.law(n=inf, draws=256 * sets) for sets in (16, 256))
+    assert few.std() == many.std() == 0  # not random: noise of quadrature is no spread
+    for law in (few, many):
+        value, error = law.with_error.mean()
+        assert abs(value - truth()) < 5 * error
+    assert 2.5 < few.origin.quadrature_error / many.origin.quadrature_error < 6
+
+
+def test_errors_cover_as_often_as_standard_errors_do():
+    net = ns.Program(moved())
+    found = [net.law(n=inf, draws=16, seed=seed).with_error.mean() for seed in range(40)]
+    z = np.array([(value - truth()) / error for value, error in found])
+    assert 0.6 < np.sqrt(np.mean(z**2)) < 1.6  # χ² with 40 degrees of freedom leaves this once in 10,000 times
+    assert abs(z.mean()) < 4 / np.sqrt(40)
+
+
+def test_two_layers_after_five_steps():
+    truth = after_five_steps()
+    assert truth == pytest.approx([0.871423, -0.915711], abs=2e-6)
+    law = ns.Program(trained(2, 5)).law(n=inf, draws=256 * 64)
+    value, error = law.with_error.mean()
+    assert (np.abs(value - truth) < 4.5 * error).all()
+    assert error.max() < 3e-4
+
+
+@pytest.mark.slow
+def test_three_layers_after_five_steps():
+    value, error = ns.Program(trained(3, 5)).law(n=inf, draws=256 * 400).with_error.mean()
+    other = np.array([0.00008, 0.00009])  # by populations of nodes, in a program of its own
+    assert (np.abs(value - [0.84104, -0.86442]) < 4.5 * np.hypot(error, other)).all()
+    assert error.max() < 1.5e-4
+
+
+def test_a_zero_by_symmetry_is_zero_within_its_error():
+    r = ns.gaussian(n)
+    h = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
+    f = ns.mean_dot(r, h)
+    net = ns.Program(ns.mean_dot(ns.step(h, (f - 1) ** 2, 0.5), r * r))
+    found = net.draw(n=inf, draws=64)
+    assert abs(found.mean()) < 4.5 * found.std(ddof=1) / 8 + 1e-15
+    assert found.std() < 0.01
+
+
+def test_what_kernels_do_not_tell_is_refused():
     x, r = ns.gaussian(n), ns.gaussian(n)
     net = ns.Program((ns.mean_dot(x, x), ns.mean_dot(ns.tanh(ns.tanh(x) * ns.tanh(r) + x), r)))[1]  # exactly 0
     for reading in (net.law, net.draw):
@@ -45,26 +125,16 @@ def test_draws_are_refused_where_the_law_is():
             reading(n=inf, draws=2)
 
 
-def test_one_output_that_is_not_known_refuses_all():
-    r = ns.gaussian(n)
-    h = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
-    f = ns.mean_dot(r, h)
-    f1, h1 = ns.step([f, h], (f - 1) ** 2, 0.5)
-    net = ns.Program((f1, ns.mean_dot(h1, r * r)))  # the second is exactly 0, by symmetry
-    with pytest.raises(ValueError, match="do not tell"):
-        net.law(n=inf, draws=50)
-    with pytest.raises(ValueError, match="do not tell"):
-        net.draw(n=inf, draws=2)
-    assert np.isfinite(net.draw(n=64, draws=2)).all()  # finite widths have no such error
-
-
-def test_draws_without_an_error_to_speak_of_do_not_warn():
-    x = ns.gaussian(n, 3, cov=0.5 + 0.5 * np.eye(3))
-    deep = ns.Program(ns.mean_dot(ns.relu(x), ns.tanh(x)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        deep.draw(n=inf, draws=2)
-        ns.Program(moved()).draw(n=32, draws=2)
+def test_replicas_with_other_random_numbers_have_nodes_of_their_own():
+    x, f = ns.gaussian(n, 2), moved()
+    weight = ns.softmax(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x))[0, 0]
+    both = ns.Program((f, weight * f))
+    assert ns.Program(f).plan(n=inf).averaged
+    assert not both.plan(n=inf).averaged
+    found = both.draw(n=inf, draws=200)
+    error = found[1].std() / 200**0.5
+    assert abs(found[1].mean() - truth() / 2) < 4.5 * error
+    assert len(np.unique(found[0])) == 200
 
 
 def test_covariances_of_many_outputs_are_compared_a_few_rows_at_a_time(monkeypatch):

@@ -9,7 +9,6 @@ from netsor import inf
 
 from ..keep import keep
 
-pytestmark = pytest.mark.filterwarnings("ignore::netsor.QuadratureWarning")  # tolerances here are larger
 n = ns.Width("n")
 X = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]])
 T = np.array([1.0, -1.0])

@@ -1,6 +1,7 @@
 """What studies take, told before they begin: workers, and the memory of the draws that each computes together."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -166,6 +167,10 @@ def test_a_log_has_a_line_for_each_part(monkeypatch, caplog):
     _process_pool.with_progress(iter("ab"), 2, "audit", "part")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     _process_pool.with_progress(iter("ab"), 2, "audit", "part", progress=False)
+    monkeypatch.setattr(logging.getLogger("netsor"), "level", logging.WARNING)  # for all calls
+    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    monkeypatch.undo()
+    monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(_process_pool, "on_terminal", lambda: True)
     _process_pool.with_progress(iter("ab"), 2, "audit", "part")
     assert caplog.messages == []

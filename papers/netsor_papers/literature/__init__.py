@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from netsor._validate import Rng, chosen_seed
 from netsor.engine._parallel import Progress
 from netsor.studies import out_path
 
@@ -16,6 +17,7 @@ def literature(
     *results: str,
     out: str | Path = "literature",
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     quick: bool = False,
     progress: Progress = True,
@@ -33,6 +35,8 @@ def literature(
         interrupted goes on where it stopped. Files that are not of an earlier run are never overwritten.
     seed
         Every number depends on it alone, not on the number of workers.
+    rng
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers
         Worker processes; all cores, if None.
     quick
@@ -52,5 +56,6 @@ def literature(
     >>> {claim.verdict for claim in found.claims["unit-scaling"]} <= {"agrees", "disagrees"}
     True
     """
+    seed = chosen_seed(seed, rng)
     request = Request(results, quick, out=out_path(out), seed=seed, workers=workers, progress=progress)
     return LiteratureStudy(request).run()

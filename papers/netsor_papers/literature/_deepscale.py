@@ -14,8 +14,9 @@ from netsor._mpl_style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.nn import attention, attention_std, mlp
-from netsor.studies import Arrays, combine, decide_below, extrapolate
+from netsor.studies import Arrays
 
+from .._significance import combine, decide_below, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, average
 
 

@@ -26,8 +26,9 @@ from netsor.language import (
     weight,
 )
 from netsor.nn import attention
-from netsor.studies import ABSENT, AGREES, DISAGREES, Arrays, combine, decide_below, extrapolate
+from netsor.studies import Arrays
 
+from .._significance import ABSENT, AGREES, DISAGREES, combine, decide_below, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 
 N = Width("n")

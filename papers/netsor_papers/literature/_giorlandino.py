@@ -15,18 +15,9 @@ from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.laws._estimate import student
 from netsor.nn import Embedding, attention_std, embedding, mlp
-from netsor.studies import (
-    AGREES,
-    DISAGREES,
-    SIGMAS,
-    Arrays,
-    combine,
-    decide_below,
-    decide_decreasing,
-    derive_seed,
-    extrapolate,
-)
+from netsor.studies import Arrays, derive_seed
 
+from .._significance import AGREES, DISAGREES, SIGMAS, combine, decide_below, decide_decreasing, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, average
 
 VARIANCE, BIAS = 0.2, 4e-4  # of weights, over the fan-in, and of biases
@@ -296,7 +287,7 @@ def _gradient(numbers: Numbers, dropout: float) -> Claim:
     listed = "; ".join(f"{1e6 * p:.2f} and {1e6 * e} (β = {b:g})" for b, (p, e) in pairs.items())
     with_ = f"with dropout {dropout}, which their notebook leaves on" if dropout else "without dropout"
     return Claim(
-        f"Their measured |∂L/∂W_Q|² T d^(−2) (log T)^(−½) by β, T = 2048 and 4096; beside our law {with_}.",
+        f"Their measured |∂L/∂W_Q|² T d^(−2) (log T)^(−½) by β, T = 2048 and 4096; and our law {with_}.",
         f"It is within {GRADIENT_RTOL:.0%} of our law of {longest} tokens, d = {HEAD}, at β above 1.",
         f"Theirs and ours, in units of 10⁻⁶: {listed}.",
         combine(*verdicts) if dropout else extrapolate(combine(*verdicts)),
@@ -404,7 +395,7 @@ RESULT = Result(
     "notebook does not switch dropout off, so ours is with it and without. Their T = 2048 and 4096 are run in part, at "
     "1024. Their theory is of infinitely many tokens, so that a gap at finitely many is outside its range.",
     unread="the text beyond the abstract, the statement on gradients among it; the notebooks were read.",
-    quick="4 draws at width 720 in place of 24, the limit at β = 3 alone, and gradients at up to 192 tokens.",
+    quick="4 draws at width 720 instead of 24, the limit at β = 3 alone, and gradients at up to 192 tokens.",
     parts=parts,
     judge=judge,
     pictures=(

@@ -13,8 +13,9 @@ from netsor._mpl_style import BLUE, GREY, VERMILLION, new
 from netsor.language import Width, data, dot, gaussian, inf, mean_dot, ntk, softmax, stack, weight
 from netsor.laws import Estimate
 from netsor.nn import Attention
-from netsor.studies import AGREES, DISAGREES, Arrays, combine, decide_below, extrapolate
+from netsor.studies import Arrays
 
+from .._significance import AGREES, DISAGREES, combine, decide_below, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import word_kernel
 

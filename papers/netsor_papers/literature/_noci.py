@@ -11,8 +11,9 @@ from netsor._decorator import program
 from netsor._mpl_style import BLUE, GREEN, GREY, PURPLE, VERMILLION, new
 from netsor.language import Width, dot, gaussian, grad_norm, mean_dot, softmax, weight
 from netsor.laws import Estimate
-from netsor.studies import AGREES, DISAGREES, SIGMAS, UNDECIDED, Arrays, combine, extrapolate, slope_of
+from netsor.studies import Arrays, slope_of
 
+from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, combine, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 
 TOKENS, WIDTH = 16, 64

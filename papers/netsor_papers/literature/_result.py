@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from netsor.laws import Estimate
 from netsor.laws._estimate import student
-from netsor.studies import AGREES, DISAGREES, SIGMAS, UNDECIDED, Arrays
+from netsor.studies import Arrays
+
+from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED
 
 Array = npt.NDArray[np.float64]
 Numbers = Mapping[str, Arrays]  # what was computed, by the label of the part

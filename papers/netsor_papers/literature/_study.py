@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,12 +11,6 @@ from typing import Any, ClassVar
 import netsor.studies as studies
 from netsor._validate import ArgumentError, check_fields
 from netsor.studies import (
-    ABSENT,
-    AGREES,
-    CLASSES,
-    DISAGREES,
-    OUTSIDE,
-    UNDECIDED,
     Block,
     Cell,
     Cost,
@@ -31,10 +25,12 @@ from netsor.studies import (
     Table,
     provenance,
     to_csv,
+    to_dataframe,
     worker_count,
 )
 
 from .._figures import FIGURE_SECONDS, FILES, FigureResult, drawn, file_names
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
 from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
 from ._result import Claim, PartTask, Result
 
@@ -171,6 +167,11 @@ class Finished(FigureResult):
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         results = [RESULTS[name] for name in self.claims]
         return document(results, self.claims, self.request.quick, self._svg, manifest)
+
+    def to_dataframe(self) -> Any:
+        """The statements as a pandas DataFrame: a row each, with its paper, its rule, our number and the verdict."""
+        every = ((name, claim) for name, claims in self.claims.items() for claim in claims)
+        return to_dataframe({"result": name, **asdict(claim)} for name, claim in every)
 
     def _spent(self) -> dict[str, Any]:
         work = round(sum(part["seconds"] for part in self._parts), 3)

@@ -11,8 +11,9 @@ import numpy as np
 from netsor._mpl_style import BLUE, GREY, VERMILLION, new
 from netsor.language import inf
 from netsor.laws import Estimate
-from netsor.studies import AGREES, DISAGREES, Arrays, slope_of
+from netsor.studies import Arrays, slope_of
 
+from .._significance import AGREES, DISAGREES
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import IMAGES, PLACES, kernel_program, last_kernel, tangent, tangent_program, word_kernel
 

@@ -12,8 +12,9 @@ import numpy as np
 from netsor._mpl_style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new
 from netsor.laws import Estimate
 from netsor.nn import attention_std
-from netsor.studies import AGREES, DISAGREES, UNDECIDED, Arrays, combine
+from netsor.studies import Arrays
 
+from .._significance import AGREES, DISAGREES, UNDECIDED, combine
 from ._result import Claim, Numbers, Part, Picture, Result, within
 
 MULTS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)

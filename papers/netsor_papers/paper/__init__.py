@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netsor._validate import Rng, chosen_seed
 from netsor.engine.backends import choose
 from netsor.studies import out_path
 
@@ -21,6 +22,7 @@ def reproduce(
     samples: int | None = None,
     trials: int | None = None,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     quick: bool = False,
     estimator: str = "both",
@@ -46,6 +48,8 @@ def reproduce(
         The paper's ten unless given.
     seed : int
         Of the first trial.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Processes; all cores, if None.
     quick : bool
@@ -61,7 +65,7 @@ def reproduce(
     precision : str
         Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
-        Does the trials in place of processes here, such as that of a cluster.
+        Runs the trials instead of local processes; for example that of a cluster.
 
     Returns
     -------
@@ -87,7 +91,7 @@ def reproduce(
         estimator,
         tokens,
         out=out_path(out),
-        seed=seed,
+        seed=chosen_seed(seed, rng),
         workers=workers,
         backend=choose(backend, device, precision),
     )

@@ -18,8 +18,8 @@ import numpy as np
 
 from netsor.laws import Estimate, Law
 from netsor.laws._distance_estimator import kl_terms
-from netsor.studies import ABSENT, AGREES, DISAGREES, UNDECIDED, combine, decide_below, decide_decreasing
 
+from .._significance import ABSENT, AGREES, DISAGREES, UNDECIDED, combine, decide_below, decide_decreasing
 from ._estimators import HEADS, Divergences, Heads, Scores
 from ._experiments import Case, Figure, limit_law
 from ._schedule import GRID, WEIGHTS, Plan, agreement
@@ -49,8 +49,8 @@ def _checked(found: Divergences) -> str:
     worst = max(deviations, key=lambda limit: limit.deviation / limit.allowed)
     verdict = "within" if worst.agrees else "NOT within"
     return (
-        f"; the limit is off from the engine at infinite width by {worst.deviation:.1f} standard errors, "
-        f"{verdict} the {worst.allowed:.1f} allowed"
+        f"; the closed-form limit and samples at infinite width are {worst.deviation:.1f} standard errors apart, "
+        f"{verdict} the threshold of {worst.allowed:.1f}"
     )
 
 

@@ -11,24 +11,10 @@ from typing import Any
 
 from netsor._mpl_style import rendered, styled
 from netsor.paper import layer
-from netsor.studies import (
-    ABSENT,
-    AGREES,
-    CLASSES,
-    DISAGREES,
-    Block,
-    Cell,
-    Document,
-    Figure,
-    Figures,
-    Paragraph,
-    Raw,
-    Section,
-    Table,
-    provenance,
-)
+from netsor.studies import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Section, Table, provenance
 
 from .._figures import FILES
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES
 from ._claims import Row, Separation
 from ._estimators import Divergences, Heads
 

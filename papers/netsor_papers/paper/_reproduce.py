@@ -126,7 +126,7 @@ class Finished(FigureResult):
         self._parts = [{**task.key, "file": run.file(task), **_spent(run[task])} for task in run.tasks]
         plan, draws = self.request.plan, sum(part["samples"] for part in self._parts)
         self._quick = "" if not self.request.quick else (
-            f"This is a quick look: {plan.trials} trials of {plan.samples:,} draws in place of the paper's "
+            f"This is a quick look: {plan.trials} trials of {plan.samples:,} draws instead of the paper's "
             "10 of 50,000 (100,000 for ReLU)."
         )  # fmt: skip
         spent = f"{draws:,} draws from {sum(part['random_numbers'] for part in self._parts):,} random numbers"

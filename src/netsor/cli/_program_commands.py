@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def law_command(
     draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
 ) -> None:
-    """The law of one output coordinate of the attention layer, or of a program of one's own.
+    """The law of one output coordinate of the attention layer, or of your own program.
 
     FILE:PROGRAM is a .py file (which is run) or module, a colon, and the name of a program in it or of a function that
     returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
@@ -96,6 +96,14 @@ def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
 @sampling_options
 @where_options
 @click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
+@click.option("--tolerance", type=float, help="Also find the width from which on the difference is at most this.")
+@click.option(
+    "--of",
+    default="kl",
+    metavar="WHAT",
+    help="What --tolerance is about: kl, tv, variance, kurtosis, or a quantile such as 0.999.",
+    show_default=True,
+)
 def compare_command(
     draws: int,
     seed: int,
@@ -103,13 +111,16 @@ def compare_command(
     plot: str | None,
     keep_head_dim: bool,
     infinite_heads: bool,
+    tolerance: float | None,
+    of: str,
     **options: Any,
 ) -> None:
     """Width N against width ∞: KL, total variation, Wasserstein-1, Kolmogorov, each with an error.
 
-    Of a program of one's own, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
+    For your own program, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
     """
     from ..laws import distances
+    from ..studies._width_needed import width_needed
     from ._budget import announce
     from ._subject import subject
 
@@ -119,8 +130,10 @@ def compare_command(
         raise click.UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
         raise click.UsageError(
-            "--keep-head-dim and --infinite-heads exclude each other: the latter takes d to infinity"
+            "--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity"
         )
+    if tolerance is not None and infinite_heads:
+        raise click.UsageError("--tolerance and --infinite-heads exclude each other: heads are no width")
     with stdout_to_stderr(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
         limit = asked.limit(keep=("d",) if keep_head_dim else ())
@@ -134,11 +147,23 @@ def compare_command(
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in found.items():
             finite(name.replace("_", " "), distance.value)
+        enough = None
+        if tolerance is not None:
+            free = [k for k in asked.widths if not (keep_head_dim and k == "d")]
+            if len(free) != 1:
+                raise click.UsageError(
+                    f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
+                )
+            kept: dict[str, Any] = {k: v for k, v in asked.widths.items() if k not in free}
+            enough = width_needed(asked.net, tolerance, _level(of), draws=draws, seed=seed, **kept)
         if plot:
             names = asked.label, INFINITE_HEADS if infinite_heads else limit.label
             draw(plot, dict(zip(names, laws, strict=True)))
     if as_json:
         rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in found.items()}
+        if enough is not None:
+            ends = {"low": enough.low, "high": error_of(enough.high)}
+            rows["width_needed"] = {**ends, "of": enough.of, "tolerance": enough.tolerance}
         echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
         return
     echo(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
@@ -146,6 +171,16 @@ def compare_command(
         echo(f"note: {note}")
     for name, estimate in found.items():
         echo(f"{name.replace('_', ' '):16} {estimate}")
+    if enough is not None:
+        echo(enough.summary)
+
+
+def _level(of: str) -> str | float:
+    """A number, if it is one."""
+    try:
+        return float(of)
+    except ValueError:
+        return of
 
 
 NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
@@ -158,7 +193,7 @@ NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 def plan_command(as_json: bool, **options: Any) -> None:
     """What would be drawn and computed for one replica, and what it costs; nothing is drawn.
 
-    Of the attention layer, or of a program of one's own, FILE:PROGRAM with --bind; FILE is run. With --backend and
+    Of the attention layer, or of your own program, FILE:PROGRAM with --bind; FILE is run. With --backend and
     --device it is the plan that law makes there: a device that is named need not be here, since a plan depends on cpu
     or cuda alone. It is the same in both precisions; bytes are those of double precision.
     """

@@ -28,12 +28,14 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
     """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
     with usage_errors(), slow_notice("planning"):
         study = make()
-        cost = study.estimate()
+        cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # what a device takes is not estimated
+        less = study.cheaper(cost) if on_cores else ""
     request = study.request
-    on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated
     if on_cores and cost.clock > LONGEST:
-        raise click.UsageError(f"{request.title} would take about {in_time(cost.clock)}; {request.smaller} take less")
-    more = request.remark
+        raise click.UsageError(
+            f"{request.title} would take about {in_time(cost.clock)}; {less or f'{request.smaller} take less'}"
+        )
+    more = request.remark + (f"; {less}" if less else "")
     if request.store is not None and request.store.any():
         more = f"; what is finished in --out is not drawn again{more}"
     left = f"finished {request.kept} are kept, and the same command goes on from there"

@@ -1,4 +1,4 @@
-"""netsor audit: what a transformer does at initialisation, block by block, with findings and a report."""
+"""The commands that run studies, and the explorer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from ._signals import Watch
 
 def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
     """The backend of a study, taken out of its options; the folder and the command line are put into them."""
+    from ..engine.backends import Numpy
     from ._study import typed
 
     if out is not None:
         check_name("--out", out)
-    from ..engine.backends import Numpy
-
     where = pop_backend(options, auto) if "backend" in options else BackendChoice(Numpy())
     options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed()}
     return where
@@ -64,7 +63,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
 )
-@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, in place of --tokens.")
+@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
 @click.option(
     "--draws",
     type=MIN_DRAWS,
@@ -177,7 +176,11 @@ TOLERANCE = Number(real, above=0, most=1)
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=MIN_FOUR, default=32, show_default=True, help="Initialisations at each width.")
 @click.option(
-    "--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="How far an exponent may be from its promise."
+    "--tolerance",
+    type=TOLERANCE,
+    default=0.1,
+    show_default=True,
+    help="How far an exponent may be off.",
 )
 @click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
@@ -207,7 +210,7 @@ def coord_check_command(
     bad = [check for check in found if not check.kept]
     if fail and bad:
         told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as promised: {told}")
+        echo_error(f"not as expected: {told}")
         raise click.exceptions.Exit(FAILED)
 
 
@@ -258,7 +261,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
-    """Published results on transformers at initialisation, each beside the exact law, with a verdict.
+    """Published results on transformers at initialisation, each compared with the exact law, with a verdict.
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
     that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
@@ -286,10 +289,10 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     one's own too, for its widths and the numbers that its function takes; FILE is run.
     """
     if arguments and program is None:
-        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM that it is about")
+        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
     for package in ("marimo", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            raise click.UsageError(f"explore needs {package}, which is not installed: pip install 'netsor[explore]'")
+            raise click.UsageError(f"explore needs {package}, which is not installed: pip install marimo uvicorn")
     from ..explore import Target, serve
     from ._load_program import find
 

@@ -83,20 +83,20 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
                 raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
         for name in ("ids", "tokens"):
             if options.pop(name) is not None:
-                raise click.UsageError(f"--{name} is for models; the tokens of FILE:PROGRAM are in it")
+                raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
         programs = tuple(_program(target, binds, arguments) for target in (source, *compare))
         return _audit_config.Request(programs, **options)
     for option, values in (("--bind", binds), ("--arg", arguments)):
         if values:
-            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
+            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
     plain = changed(model_of("MODEL", source), "--set", changes)
     model = plain if drawn is None else _by("--recipe", plain, drawn)
     models, swept = [model], None
     if others and len(compare) > 1:
-        raise click.UsageError("--compare-set is for one --compare: give others a config.json of their own")
+        raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
     models += [_by("--compare-recipe", plain, name) for name in recipes]
     if sweep is not None and (compare or others or recipes):
-        raise click.UsageError("--sweep and --compare exclude each other: a sweep compares MODEL with itself")
+        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
     models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
     if others and not compare:
         models.append(changed(model, "--compare-set", others))
@@ -107,7 +107,7 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         models = list(every)
     ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
     if ids is not None and tokens is not None:
-        raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
+        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     lengths = integers("--tokens", tokens, "16,128")
     return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
 

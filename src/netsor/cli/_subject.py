@@ -85,7 +85,7 @@ def subject(
     if target is None:
         for option, values in (("--bind", binds), ("--arg", arguments)):
             if values:
-                raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
+                raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
         if options["activation"] != "clip" and _is_given("clip"):
             raise click.UsageError(f"--clip {options['clip']:g} is for --activation clip, not {options['activation']}")
         return _built_in(draws, both, backend, options["coordinates"], **{name: options[name] for name in LAYER})

@@ -1,4 +1,4 @@
-"""Errors and warnings of the exact engine."""
+"""Errors of the exact engine."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class ExactError(ValueError):
     """
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
+        if "at width inf" in problem or "n → ∞" in problem:
+            instead += "; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
         self.where, self.plain = value.where, f"{problem}; {instead}"  # without the line
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
@@ -73,34 +75,3 @@ class NoLimitError(UnplacedError):
 
 class InfiniteError(UnplacedError):
     """A Gaussian expectation that is infinite, or that no rule resolves; it says of which function."""
-
-
-class QuadratureWarning(UserWarning):
-    """Draws at infinite width whose Gaussian expectations have an error that is not negligible.
-
-    Parameters
-    ----------
-    error : float
-        The error of the output that has the largest, relative to its spread (to its size, if it is not random). It is
-        the same in every draw, so more draws do not reduce it.
-
-    Examples
-    --------
-    >>> n = ns.Width("n")
-    >>> f = ns.mean_dot(ns.gaussian(n), ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))
-    >>> net = ns.Program(ns.step(f, (f - 1) ** 2, 0.5))
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     found = net.draw(n=ns.inf, draws=1)
-    ...
-    >>> caught[0].message.error == net.law(n=ns.inf).origin.quadrature_error
-    True
-    """
-
-    def __init__(self, error: float) -> None:
-        super().__init__(
-            f"draws at width inf have a quadrature error of {error:.1g}, relative to the spread of an output, the same "
-            "in every draw; take a large finite width, which has none, or net.law, which reports it for each number"
-        )
-        self.error = error

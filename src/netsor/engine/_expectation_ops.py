@@ -4,7 +4,7 @@ Vectors of an infinitely wide space are rows of coordinates along orthonormal di
 the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the
 others for covariance. A law is computed again with every expectation moved by its own error, to see how much the law
 moves: `shift` 0 is without, 1 moves all upward, 2 with alternating signs like a chessboard (so that a Gram matrix stays
-positive). Each shift has quasi-random nodes of its own.
+positive). Shifts 3 and 4 leave them; they have quasi-random nodes of their own, a quarter as many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class HostOnly(Exception):
 
 
 NODES = 2**12  # quasi-random points that stand in for the coordinates of an infinitely wide vector
-SETS = 8  # independently scrambled Sobol sets that the nodes are divided into
 DIMENSIONS = 16  # of a Sobol set, one for each source; more sources use more sets
 
 
@@ -120,31 +119,38 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
 
 
 # Nodes, where a nonlinearity acts on combinations of outputs of other nonlinearities: values of the sources at
-# quasi-random points stand in for the coordinates of an infinitely wide vector.
+# quasi-random points stand in for the coordinates of an infinitely wide vector. Every replica has points of its own, so
+# that the error of these means is independent between replicas and is part of their standard errors.
 
 
 @cache
-def _sobol_set(number: int, scramble: int) -> Array:
-    """Values (DIMENSIONS, NODES) of independent N(0, 1) variables at the points of one Sobol set."""
-    points = []
-    for part in range(SETS):
-        rng = np.random.default_rng([20190910, number, scramble, part])
-        drawn = scipy.stats.qmc.Sobol(DIMENSIONS, scramble=True, rng=rng).random(NODES // SETS)
-        points.append(rng.permutation(drawn) if number else drawn)
-    return scipy.special.ndtri(np.clip(np.concatenate(points), 1e-12, 1 - 1e-12)).T
+def _sobol_set(number: int, count: int) -> Array:
+    """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1); the sets are paired at random with each other."""
+    rng = np.random.default_rng([20190910, number])
+    points = scipy.stats.qmc.Sobol(DIMENSIONS, scramble=True, rng=rng).random(count)
+    return (rng.permutation(points) if number else points).T
 
 
-@cache
-def gaussian_nodes(sources: int, constant: bool, scramble: int) -> Array:
-    """Values (sources, NODES)/√NODES of independent N(0, 1) variables, after a row of ones if `constant`.
+def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES) -> Array:
+    """Values (…, sources, count)/√count of independent N(0, 1) variables, the sources `first` and following.
 
-    Rows are orthonormal, so that products of Gaussian vectors are exact; the first rows do not depend on their number.
+    The points of a Sobol set are shifted modulo 1 by Φ(shifts), uniform for shifts (…, sources) ~ N(0, 1), and joined
+    by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that products
+    of Gaussian vectors are exact.
     """
-    sets = -(-sources // DIMENSIONS)
-    rows = np.concatenate([np.ones((1, NODES)), *(_sobol_set(k, scramble) for k in range(sets))])[: sources + 1]
-    q, r = np.linalg.qr(rows.T)  # Gram–Schmidt, in order
-    orthonormal: Array = (q * np.sign(np.diagonal(r))).T
-    return orthonormal if constant else orthonormal[1:]
+    if xp is not np:
+        raise HostOnly
+    stop = first + shifts.shape[-1]
+    points = np.concatenate([_sobol_set(k, count // 2) for k in range(first // DIMENSIONS, -(-stop // DIMENSIONS))])
+    start = first - first % DIMENSIONS
+    shifted = (points[first - start : stop - start] + np.asarray(scipy.special.ndtr(shifts))[..., None]) % 1.0
+    half = scipy.special.ndtri(np.clip(shifted, 1e-12, 1 - 1e-12)) / np.sqrt(count)
+    half -= half.mean(axis=-1, keepdims=True)
+    for _ in range(2):  # Gram–Schmidt; of mirror images, halves tell all products
+        for rows in (row[..., : count // 2] for row in earlier):
+            half -= 2 * (half @ np.swapaxes(rows, -1, -2)) @ rows
+    half = np.linalg.solve(np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2)), half)
+    return np.concatenate([half, -half], axis=-1)
 
 
 NEARLY = 1e-8  # Gram determinant of two vectors over the product of their squares: below, they count as parallel

@@ -35,6 +35,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "oriented": _gram_schmidt.oriented,
     "kernel": _expectation_ops.kernel,
     "moments": _expectation_ops.moments,
+    "nodes": _expectation_ops.nodes,
     "tilted": _expectation_ops.tilted,
     "tilted_means": _expectation_ops.tilted_means,
 }

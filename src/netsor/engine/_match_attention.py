@@ -6,21 +6,25 @@ Recognises W^O concat_a(softmax(n^(−1/2) ⟨W^{Q,a} x, W^{K,a} x_j⟩) W^{V,a}
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..language._array import Value
-from ..language._graph import narrow, topological_order, weights_of
-from ..language._operation import Apply, Concat, Constant, Dot, MatMul, Mix, Take
+from ..language._graph import narrow, topological_order, weights_of, widths_of
+from ..language._operation import Apply, Concat, Constant, Data, Dot, Gaussian, MatMul, Mix, Take
 from ..language._parameters import Weight, weight
 from ..language._score import MASKED_SOFTMAX, SOFTMAX
 from ..language._vector import Vector
+from ..laws._correction import MAX_TOKENS, Correction, LayerFluctuations, correction
 from ._sampler import Sampling, sample_conditional_law
 from .lower import PlanQuery
+from .passes._rewrite import Context
+from .passes.simplify import drop_identities
 
 Array = npt.NDArray[np.float64]
 
@@ -33,6 +37,7 @@ class Recognised:
     values: Array
     heads: int
     scale: float
+    correction: Callable[[], Correction | None]
 
 
 def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
@@ -79,8 +84,69 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
     scale = (wo.std * wv.std) ** 2
     if scale * np.trace(values[box]) == 0:  # the output is 0: there is no density to invert for
         return None
-    scores = (wq.std * wk.std) ** 2 * query[0, 0] * keys[box]
-    return Recognised(scores, values[box], heads, scale)
+    temperature = (wq.std * wk.std) ** 2
+    one_width = len(widths) == 1 and y is z and x.op.inputs == (y,) and isinstance(x.op, Take)
+    first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale) if one_width else _unknown
+    return Recognised(temperature * query[0, 0] * keys[box], values[box], heads, scale, first)
+
+
+def _unknown() -> None:
+    """The correction of a layer with several widths, or whose queries, keys and values come from different tokens."""
+
+
+def _correction(
+    query: Vector, tokens: Vector, allowed: npt.NDArray[np.intp], temperature: float, heads: int, scale: float
+) -> Correction | None:
+    """The first correction in 1/n; None if the fluctuations of the tokens' Gram matrix are not known."""
+    ordered = topological_order([tokens])
+    bound = {width.name: np.inf for width in widths_of(ordered) if width.name is not None}
+    (same,) = drop_identities([tokens], Context(bound, dict.fromkeys(ordered, 0)))
+    uses = Counter(w.source for w in weights_of(ordered))
+    if tokens.size > MAX_TOKENS or any(count > 1 for count in uses.values()):
+        return None
+    found = _fluctuations(same)
+    if found is None:
+        return None
+    assert isinstance(query.op, Take)
+    return correction(LayerFluctuations(*found, int(query.op.flat[0]), allowed, temperature, heads, scale))
+
+
+def _fluctuations(x: Value) -> tuple[Array, list[tuple[float, Array]]] | None:
+    """The limit of the Gram matrix of vectors, and the directions (κ, V) of its generator, or None.
+
+    Given its inputs, W x has a Wishart Gram matrix B G Bᵀ, G = I in the limit: directions B e_i e_iᵀ Bᵀ
+    with κ = 1 and B (e_i e_jᵀ + e_j e_iᵀ) Bᵀ with κ = ½. W maps those of its inputs as it maps their Gram matrix.
+    """
+    match x.op:
+        case Take(inner, flat) if (found := _fluctuations(inner)) is not None:
+            some = np.ix_(flat.ravel(), flat.ravel())
+            return found[0][some], [(kappa, v[some]) for kappa, v in found[1]]
+        case Data(vectors):
+            rows = vectors.reshape(x.size, -1)
+            return rows @ rows.T / rows.shape[1], []
+        case Gaussian(_, mean, factor) if not mean.any():
+            root = factor.reshape(x.size, -1)
+            return root @ root.T, _wishart(root)
+        case MatMul(w, inner, each) if (found := _fluctuations(inner)) is not None and not w.transposed:
+            member = np.broadcast_to(w.members if each else w.members.reshape(*w.batch, *(1,) * inner.ndim), x.shape)
+            place = np.broadcast_to(np.arange(inner.size).reshape(inner.shape), x.shape).ravel()
+            weight = w.std**2 * (member.reshape(-1, 1) == member.ravel())
+            gram, *directions = (weight * v[np.ix_(place, place)] for v in (found[0], *(v for _, v in found[1])))
+            values, vectors = np.linalg.eigh(gram)
+            own = _wishart(vectors * np.sqrt(np.maximum(values, 0.0)))
+            return gram, [*((kappa, v) for (kappa, _), v in zip(found[1], directions, strict=True)), *own]
+    return None
+
+
+def _wishart(root: Array) -> list[tuple[float, Array]]:
+    """The directions of the Gram matrix root G rootᵀ of n Gaussian coordinates, n → ∞."""
+    found = []
+    for i in range(root.shape[1]):
+        found.append((1.0, np.outer(root[:, i], root[:, i])))
+        for j in range(i):
+            one = np.outer(root[:, i], root[:, j])
+            found.append((0.5, one + one.T))
+    return [(kappa, v) for kappa, v in found if v.any()]
 
 
 def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) -> Array | None:

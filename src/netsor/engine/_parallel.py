@@ -5,6 +5,7 @@ Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import pickle
@@ -17,11 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-try:
-    import resource
-except ImportError:  # on Windows
-    resource = None  # type: ignore[assignment]
-
+from .._executors import InlineExecutor, threads_start
 from .._validate import ArgumentError, progress_of, whole
 
 T = TypeVar("T")
@@ -110,7 +107,9 @@ def memory() -> float:
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
         with suppress(OSError, ValueError):
             known.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    if resource is not None:
+    with suppress(ImportError):  # on Windows, and in a browser
+        import resource
+
         soft = resource.getrlimit(resource.RLIMIT_AS)[0]
         if soft != resource.RLIM_INFINITY:
             known.append(soft)
@@ -140,18 +139,18 @@ def run(
 
     `work(part, tick)` calls `tick(draws)` after every block of draws. That moves the progress bar, and raises once the
     run has ended early: after an interrupt no thread works longer than a block. There are `workers` threads (as many
-    as cores, if None), or any `concurrent.futures.Executor`; one with other processes reports progress by whole chunks,
-    and finishes the chunks that it has begun. Up to `together` chunks are one task of an executor, because each task
-    has an overhead. A Dask cluster is sent the work once, and repeats the chunks of a worker that died. `progress` is a
-    function of (draws done, draws in all), or True for a bar on a terminal.
+    as cores, if None; where none can start, chunks are done here), or any `concurrent.futures.Executor`; one with other
+    processes reports progress by whole chunks, and finishes the chunks that it has begun. Up to `together` chunks are
+    one task of an executor, because each task has an overhead. A Dask cluster is sent the work once, and repeats the
+    chunks of a worker that died. `progress` is a function of (draws done, draws in all), or True for a bar on a
+    terminal.
     """
     if workers is not None:
         workers = whole(workers, "workers")
     progress_of(progress)
     check_executor(executor, "threads")
-    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
-    pool = own or executor
-    assert pool is not None
+    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None and threads_start() else None
+    pool = own or executor or InlineExecutor()
     slots = at_once(workers, executor)
     ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
     if executor is None:
@@ -165,7 +164,7 @@ def run(
     finished = shown = 0
     tick = Tick()
     bar = None
-    if progress is True and on_terminal():
+    if progress is True and on_terminal() and not quiet():
         from tqdm import tqdm  # slow to import, and of use on a terminal alone
 
         bar = tqdm(total=total, unit=" draws", delay=1, leave=False)
@@ -201,6 +200,11 @@ def check_executor(executor: object, otherwise: str) -> None:
     """Refuse what is no executor; `otherwise` is what works in its place."""
     if executor is not None and not isinstance(executor, Executor):
         raise ArgumentError("executor", executor, f"a concurrent.futures.Executor, or None for {otherwise}")
+
+
+def quiet() -> bool:
+    """Whether progress is switched off for all calls: the level of the logger "netsor" is set above INFO."""
+    return logging.getLogger("netsor").level > logging.INFO
 
 
 def on_terminal() -> bool:

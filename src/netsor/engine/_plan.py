@@ -15,8 +15,12 @@ from functools import cached_property
 from .._repr_html import note, table, title
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
+from ._rng_keys import NODE_SHIFTS
 
 LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
+# Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
+# a few hundred draws of a usual law, and enough of them for a standard error
+DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16
 
 
 def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
@@ -197,6 +201,16 @@ class Plan:
         ]
         return made
 
+    @property
+    def averaged(self) -> bool:
+        """Whether random numbers do nothing but shift quadrature nodes: then the mean over replicas is the law."""
+        drawn = [step for step in self.steps if step.kind in DRAWS]
+        return bool(drawn) and all(step.params["key"][-2] == NODE_SHIFTS for step in drawn)
+
+    def replicas(self, draws: int) -> int:
+        """How many replicas a law of so many draws takes."""
+        return 1 if self.constant else max(MIN_NODE_SETS, draws // DRAWS_PER_NODE_SET) if self.averaged else draws
+
     def seconds(self, draws: int) -> float:
         """Roughly the seconds that so many draws take on one core.
 
@@ -215,7 +229,7 @@ class Plan:
         >>> ns.paper.layer().plan(n=256).seconds(50_000) > 0
         True
         """
-        return draws * self._each if not self.constant else 0.0
+        return self.replicas(draws) * self._each if not self.constant else 0.0
 
     @cached_property
     def _each(self) -> float:
@@ -234,8 +248,11 @@ class Plan:
     def _summary(self) -> list[str]:
         """What it costs, in lines."""
         total = f"{self.random_numbers:,} random numbers"
-        known = "the law does not depend on random numbers: it is known without a draw"
-        taken = known if self.constant else f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
+        taken = f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
+        if self.constant:
+            taken = "the law does not depend on random numbers: it is known without a draw"
+        elif self.averaged:
+            taken = f"random numbers only shift quadrature nodes, {self.replicas(50_000)} times for 50,000 draws"
         notes = [f"note: {note}" for note in self.notes]
         if self.place != CPU.place:
             notes.insert(0, f"made for {self.place}")

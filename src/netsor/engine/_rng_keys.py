@@ -26,6 +26,7 @@ COORDINATES = 3  # all coordinates of new sources
 ORIENTATION = 4  # the coordinates of a frame's directions that outputs ask for
 ORIENTATION_CHI = 5  # norms outside that frame
 SAMPLE = 6  # outside of frames: one coordinate of a source, random scalars, the normals of draws of a conditional law
+NODE_SHIFTS = 7  # of quasi-random nodes at infinite width
 
 CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all

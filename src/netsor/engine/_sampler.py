@@ -116,7 +116,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
         cov = Numpy().cov(columns)
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
-    size = plan.mean.shape[0]
+    size, draws = plan.mean.shape[0], plan.replicas(draws)
     error = max(error, check_single(plan, where, draws))
     if size == 1 and draws > MAX_STORED_REPLICAS:
         return _sample_binned(plan, sampling, error)
@@ -137,9 +137,20 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     _check_finite(means, covs)
     if where.precision == "float32":
         means = remove_rounding_ties(plan, means, covs, seed, where)
+    if plan.averaged:
+        return _average(plan, means, covs, error)
     for array in (means, covs):
         array.flags.writeable = False  # the law takes it as it is, and no copy
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
+
+
+def _average(plan: Plan, means: Array, covs: Array, error: float) -> Conditional:
+    """The mean over replicas that differ in their quadrature nodes alone, with its standard error."""
+    mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
+    scale = _scale(mean[0], np.diagonal(cov[0]))
+    spreads = np.max(means.std(axis=0, ddof=1) / scale), np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))
+    error = float(np.hypot(error, max(spreads) / np.sqrt(len(means))))
+    return Conditional(mean, cov, plan.random_numbers, error, _notes(plan, mean, cov), True)
 
 
 def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
@@ -298,27 +309,16 @@ def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Moves:
-    """How far the outputs move, in a few replicas, if every Gaussian expectation moves by its own error.
-
-    Expectations move a few times: by their error bounds, upward and with alternating signs; or, where they are means
-    over quasi-random nodes, to other nodes.
-    """
+    """How far the outputs move, in a few replicas, if every kernel moves by its error: upward, and with mixed signs."""
 
     mean: Array  # (moves, replicas, entries): the moves of conditional means
     scale: Array  # (replicas, entries): the spread of each output, or its size if it is not random
     cov: Array  # (moves,): the largest move of a conditional covariance, relative to the spreads
-    nodes: bool
-
-    def combined(self, sizes: Array) -> Array:
-        """The error, given the size of every move along the first axis."""
-        # other nodes are another sample of the same error, so that differences are √2 of it: three of it, not one
-        found: Array = 2.1 * np.sqrt(np.mean(np.square(sizes), axis=0)) if self.nodes else np.max(sizes, axis=0)
-        return found
 
     @property
     def relative(self) -> float:
         """The error of the output that moves the farthest, relative to its spread."""
-        error = float(self.combined(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
+        error = float(np.max(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
         return (
             0.0 if error <= ROUNDING_RTOL else error if error < np.inf else np.inf
         )  # NaN: a function is not defined there
@@ -326,13 +326,12 @@ class Moves:
     @property
     def signed(self) -> Array:
         """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
-        found: Array = (2.1 if self.nodes else 2**0.5) * self.mean.mean(axis=1)
-        return found
+        return np.asarray(2**0.5 * self.mean.mean(axis=1))
 
     @property
     def each(self) -> Array:
         """The error of every output, (entries,): of its mean over replicas, in its own unit."""
-        error: Array = self.combined(np.abs(self.mean).mean(axis=1))
+        error: Array = np.max(np.abs(self.mean).mean(axis=1), axis=0)
         return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
 
 
@@ -351,8 +350,6 @@ def checked_quadrature_error(found: Moves | None) -> float:
 
 def moves_of_draws(question: PlanQuery) -> Moves | None:
     """The same as `moves`; in a few replicas if these show next to nothing, for a few draws should cost little."""
-    if question.plan().nodes:
-        return moves(question)
     found = moves(question, FEW)
     return found if found is None or found.relative < NONE else moves(question)
 
@@ -370,16 +367,33 @@ def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS) -> Mov
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # told when the law is made
         variance = np.square(columns).sum(axis=-1)
-        spread = np.sqrt(np.where(variance > 0, variance, mean.var(axis=0)))
-        whole = (spread + np.abs(mean)).max() or 1.0
-        # what is not random, up to rounding, is measured by its own size, or by that of the others if it is 0
-        scale = np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
+        scale = _scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
         means, covs = [], []
-        for shift in (1, 2, 3, 4) if plan.nodes else (1, 2):
+        for shift in (1, 2):
             other_mean, other_columns = _block(question.plan(shift), 0, replicas)
             means.append(other_mean - mean)
             covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
-    return Moves(np.array(means), scale, np.array(covs), plan.nodes)
+    return Moves(np.array(means), scale, np.array(covs))
+
+
+def node_bias(question: PlanQuery) -> Array:
+    """The bias of each output's mean by the number of quadrature nodes, (entries,), estimated from a quarter of them.
+
+    Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
+    order NODES^−2. Twice the extrapolated difference, so that a 0 lies within it.
+    """
+    plan = question.plan()
+    if not plan.nodes:
+        return np.zeros(plan.mean.shape)
+    found = [_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
+    return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
+
+
+def _scale(mean: Array, variance: Array) -> Array:
+    """What errors are relative to: the spread; of what is not random its own size, or that of others if it is 0."""
+    spread = np.sqrt(variance)
+    whole = (spread + np.abs(mean)).max() or 1.0
+    return np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
 
 
 def _moved(columns: Array, others: Array) -> float:

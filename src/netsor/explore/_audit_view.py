@@ -48,7 +48,7 @@ class AuditViewRequest:
     tokens: tuple[int, ...] | None = None  # as many as are quick, if None
     limit: bool = False
     gradients: bool = False
-    sharp: bool = False  # as many draws as an audit has, in place of the fewest that decide
+    sharp: bool = False  # as many draws as an audit has, rather than the fewest that decide
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
@@ -183,6 +183,7 @@ def _time(seconds: float) -> str:
 
 
 UNCHANGED = "as it is"
+STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # to choose from; None: the model's own
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ class Model:
         given += ["quick=True"] if not self.sharp else []
         if self.limit == (not self.sharp):  # what is not the default
             given += [f"widths={'both' if self.limit else 'actual'!r}"]
-        given += ["gradients=True"] if self.gradients else []
+        given += [f"gradients={self.gradients}"]
         return "\n".join(
             [
                 "import netsor as ns",

@@ -145,7 +145,7 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
         _point("matrices of score factors are used for nothing else", _used_elsewhere(facts)),
         _point("inputs of score factors are bounded", _unbounded(facts)),
         _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
-        _point("no matrix acts with its transpose beside scores", _transposed(facts)),
+        _point("no matrix acts with its transpose if there are scores", _transposed(facts)),
         _point("a vector that depends on a score is not multiplied again", _deep(facts)),
         _point("no mean enters a program with scores", _means(facts)),
         _point("coordinates are treated alike", _rotated(facts)),
@@ -363,7 +363,7 @@ def _means(facts: _CheckContext) -> Iterator[str]:
 def _rotated(facts: _CheckContext) -> Iterator[str]:
     for value in facts.values:
         if isinstance(value.op, Rotate):
-            yield f"{facts.at(value)} turns coordinates by angles of their own, of which the paper says nothing"
+            yield f"{facts.at(value)} rotates pairs of coordinates, which the paper does not cover"
 
 
 def _fixed_widths(facts: _CheckContext) -> Iterator[str]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from .._validate import Shape, TraceError
 from ..activations import Function
+from ..derivatives import base
 
 NumpyArray = npt.NDArray[Any]
 Content = tuple[tuple[int, ...], str, bytes]
@@ -130,17 +131,12 @@ def spectral_function(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def needs_spectrum(f: Function) -> bool:
     """Whether a function was declared a `spectral_function`."""
-    return getattr(_unwrapped(f), "of_spectrum", False)
+    return getattr(base(f), "of_spectrum", False)
 
 
 def is_builtin(f: Function) -> bool:
     """Whether a function is defined in this package or is an operator of Python."""
-    return str(getattr(_unwrapped(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
-
-
-def _unwrapped(f: Function) -> Callable[..., Any]:
-    """The function that is called, behind a partial."""
-    return f.f.func if isinstance(f.f, partial) else f.f
+    return str(getattr(base(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
 
 
 def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
@@ -151,7 +147,7 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
     found, given = _known_shapes(f.f)
     key = operation, tuple(cores), scalars, given
     if key not in found:
-        found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
+        found[key] = _Trial(f, operation, tuple(cores), scalars).shape()
     return found[key]
 
 
@@ -174,7 +170,7 @@ class _Raised(Exception):
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _Trial:
     f: Function
     operation: str
     cores: tuple[Shape, ...]
@@ -183,7 +179,7 @@ class _Probe:
     def shape(self) -> Shape:
         """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
         if is_builtin(self.f) and 6 * sum(map(math.prod, self.cores)) > MAX_RESCALED_ARGUMENTS:
-            told = _unwrapped(self.f)
+            told = base(self.f)
             if not hasattr(told, "makes"):
                 return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
             return (told.makes,) if told.makes else self.cores[0]

@@ -166,7 +166,7 @@ def weight(
     name
         The name in `print(net)` and `net.latex()`.
     entry_std
-        The standard deviation of the entries themselves, as in N(0, 0.02²), in place of std; for an in_width that is a
+        The standard deviation of the entries themselves, as in N(0, 0.02²), instead of std; for an in_width that is a
         number.
 
     Returns

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._validate import TraceError, one_of
+from .._validate import TraceError, also_spelled, one_of
 from ._array import Source, Value
 from ._derivative import scale, width_ratio
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
@@ -25,6 +25,7 @@ from ._vector import Vector, mix
 Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has made
 
 
+@also_spelled(parametrization="parametrisation")
 def ntk(
     p: Scalar,
     q: Scalar | None = None,
@@ -73,6 +74,7 @@ def ntk(
     return total.reshape(*first.shape, *second.shape) if total.shape != first.shape + second.shape else total
 
 
+@also_spelled(parametrization="parametrisation")
 def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -> Scalar:
     """The squared norm of the gradient of p with respect to one parameter, |∂p/∂W|², as a scalar of the program.
 

@@ -22,6 +22,7 @@ from .._array_api import single_threaded
 from ..activations import row_softmax
 from ._attention_head import Head, Scores, head_law, power_moments
 from ._checked import checked_heads, real
+from ._correction import WithCorrection
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import (
     CELL,
@@ -35,7 +36,7 @@ from ._gaussian_mixture import (
 )
 from ._law import Law
 from ._law_base import Provenance
-from ._mixture import Mixture, gaussian_like
+from ._mixture import Mixture
 from ._numerics import log_mean
 from ._replicas import Replicated, spread
 
@@ -208,7 +209,7 @@ SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w 
 
 
 @single_threaded
-class HeadSum(Law):
+class HeadSum(WithCorrection, Law):
     """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
 
     It is the law of one coordinate of an attention layer at infinite width, to many digits:
@@ -426,15 +427,20 @@ class HeadSum(Law):
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
         return Estimate(value.astype(np.complex128), combined(spread(each), self._coarse * value))
 
+    def latex(self) -> str:
+        """The formula of the law: that of the program that has it; else by the variance that each head adds."""
+        if self._formula is not None:
+            return super().latex()
+        given = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
+        return (
+            rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {given}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
+        )
+
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule, and a normal
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
         var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
-
-    def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance."""
-        return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:
         made: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from .._validate import SHOWN, shown
 from ..language._rotary import Stretch
@@ -79,8 +79,12 @@ class Config:
             or (kind is int and not 1 <= value < MAX_EXACT_INT)
             or (kind is float and not abs(value) < MAX_EXACT_INT)
         ):
-            raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {words}")
+            self.refuse(field, value, words)
         return value
+
+    def refuse(self, field: str, value: Any, allowed: str) -> NoReturn:
+        """Refuse the value of a field."""
+        raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {allowed}")
 
     def require(self, field: str, *allowed: Any) -> None:
         """Refuse a value that would change the network in a way that no description here has."""
@@ -118,10 +122,7 @@ class Config:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not -vocabulary <= value < vocabulary:
-            raise ValueError(
-                f"pad_token_id={shown(value)} of this {self.family} configuration must be null or an id of the "
-                f"vocabulary, which has {vocabulary}"
-            )
+            self.refuse("pad_token_id", value, f"null or an id of the vocabulary, which has {vocabulary}")
         return value % vocabulary
 
     def rotary(self, head_dim: int, fraction: float | None = None) -> dict[str, Any]:

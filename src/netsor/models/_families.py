@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._validate import shown
 from ._config import ACTIVATION, Config
 
 Fields = dict[str, Any]
@@ -81,10 +80,8 @@ def vit(config: Config) -> Fields:
     """ViT: patches of an image after a class token, whose last vector gives the logits."""
     std = config.take("initializer_range", 0.02, float)
     if not 0 < std <= MAX_TRUNCATED_STD:
-        raise ValueError(
-            f"initializer_range={shown(std)} of this vit configuration must be above 0 and at most "
-            f"{MAX_TRUNCATED_STD}: positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
-        )
+        why = "positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
+        config.refuse("initializer_range", std, f"above 0 and at most {MAX_TRUNCATED_STD}: {why}")
     labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
     image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
     return _sizes(config, 12, 768, 12, 3072, None) | {
@@ -104,7 +101,7 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
     size = config.take(field, default)
     sides = size if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
-        raise ValueError(f"{field}={shown(size)} of this vit configuration must be a whole number, or two")
+        config.refuse(field, size, "a whole number, or two")
     return sides[0], sides[1]
 
 
@@ -239,9 +236,7 @@ def _reject_sliding_window(config: Config) -> None:
     config.require("use_sliding_window", False)
     types = config.take("layer_types", None, list)
     if types is not None and not all(kind == "full_attention" for kind in types):
-        raise ValueError(
-            f"layer_types={shown(types)} of this {config.family} configuration must be 'full_attention' throughout"
-        )
+        config.refuse("layer_types", types, "'full_attention' throughout")
 
 
 @family(
@@ -264,9 +259,7 @@ def gemma2(config: Config) -> Fields:
     fields = llama(config)
     every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
     if types is not None and list(types) != every_second:
-        raise ValueError(
-            f"layer_types={shown(types)} of this gemma2 configuration must alternate, sliding_attention first"
-        )
+        config.refuse("layer_types", types, "alternating, sliding_attention first")
     return fields | {
         "order": "sandwich",
         "window": config.take("sliding_window", None, int),
@@ -294,9 +287,9 @@ def t5(config: Config) -> Fields:
     hidden, layers = config.take("d_ff", 2048, int), config.take("num_layers", 6, int)
     gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:
-        raise ValueError(
-            f"feed_forward_proj={shown(f'{gate}-{activation}'.strip('-'))} of this t5 configuration must be an "
-            f"activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
+        given = f"{gate}-{activation}".strip("-")
+        config.refuse(
+            "feed_forward_proj", given, f"an activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
         )
     if gate and activation == "gelu":
         activation = "gelu_new"  # as the model reads it

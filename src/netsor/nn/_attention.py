@@ -258,7 +258,7 @@ def attention(
     bias : Scalar or array_like, optional
         Added to the scores last; broadcasts to (heads, …, tokens, tokens).
     scaling : str or float
-        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
+        "sqrt"; "linear" divides by d instead of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
     sigma_q, sigma_k, sigma_v, sigma_o : float
         Standard deviations of the matrices of queries, keys, values and the output.
     sigma_b : float

@@ -6,25 +6,22 @@ results, so that nothing finished is lost however a run ends.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from .._array_api import one_blas_thread
-from ..engine._parallel import Progress, on_terminal
+from .._executors import InlineExecutor, process_pool
+from ..engine._parallel import Progress, on_terminal, quiet
 from ..engine._plan import in_time
 
 T = TypeVar("T")
@@ -42,17 +39,17 @@ _limits = ExitStack()  # held as long as a worker lives
 
 
 class Workers:
-    """Worker processes, which end when this one does."""
+    """Worker processes, which end when this one does; where none can start, work is done here."""
 
     def __init__(self, count: int) -> None:
-        self.others = multiprocessing.active_children()
+        self.others = _children()
         with _clean_environment():
-            context = multiprocessing.get_context("spawn")
-            self.executor = ProcessPoolExecutor(count, mp_context=context, initializer=_init_worker)
+            self.executor = process_pool(count, _init_worker)
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Begin some work."""
-        with _clean_environment():  # a process is begun when there is work for it
+        # a process is begun when there is work for it
+        with nullcontext() if isinstance(self.executor, InlineExecutor) else _clean_environment():
             return self.executor.submit(work, *args)
 
     def __enter__(self) -> Workers:
@@ -61,10 +58,17 @@ class Workers:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:  # interrupted, or a trial failed: do not wait for the others
             self.executor.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
+            for child in _children():
                 if child not in self.others:
                     child.terminate()
         self.executor.shutdown()
+
+
+def _children() -> list[Any]:
+    """The processes that this one began."""
+    import multiprocessing  # slow to import
+
+    return list(multiprocessing.active_children())
 
 
 def with_progress(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
@@ -73,19 +77,27 @@ def with_progress(results: Iterable[T], count: int, what: str, unit: str, progre
     A terminal shows a bar. Otherwise the logger "netsor" gets a line per result, at most one in LINE_SECONDS, so that
     long work is not silent and short work says nothing. A function is called with (done, in all).
     """
+    progress = False if progress is True and quiet() else progress
     found: list[T] = []
     start = shown = time.monotonic()
     lines = progress is True and not on_terminal()
-    with tqdm(total=count, desc=what, unit=unit, disable=None if progress is True else True) as bar:
+    with _bar(count, what, unit) if progress is True and on_terminal() else nullcontext() as bar:
         for result in results:
             found.append(result)
-            bar.update()
+            if bar is not None:
+                bar.update()
             if callable(progress):
                 progress(len(found), count)
             elif lines and (now := time.monotonic()) - shown >= LINE_SECONDS:
                 shown = now
                 LOG.info("%s: %d of %d %ss, %s", what, len(found), count, unit, in_time(now - start))
     return found
+
+
+def _bar(count: int, what: str, unit: str) -> Any:
+    from tqdm import tqdm  # slow to import, and of use on a terminal alone
+
+    return tqdm(total=count, desc=what, unit=unit)
 
 
 @contextmanager
@@ -160,6 +172,11 @@ def _defer_sigint() -> Iterator[None]:
 def _init_worker() -> None:
     """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and keep memory once it is freed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import ctypes
+    import multiprocessing
+
+    from tqdm import tqdm
+
     _limits.enter_context(one_blas_thread())
     parent = multiprocessing.parent_process()
     assert parent is not None

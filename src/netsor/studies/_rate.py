@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from .._program import Program
 from .._repr_html import note, table, title
-from .._validate import ArgumentError, as_whole
+from .._validate import ArgumentError, Rng, as_whole, chosen_seed
 from ..language._width import inf
 from ..laws import Estimate, Joint, Law, kl
 from ._output_dir import to_dataframe
@@ -117,6 +117,7 @@ def rate(
     width: str | None = None,
     draws: int = 50_000,
     seed: int = 0,
+    rng: Rng = None,
     **others: float,
 ) -> Rate:
     """How fast the law of an output comes near its limit as a width grows.
@@ -133,6 +134,8 @@ def rate(
         As in `Program.law`.
     seed
         That of all laws, so that they are coupled.
+    rng
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 
@@ -155,22 +158,28 @@ def rate(
     """
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
-    free = [name for name in net.widths if name not in others]
-    if width is None and len(free) != 1:
-        raise ArgumentError("width", None, f"one of the widths that are not given, {', '.join(free) or 'none'}")
-    name = free[0] if width is None else width
-    if name not in free:
-        raise ArgumentError("width", width, f"one of the widths that are not given, {', '.join(free)}")
+    name = growing_width(net, width, others)
     sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []
     whole = [n for n in sizes if n is not None and n > 0]
     if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
         raise ArgumentError("widths", widths, "two or more growing positive integers")
     every: list[dict[str, Any]] = [{**others, name: n} for n in (*whole, inf)]
+    seed = chosen_seed(seed, rng)
     laws = [net.law(draws=draws, seed=seed, progress=False, **bound) for bound in every]
     if any(isinstance(law, Joint) for law in laws):
         raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")
     *finite, limit = (law for law in laws if isinstance(law, Law))
     return Rate(net.name, name, tuple(whole), tuple(kl(law, limit) for law in finite), tuple(finite), limit)
+
+
+def growing_width(net: Program, width: str | None, others: Mapping[str, float]) -> str:
+    """The name of the one width that is not given."""
+    free = [name for name in net.widths if name not in others]
+    if width is None and len(free) == 1:
+        return free[0]
+    if width is None or width not in free:
+        raise ArgumentError("width", width, f"one of the widths that are not given, {', '.join(free) or 'none'}")
+    return width
 
 
 def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:

@@ -11,7 +11,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from .._array_api import one_blas_thread
+from .._executors import thread_pool
 from .._validate import ArgumentError, Positive, Seed
 from ..engine._parallel import Progress, check_executor
 from ..engine.backends import Backend, Numpy
@@ -155,6 +156,10 @@ class Study(ABC, Generic[Found]):
     def estimate(self) -> Cost:
         """What it takes; refuses what does not fit in memory."""
 
+    def cheaper(self, cost: Cost) -> str:
+        """Cheaper ways and what they take, where this takes long; "" if none is known."""
+        return ""
+
     def check(self) -> None:
         """Refuse what else cannot be done, before anything is drawn."""
 
@@ -180,7 +185,7 @@ class Study(ABC, Generic[Found]):
         if executor is None and not request.backend.threads:
             pool = nullcontext()  # one process has the device for itself: this one
         else:  # functions of a user need not be known in another process
-            pool = ThreadPoolExecutor(count) if request.own else _process_pool.Workers(count)
+            pool = thread_pool(count) if request.own else _process_pool.Workers(count)
         with one_blas_thread() if request.backend.threads else nullcontext(), pool as workers:
             result = self.result(Run(self, workers, executor))
         if request.out is not None:

@@ -10,7 +10,7 @@ Examples
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"ns.torch needs PyTorch: pip install 'netsor[torch]' ({error})") from error
+    raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
 from ._export import UnsupportedError
 from ._parameters import Parameter, Parameters, parameters

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies._significance import ABSENT, AGREES, DISAGREES, OUTSIDE
+from netsor_papers._significance import ABSENT, AGREES, DISAGREES, OUTSIDE
 from netsor_papers.literature import _dong as study
 
 WIDTH, TOKENS, DRAWS = 8, 4, 1000

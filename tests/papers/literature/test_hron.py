@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from netsor.studies._significance import AGREES, DISAGREES, OUTSIDE
+from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE
 from netsor_papers.literature import _hron as study
 from netsor_papers.literature._result import mean
 

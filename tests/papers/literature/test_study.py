@@ -1,7 +1,9 @@
 """The study of published results as such: files, resuming, the command; and that every verdict has another side."""
 
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +15,10 @@ from netsor.cli._options import cli
 from netsor.cli._signals import Watch
 from netsor.cli._study_commands import literature_command
 from netsor.studies import _process_pool
-from netsor.studies._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate
+from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate
 from netsor_papers.literature import _study
 from netsor_papers.literature._result import Claim, Part, PartTask, Picture, Result, mean, within
-from netsor_papers.literature._study import RESULTS, LiteratureStudy, Request
+from netsor_papers.literature._study import RESULTS, Finished, LiteratureStudy, Request
 
 from ...inline import Inline
 
@@ -184,3 +186,12 @@ def test_means_have_errors():
     draws = np.random.default_rng(0).standard_normal(400)
     assert mean(draws).error == pytest.approx(draws.std(ddof=1) / 20)
     assert mean([3.0]).error == np.inf
+
+
+def test_statements_as_a_data_frame(monkeypatch):
+    """A row for each statement; pandas is optional, so that its constructor is stood in for here."""
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    claim = Claim("published", "rule", "ours", AGREES)
+    rows = Finished.to_dataframe(SimpleNamespace(claims={"hron": (claim, claim), "noci": (claim,)}))
+    assert [row["result"] for row in rows] == ["hron", "hron", "noci"]
+    assert rows[0] == {"result": "hron", "published": "published", "rule": "rule", "ours": "ours", "verdict": AGREES}

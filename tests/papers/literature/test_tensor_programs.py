@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies._significance import AGREES, DISAGREES
+from netsor_papers._significance import AGREES, DISAGREES
 from netsor_papers.literature import _tensor_programs as study
 from netsor_papers.literature import _yang as yang
 

@@ -177,6 +177,7 @@ def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
 def test_a_run_that_waits_for_another_says_so(tmp_path):
     tmp_path.mkdir(exist_ok=True)
     with FileLock(tmp_path / ".netsor.lock"), Running([*PLAIN, *TINY, "--out", tmp_path]) as run:
+        assert run.stderr.readline().startswith("netsor: figure 2a: 2 trials of 600 draws")
         assert run.stderr.readline() == f"netsor: waiting for another run to leave {tmp_path}\n"
         assert not (tmp_path / "report.html").exists()
         run.send_signal(signal.SIGINT)
@@ -203,6 +204,7 @@ def test_nothing_is_imported_from_a_folder_of_data_and_a_script_needs_no_guard(t
     with Running([sys.executable, script, "reproduce", *TINY], cwd=data, stdout=subprocess.PIPE) as run:
         out, error = run.communicate(timeout=HANG)
     assert not list(tmp_path.glob("*-was-imported"))
-    assert (run.returncode, error) == (0, "")
+    assert (run.returncode, error.count("\n")) == (0, 1), error
+    assert error.startswith("netsor: figure 2a: 2 trials of 600 draws, from about ")
     assert out.count("begun") == 1
     assert (data / "results" / "report.html").exists()

@@ -56,7 +56,7 @@ def test_where_ranges_are_said(tmp_path, capsys):
     assert json.loads((tmp_path / "manifest.json").read_text())["options"]["ranges"]
     plain = ns.audit(model, tokens=3, draws=40, widths="actual", workers=1)
     assert "ranges" not in plain.as_dict()
-    with pytest.raises(ValueError, match="ranges=True needs finite widths"):
+    with pytest.raises(ValueError, match="ranges=True must be left out where all widths are infinite"):
         ns.audit(model, widths="inf", ranges=True)
     with pytest.raises(ValueError, match="ranges=3 must be True or False"):
         ns.audit(model, ranges=3)

@@ -239,7 +239,7 @@ def test_repeated_ids_are_one_vector_where_positions_do_not_part_them():
         ({"std_position": 0.0}, "of 2 tokens"),  # positions that are there, and all 0
         ({"std_position": 0.0, "std_embedding": 0.0, "std_type": 0.02}, "the tokens begin as one vector"),
     ):
-        model = ns.models.read(GPT2).replace(**changes)
+        model = ns.models.read(GPT2).replace(layers=1, **changes)
         request = Request((model,), ids=(1, 1, 2, 2), draws=20)
         arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
         found = LengthResult(request, model, 4, Draws(request.subject(model, 4, False), arrays, 0.0), None)

@@ -61,7 +61,7 @@ def _loaded(name: str) -> type[Backend]:
     try:
         import_module(name)
     except ImportError:
-        raise NoDeviceError("backend", name, f"installed: pip install 'netsor[{name}]'") from None
+        raise NoDeviceError("backend", name, f"installed: pip install {name}") from None
     if name == "jax":
         from ._jax import Jax
 

@@ -286,7 +286,7 @@ def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
 
 def _native(step: Step, precision: str) -> bool:
 
-    if step.kind not in ("apply", "kernel", "moments"):
+    if step.kind not in ("apply", "kernel", "moments", "nodes"):
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
     try:

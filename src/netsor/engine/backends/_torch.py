@@ -96,7 +96,7 @@ PROBE_REPLICAS, MAX_PROBED_FUNCTIONS = (
     4,
     4096,
 )  # replicas of random numbers that functions are tried on; functions of which it is known
-OF_FUNCTIONS = ("apply", "kernel", "moments")  # kinds of steps that call functions of the program
+OF_FUNCTIONS = ("apply", "kernel", "moments", "nodes")  # kinds of steps that call functions of the program
 
 
 _tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,24 +9,20 @@ import numpy as np
 from ... import activations as known
 from ..._array_api import array_namespace
 from ...activations import Function
+from ...derivatives import base
 
 Array = Any
 
 
-def kind(f: Function) -> Any:
-    """The Python function that a Function calls, without parameters: it tells what is computed, a name does not."""
-    return f.f.func if isinstance(f.f, partial) else f.f
-
-
 _IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
-    kind(f) for f in (known.IDENTITY, known.RELU, known.ABS, known.ERF, known.GELU, known.SIN, known.COS)
+    base(f) for f in (known.IDENTITY, known.RELU, known.ABS, known.ERF, known.GELU, known.SIN, known.COS)
 )
-_LEAKY_RELU = kind(known.leaky_relu(0.0))
+_LEAKY_RELU = base(known.leaky_relu(0.0))
 
 
 def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array | None:
     """E[φ(u) ψ(v)] where a formula is known, else None; all arguments broadcast."""
-    kinds = (kind(f), kind(g))
+    kinds = (base(f), base(g))
     if kinds == (_IDENTITY, _IDENTITY):
         return c + mu * nu
     if set(kinds) <= {_SIN, _COS}:
@@ -52,10 +47,10 @@ def _is_zero(mean: Array) -> bool:
 
 def _piecewise_linear(f: Function) -> tuple[float, float] | None:
     """(α, β) if φ(x) = α x + β relu(x)."""
-    if kind(f) is _LEAKY_RELU:
+    if base(f) is _LEAKY_RELU:
         slope = f.parameters[0]
         return slope, 1.0 - slope
-    return {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}.get(kind(f))
+    return {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}.get(base(f))
 
 
 def _relu(a: Array, c: Array, b: Array) -> Array:

@@ -6,7 +6,8 @@ directions (docs/theory.md, "Width ∞ is the same code"; see `_dual_numbers`). 
 of their own (see `_residual_features`).
 
 Where a nonlinearity acts on a mixture of another's outputs, an expectation over Gaussian sources is a mean over
-quasi-random nodes (`QmcFrame`): each vector is its values at the nodes, over √NODES.
+quasi-random nodes (`QmcFrame`): each vector is its values at the nodes, over √NODES. Every replica has its
+own nodes.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import numpy as np
 
 from ...activations import Function
 from ...language._scalar import MULTIPLY
-from .._expectation_ops import NODES, gaussian_nodes
+from .._error import InfiniteError
+from .._expectation_ops import NODES
 from .._ir import Register
 from .._ir_builder import Builder, named
-from .._rng_keys import CROSS, OWN
+from .._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ..passes.fuse_nonlinearities import Composed
 from ._components import FrameBatch, Number
 from ._finite_frames import Application, Bools, Frame, of_each, spanned
@@ -31,6 +33,7 @@ from ._residual_features import from_bits as marks_of
 from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
+MAX_SOURCES = 448  # of a frame of nodes: mirrored, a quarter of the nodes hold 511 orthonormal rows beside (1, …, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,28 +230,34 @@ def tie_equal_arguments(build: Builder, rows: Sequence[Register], arrays: Sequen
 
 
 class QmcFrame(Frame):
-    """Frames whose directions are nodes."""
+    """Frames whose directions are nodes, other ones in every replica."""
 
     def __init__(self, group: FrameBatch, build: Builder) -> None:
-        super().__init__(group, build, NODES, 1 / math.sqrt(NODES) if group.constant else None)
-        self.sources = 0  # the rows in use
+        self.nodes = NODES if build.shift <= 2 else NODES // 4  # see `_expectation_ops`
+        super().__init__(group, build, self.nodes, 1 / math.sqrt(self.nodes) if group.constant else None)
+        self.rows: list[Register] = []  # of the sources so far
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The values of Gaussian sources at the nodes."""
-        self.sources += sources
-        first = self.sources - sources + bool(self.group.constant)
-        rows = gaussian_nodes(self.sources, self.group.constant, self.build.shift)[first:]
-        return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))
+        build, first = self.build, sum(row.shape[1] for row in self.rows)
+        if first + sources > MAX_SOURCES:
+            raise InfiniteError(f"more than {MAX_SOURCES} matrix products with one space of neurons, at width inf")
+        shape = self.group.frames, sources
+        key = (*number, NODE_SHIFTS, max(0, build.shift - 2))
+        shifts = build.draw("normals", key, shape, f"{words}: random shifts of {self.nodes} nodes")
+        made = build.step("nodes", shifts, *self.rows, first=first, count=self.nodes, made=(*shape, self.nodes))
+        self.rows.append(made)
+        return made
 
     def apply(self, at: Application) -> tuple[Register, Bools, int]:
         """The function at the nodes."""
         build = self.build
-        shape = *at.rows[0].shape[:2], NODES
-        arrays = [build.step("scale", rows, by=NODES**0.5) for rows in at.rows]
+        shape = *at.rows[0].shape[:2], self.nodes
+        arrays = [build.step("scale", rows, by=self.nodes**0.5) for rows in at.rows]
         if may_compare_arguments(at.f, len(arrays)):
             arrays = tie_equal_arguments(build, arrays, arrays)
         arrays += [build.reshape(p, *shape[:2], 1) for p in at.params]
-        build.expects = build.nodes = True
-        words = f"{named(at.f)} at {NODES} nodes"
+        build.nodes = True
+        words = f"{named(at.f)} at {self.nodes} nodes"
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
-        return build.step("scale", made, by=NODES**-0.5), np.ones(shape, dtype=bool), 0
+        return build.step("scale", made, by=self.nodes**-0.5), np.ones(shape, dtype=bool), 0

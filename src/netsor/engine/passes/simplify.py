@@ -186,7 +186,7 @@ def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]
                 new,
                 f"a gradient in units of {new.op}, which {found} at these widths",
                 instead="bind these widths to numbers, write them as multiples of one symbol, or take the gradient of "
-                'a score (ns.dot) in place of that of a mean, and the tangent kernel with parametrisation="ntk"',
+                'a score (ns.dot) instead of that of a mean, and the tangent kernel with parametrisation="ntk"',
             )
         return constant(np.asarray(number))
 

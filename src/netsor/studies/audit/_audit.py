@@ -10,11 +10,11 @@ import numpy as np
 
 from ...engine._parallel import check_memory
 from ...engine._precision import DIGITS, check_single
-from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
-from ...models._metric_program import ProgramModel
+from ...engine._sampler import FEW
 from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
 from .._study import Run, Study
+from ._advice import cheaper
 from ._config import MOVED, AuditCase, DrawTask, Request
 from ._measurements import Draws, LengthResult
 from ._order_statistics import DECIDE
@@ -34,6 +34,10 @@ class AuditStudy(Study[Audit | Comparison]):
         """The draws of all subjects."""
         return [task for subject in self.request.subjects for task in self.request.tasks(subject)]
 
+    def cheaper(self, cost: Cost) -> str:
+        """Fewer blocks, fewer tokens or finite widths, and what they take, where this takes long."""
+        return cheaper(self.request, cost)
+
     def estimate(self) -> Cost:
         """What it takes, by the plans; refuses what does not fit in memory."""
         request = self.request
@@ -46,8 +50,7 @@ class AuditStudy(Study[Audit | Comparison]):
             if (
                 case.infinite
             ):  # the quadrature error: a few draws of every plan with moved expectations, and these plans
-                tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if isinstance(case.model, ProgramModel) else (3, FEW)
-                seconds += tries * replicas * draw.seconds + (tries - 1) * draw.planning
+                seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
             parts.append((math.ceil(draws / case.part_draws), draw.planning))  # perhaps more than fit a list
         most = max(request.draws_of(tokens) for tokens in request.lengths)

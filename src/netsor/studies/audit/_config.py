@@ -38,6 +38,7 @@ PART_DRAWS = 256  # at most
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_TOLD = 3  # fields, in a name
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
+MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
 
 
@@ -260,7 +261,7 @@ class Request(_study.Request):
         own = [model for model in self.models if isinstance(model, ProgramModel)]
         for name in ("ids", "tokens") if own else ():
             if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
-                allowed = f"left out: {own[0].name} is a program, with tokens of its own"
+                allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
@@ -274,7 +275,7 @@ class Request(_study.Request):
             if len(self.ids) < 2:
                 raise ArgumentError("ids", list(self.ids), "two or more: an audit compares tokens")
             if self.tokens not in (None, (len(self.ids),)):
-                raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
+                raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
             return (len(self.ids),)
         if self.tokens is None:
             most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
@@ -313,10 +314,10 @@ class Request(_study.Request):
     def times(self) -> float:
         """How often as long draws at own widths take with gradients of the shortest inputs.
 
-        The most of all models; ∞ if one has no gradients. Whether the limit is asked for too does not change it, since
-        draws at own widths must not depend on that.
+        The most of all models; ∞ if one has no gradients, or if inputs are long. Whether the limit is asked for too
+        does not change it, since draws at own widths must not depend on that.
         """
-        if self.own or any(model.experts for model in self.models):
+        if self.own or self.lengths[0] > MAX_TRIED_TOKENS or any(model.experts for model in self.models):
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:

@@ -141,15 +141,7 @@ class Differences(NamedTuple):
 
     @property
     def changed(self) -> tuple[RulePreference, ...]:
-        """The rules whose verdicts are not the same.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences
-        >>> [rule.rule for rule in found.changed]
-        ['entropy', 'loss']
-        """
+        """The rules whose verdicts are not the same."""
         return tuple(rule for rule in self.rules if rule.changes)
 
 

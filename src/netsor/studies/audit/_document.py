@@ -13,10 +13,12 @@ from .. import _document as doc
 from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
 from .._html_report import COLOUR_CLASSES, provenance
 from . import _ranges
+from ._advice import adam_note, drawbacks, recipe_notes
 from ._differences import Differences, RulePreference, strip_common_prefix
 from ._findings import Finding, join_words, lengths_text
 from ._measurements import Draws, LengthResult, Lengths, changing, merged
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
+from ._rules import BACKWARD_RULES
 
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")  # rows of the short table
 RULE_NOTE = (
@@ -24,9 +26,12 @@ RULE_NOTE = (
     "assumes nothing about the distribution. If the interval contains the threshold, the rule is undecided and more "
     "draws settle it. A status holds at the lengths that it names."
 )
+GRADIENT_NOTE = (
+    "Only rules about the size of gradients prefer it. They matter to SGD; AdamW's first update does not depend on it."
+)
 BLOCK_NOTE = (
     "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the model's own widths; solid lines are "
-    "medians. Dashed lines are medians at infinite width. audit.csv has the numbers of all lengths."
+    "medians. Dashed lines are medians at infinite width, at the shortest length."
 )
 
 
@@ -53,7 +58,7 @@ def document(
 def headline(lengths: Lengths) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
-    missing = "".join(f"; {what}: {why}" for what, why in unavailable(lengths[0]).items())
+    missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(lengths[0]))
     return f"{lengths[0].model.sizes}; {drawn}; {lengths[0].best.subject.status}{missing}"
 
 
@@ -65,17 +70,24 @@ def unavailable(found: LengthResult) -> dict[str, str]:
     return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
 
 
+def _reasons(found: LengthResult) -> list[Paragraph]:
+    return [Paragraph(f"{what[0].upper()}{what[1:]}: {why}.") for what, why in unavailable(found).items()]
+
+
 def _audit_sections(lengths: Lengths) -> list[Section]:
     first, findings = lengths[0], merged(lengths)
     warnings = [Paragraph(text, "warning") for text in length_warning(lengths)]
+    advice = [Paragraph(text) for text in (*recipe_notes([first.model]), adam_note(first.model)) if text]
     drawn = f", {first.tokens:,} tokens"
     sections = [
-        Section("", [doc.Items(finding_items(findings, lengths)), *warnings]),
-        Section("", [_main_figure([first], findings)], "html"),
+        Section("", [doc.Items(finding_items(findings, lengths)), *warnings, *advice]),
+        Section("", [_main_figure(lengths, findings)], "html"),
         Section("", [Table(*_block_table(first, [EVERY[name] for name in SUMMARY], bands=False))], "text"),
         Section(f"Output{drawn}", [_output_table([first])], "verbose"),
         Section(f"Blocks{drawn}: median and 5–95 % band", [Table(*_block_table(first, BLOCKS))], "verbose"),
     ]
+    if reasons := _reasons(first):
+        sections.append(Section("Not computed", reasons, "verbose"))
     if len(lengths) > 1:
         head = ["status", *(f"{found.tokens:,} tokens" for found in lengths)]
         sections.append(
@@ -88,7 +100,7 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
     ]
     return [
         *sections,
-        Section(f"Block by block{drawn}", [Paragraph(BLOCK_NOTE), _all_figures([first])], "html"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(lengths)], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
 
@@ -192,6 +204,14 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
         sections.append(
             Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, found)])
         )
+    sections.append(Section("", [_main_figure(firsts, [f for rule in found.rules for f in rule.findings])], "html"))
+    against = drawbacks(firsts, found.preferred)
+    best = dict(zip(names, short, strict=True)).get(found.preferred or "")
+    advice = [f"Against “{best}”: {'; '.join(against)}."] if against else []
+    advice += [GRADIENT_NOTE] if found.preferred and _by_gradients(found) else []
+    advice += recipe_notes([first.model for first in firsts])
+    if advice:
+        sections.append(Section("", [Paragraph(text) for text in advice]))
     if found.quantities:
         rows = []
         for q in found.quantities:
@@ -217,7 +237,11 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
     for lengths in models:
         items = doc.Items(finding_items(merged(lengths), lengths))
         ranges = _ranges.blocks(lengths[0].best.arrays) if request.ranges else []
-        sections.append(Section(lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges], "verbose"))
+        sections.append(
+            Section(
+                lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges, *_reasons(lengths[0])], "verbose"
+            )
+        )
     return sections
 
 
@@ -234,6 +258,12 @@ def _preferences(names: Sequence[str], found: Differences) -> list[Paragraph]:
             best = join_words([f"“{short[name]}”" for name in rule.preferred])
             made.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
     return made
+
+
+def _by_gradients(found: Differences) -> bool:
+    """Whether the preferred model is preferred by rules about gradients alone."""
+    deciding = {rule.rule for rule in found.rules if found.preferred in rule.preferred and rule.why}
+    return deciding <= {rule.name for rule in BACKWARD_RULES}
 
 
 def _place(block: int | None) -> str:
@@ -262,13 +292,13 @@ def _across(firsts: Sequence[LengthResult], names: Sequence[str]) -> tuple[list[
     return ["median", *names], rows
 
 
-def _main_figure(firsts: Sequence[LengthResult], findings: Sequence[Finding]) -> doc.Figures:
+def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:
     """The quantity of the first flagged rule, or the mean square of the stream."""
     flagged = [finding.name for finding in findings if finding.verdict == FLAG]
     quantities = {"branches": "attention_share", "rank": "effective_rank", "entropy": "entropy", "load": "largest_load",
                   "vanishing": "grad_mean_square", "exploding": "grad_mean_square"}  # fmt: skip
     names = [quantities[name] for name in flagged if name in quantities]
-    return doc.Figures([_figure(firsts, next((n for n in names if n in firsts[0].best), "mean_square"), "summary")])
+    return doc.Figures([_figure(lengths, next((n for n in names if n in lengths[0].best), "mean_square"), "summary")])
 
 
 def _figure(firsts: Sequence[LengthResult], name: str, prefix: str = "") -> doc.Figure:

@@ -213,14 +213,14 @@ class LengthResult(Mapping[str, Band]):
 
     def _judged(self, draws: Mapping[str, Array], limit: Mapping[str, Array] | None) -> tuple[Finding, ...]:
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
-        return judged(RuleInput(draws, limit, self._distinct, uniform, self.stacks, self.tokens, self.best.precision))
+        return judged(RuleInput(draws, limit, self.distinct, uniform, self.stacks, self.tokens, self.best.precision))
 
     def finding(self, name: str) -> Finding:
         """The verdict of one rule."""
         return {finding.name: finding for finding in self.findings}[rule_name(name)]
 
     @property
-    def _distinct(self) -> int:
+    def distinct(self) -> int:
         """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
         model, ids = self.model, self.request.ids
         if isinstance(model, ProgramModel):

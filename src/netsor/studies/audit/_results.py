@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 from .._document import FLAG, NOT_APPLICABLE, OK, Document
 from .._output_dir import to_csv, to_dataframe
 from .._study import Result
+from . import _ranges
 from ._baseline import Baseline, Departure
 from ._config import Model, Request
 from ._differences import Differences, differences
 from ._document import document
 from ._findings import Finding, lengths_text
-from ._json import of_comparison, of_model
-from ._measurements import Band, Draws, LengthResult, changing, merged
+from ._measurements import Band, Draws, LengthResult, Lengths, changing, merged
 from ._quantities import BLOCKS, FINAL
 
 
@@ -56,7 +57,7 @@ class AuditResult(Result):
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints."""
         models, compared = [audit.lengths for audit in self.audits], self._compared()
-        made = of_model(models[0]) if compared is None else of_comparison(models, compared)
+        made = _model_json(models[0]) if compared is None else _comparison_json(models, compared)
         return {**made, "random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     @property
@@ -267,3 +268,88 @@ class Comparison(AuditResult):
     def preferred(self) -> str | None:
         """The model that the rules prefer; None if they prefer none or disagree."""
         return self.differences.preferred
+
+
+def _model_json(lengths: Lengths) -> dict[str, Any]:
+    """The numbers of the first length and the verdicts of all; the numbers of each, if there are more."""
+    made = {**_of(lengths[0]), "findings": [dataclasses.asdict(finding) for finding in merged(lengths)]}
+    if len(lengths) > 1:
+        made["lengths"] = [_of(found) for found in lengths]
+        made["changing"] = list(changing(lengths))
+    return made
+
+
+def _comparison_json(models: Sequence[Lengths], found: Differences) -> dict[str, Any]:
+    """The first model, the others under `compare`, and `differences`."""
+    request = models[0][0].request
+    made = {**_model_json(models[0]), "compare": [_model_json(lengths) for lengths in models[1:]]}
+    if request.swept is not None:
+        made["sweep"] = {"field": request.swept[0], "values": list(request.swept[1])}
+    made["differences"] = {
+        "fields": {name: list(values) for name, values in found.fields.items()},
+        "preferred": found.preferred,
+        "verdict": found.verdict,
+        "rules": [
+            {
+                "rule": rule.rule,
+                "preferred": list(rule.preferred),
+                "changes": rule.changes,
+                "why": rule.why,
+                "verdicts": [finding.verdict for finding in rule.findings],
+                "values": [finding.value for finding in rule.findings],
+                "tokens": rule.findings[0].tokens[0],
+            }
+            for rule in found.rules
+        ],
+        "quantities": [parting._asdict() for parting in found.quantities],
+    }
+    return made
+
+
+def _of(found: LengthResult) -> dict[str, Any]:
+    model, request = found.model, found.request
+    made: dict[str, Any] = {
+        "model": model.name,
+        "sizes": model.sizes,
+        "status": found.best.subject.status,
+        "widths": "inf" if found.best.subject.infinite else "actual",
+        "tokens": found.tokens,
+        "draws": found.best.draws,
+        **_summaries(found.best),
+        "findings": [dataclasses.asdict(finding) for finding in found.findings],
+    }
+    if request.ranges:
+        made["ranges"] = _ranges.as_list(found.best.arrays)
+    if model in request.refused:
+        made["limit"] = None
+        made["no_limit"] = request.refused[model]
+    elif found.limit is not None and found.limit is not found.best:
+        made["limit"] = {"status": found.limit.subject.status, **_summaries(found.limit)}
+    if model in request.no_gradients:
+        made["no_gradients"] = request.no_gradients[model]
+    return made
+
+
+def _summaries(found: Draws) -> dict[str, Any]:
+    """`embedding`, `layers` (a list of objects, one a block), and `final`, whose entries are null without logits."""
+    bands = {q.name: found.band(q.name) for q in (*BLOCKS, *FINAL) if q.name in found}
+    blocks = {name: band for name, band in bands.items() if band.blocks is not None}
+    count = max(int(band.blocks[-1]) for band in blocks.values() if band.blocks is not None)
+    infinite = found.subject.infinite
+    layers = [
+        {name: _numbers(infinite, *(v[i - count - 1] for v in band[1:])) for name, band in blocks.items()}
+        for i in range(1, count + 1)
+    ]
+    starts = {name: band for name, band in blocks.items() if len(band.median) > count}
+    embedding = {name: _numbers(infinite, *(v[0] for v in band[1:])) for name, band in starts.items()}
+    shown = [q.name for q in FINAL if q.name in bands or not q.name.startswith("grad")]
+    final = {name: _numbers(infinite, *bands[name][1:]) if name in bands else None for name in shown}
+    return {"embedding": embedding, "layers": layers, "final": final}
+
+
+def _numbers(infinite: bool, *values: Any) -> dict[str, float]:
+    """Median and band; at infinite width with the quadrature error."""
+    if not all(map(math.isfinite, values)):
+        raise ValueError("what was measured is not finite: the numbers leave double precision")
+    names = ("median", "low", "high", "error") if infinite else ("median", "low", "high")
+    return dict(zip(names, map(float, values), strict=False))

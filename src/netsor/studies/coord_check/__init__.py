@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError, one_of
+from ..._validate import ArgumentError, Rng, also_spelled, chosen_seed, one_of
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
@@ -20,6 +20,7 @@ from ._results import CoordCheck
 __all__ = ["coord_check"]
 
 
+@also_spelled(optimizer="optimiser", parametrization="parametrisation")
 def coord_check(
     model: str | Path | Mapping[str, Any] | Transformer | Callable[[Any], Program] | Any,
     *,
@@ -37,6 +38,7 @@ def coord_check(
     promise: Mapping[str, float] | None = None,
     tolerance: float = 0.1,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     out: str | Path | None = None,
     backend: str = "numpy",
@@ -58,7 +60,7 @@ def coord_check(
     depths : sequence of int, optional
         Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
     optimiser : str
-        "sgd", "muon" or "adam".
+        "sgd", "muon" or "adam". You can also write `optimizer` and `parametrization`.
     steps : int
         The number of steps; changes are those over all of them. From the second on, Muon has momentum and Adam both
         moments, with PyTorch's defaults.
@@ -85,6 +87,8 @@ def coord_check(
         How far an exponent may be from the promise.
     seed : int
         The draws depend on it alone, not on the number of workers.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Worker processes; all cores, if None.
     out : str or pathlib.Path, optional
@@ -97,7 +101,7 @@ def coord_check(
     precision : str
         Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
-        Does the parts in place of processes here, such as Dask's.
+        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
@@ -145,7 +149,7 @@ def coord_check(
         grow,
         promise,
         tolerance,
-        seed=seed,
+        seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),
         backend=choose(backend, device, precision),

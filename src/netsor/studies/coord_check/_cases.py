@@ -17,6 +17,7 @@ import numpy as np
 from ..._program import Program
 from ..._validate import ArgumentError, shown
 from ...engine import Plan, Sampling
+from ...engine._sampler import node_bias
 from ...engine.backends import Backend, Numpy
 from ...language import Scalar, TraceError, Width
 from ...language._graph import topological_order
@@ -103,8 +104,9 @@ class CheckCase:
     @property
     def errors(self) -> dict[Entry, float]:
         """The quadrature error of every number, in the mean over draws."""
-        moves = self.program._at(self.widths).moves(Numpy())
-        return dict.fromkeys(self.entries, 0.0) if moves is None else dict(zip(self.entries, moves.each, strict=True))
+        at = self.program._at(self.widths)
+        moves, bias = at.moves(Numpy()), node_bias(at.question())
+        return dict(zip(self.entries, bias if moves is None else bias + moves.each, strict=True))
 
     @property
     def key(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...engine._parallel import check_memory
 from ...engine._precision import LEAST, PATIENCE, check_single
-from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
+from ...engine._sampler import FEW
 from ...engine.backends import Backend
 from .._cost import Cost, overhead_seconds, refuse_large, worker_count
 from .._study import Run, Study
@@ -59,8 +59,7 @@ class CoordCheckStudy(Study[CoordCheck]):
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             seconds += draw.seconds * draws + draw.compiling + draw.planning * (count if alone else 1)
             if math.isinf(case.width) and case.entries and case.plan.expects:  # the quadrature error
-                tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if case.plan.nodes else (3, FEW)
-                seconds += draw.seconds * tries * replicas + draw.planning * (tries - 1)
+                seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             numbers += draw.numbers * draws
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
             parts += count

@@ -138,7 +138,7 @@ class Request(_study.Request):
         """The ids of the tokens, and a target for each: the next id, unless given."""
         most = model.vocabulary or 1
         if self.ids is not None and self.tokens is not None:
-            raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
+            raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
         if self.ids is None:
             if self.targets is not None:
                 raise ArgumentError("targets", self.targets, "left out without ids: one target for each id")

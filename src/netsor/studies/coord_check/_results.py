@@ -36,7 +36,7 @@ class CoordCheck(Result):
     >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
     >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
     >>> found
-    <CoordCheck of gpt2: sp not as promised; print it for the table>
+    <CoordCheck of gpt2: sp not as expected; print it for the table>
     >>> found["sp"]["logits"].verdict
     'grows'
     >>> row = found.rows()[-1]
@@ -51,9 +51,7 @@ class CoordCheck(Result):
         self.random_numbers, self.seconds = random_numbers, seconds
 
     def __repr__(self) -> str:
-        found = "; ".join(
-            f"{c.name} {'nothing against the promise' if c.kept else 'not as promised'}" for c in self.checks
-        )
+        found = "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.checks)
         return f"<CoordCheck of {self.request.name}: {found}; print it for the table>"
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..laws import Estimate
+from netsor.laws import Estimate
 
 AGREES, DISAGREES, UNDECIDED, ABSENT = "agrees", "disagrees", "undecided", "not run"
 OUTSIDE = "outside its stated range"

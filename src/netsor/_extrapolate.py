@@ -1,0 +1,231 @@
+"""Limits by extrapolation over the width, for programs whose limit the engine refuses; docs/theory.md, "Extrapolation".
+
+A statistic of the law at width n is S(n) = a + Σ_k b_k n^(−k/2), with whole powers alone in most cases. Exact laws at
+widths n0, 2 n0, 4 n0, 8 n0 with the same random numbers give a, an error that holds noise and the next power, and the
+exponent γ of the differences, S(2n) − S(n) ~ n^γ, by which a statistic without a limit is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._validate import ArgumentError
+from .activations import Function
+from .engine import ExactError, NoLimitError, PlanQuery, Sampling
+from .engine._sampler import sample_outputs
+from .language._array import Value
+from .language._operation import Apply, SteppedMatMul, SteppedParameter
+from .language._score import rsqrt
+from .language._vector import Vector
+from .laws import Estimate, Joint, Mixture
+
+Array = npt.NDArray[np.float64]
+Statistic = Callable[[Any], npt.ArrayLike]
+
+FIRST_WIDTH = 32  # the smallest width, or eight times the vectors of a value: above the directions in use
+LEVELS = 4  # widths, each twice the one before
+BLOCKS = 16  # of draws, each with a seed of its own at all widths
+WHOLE = (), (1.0,), (1.0, 2.0), (1.0, 2.0, 3.0)  # powers of 1/n that are eliminated
+HALF = (), (0.5,), (0.5, 1.0), (0.5, 1.0, 1.5)
+SCALE_DRAWS = 64  # that tell whether the argument of a norm vanishes
+TOLD = 3.0  # standard errors from which on a difference is not 0
+
+
+class Extrapolated(NamedTuple):
+    """The limit of one number: value and error, the order of the extrapolation, and γ with its error."""
+
+    value: float
+    error: float
+    order: int
+    growth: float
+    growth_error: float
+
+
+def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
+    """The limit of block means (blocks, widths); an infinite error if the differences between widths do not fall."""
+    n = np.asarray(widths, dtype=float)
+    mean, cov = blocks.mean(axis=0), np.atleast_2d(np.cov(blocks.T)) / len(blocks)
+
+    def noise(weights: Array) -> float:
+        return math.sqrt(max(float(weights @ cov @ weights), 0.0))
+
+    steps = np.diff(np.eye(len(n)), axis=0)
+    difference, error = steps @ mean, np.array([noise(w) for w in steps])
+    rounding = 1e-12 * np.abs(mean).max()
+    told = np.abs(difference) > TOLD * error + rounding
+    growth = spread = math.nan
+    if told[-1] and told[-2] and (ratio := difference[-1] / difference[-2]) > 0:
+        growth = math.log2(ratio)
+        spread = math.hypot(error[-1] / difference[-1], error[-2] / difference[-2]) / math.log(2)
+    rises = growth - 2 * spread > -0.25 or (growth > -0.25 and growth + 2 * spread > -0.1)
+    if math.isnan(growth):  # does the last difference exceed the one before?
+        rises = np.sign(difference[-1]) * (difference[-1] - difference[-2]) > TOLD * noise(steps[-1] - steps[-2])
+    if told[-1] and rises:
+        return Extrapolated(math.nan, math.inf, 0, growth, spread)
+
+    def ladder(powers: Sequence[tuple[float, ...]]) -> list[tuple[float, float]]:
+        """Value and error of each order; the bias of an order is the difference to the next, not below its noise."""
+        weights = [_weights(n, some) for some in powers[: len(n)]]
+        pairs = pairwise(weights)
+        return [(w @ mean, math.hypot(noise(w), max(abs((v - w) @ mean), noise(v - w)))) for w, v in pairs]
+
+    whole, half = ladder(WHOLE), ladder(HALF)
+    no_half, no_whole = (abs(growth - power) > 2 * spread for power in (-0.5, -1.0))  # False if γ is not known
+    if no_half and not no_whole:
+        found = whole
+    elif no_whole and not no_half:
+        found = half
+    else:  # both have to be covered
+        found = [(a, max(e, math.hypot(f, b - a))) for (a, e), (b, f) in zip(whole, half, strict=True)]
+    order = min(range(len(found)), key=lambda k: found[k][1])
+    return Extrapolated(float(found[order][0]), found[order][1] + rounding, order, growth, spread)
+
+
+def _weights(n: Array, powers: tuple[float, ...]) -> Array:
+    """w with Σ_j w_j S(n_j) = S(∞) if S = a + Σ_p b_p n^(−p): interpolation on the last widths."""
+    last = n[len(n) - len(powers) - 1 :]
+    table = last[:, None] ** -np.array([0.0, *powers])
+    return np.concatenate([np.zeros(len(n) - len(last)), np.linalg.inv(table)[0]])
+
+
+def _refuse_fixed_scales(
+    values: Sequence[Value], ends: Sequence[dict[str, float]], numbers: Mapping[str, float]
+) -> None:
+    """Refuse an eps that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
+    for value in values:
+        match value.op:
+            case SteppedMatMul() | SteppedParameter():
+                rules = value.op.steps if isinstance(value.op, SteppedMatMul) else (value.op.rule,)
+                if any(rule.eps(ends[0]) == rule.eps(ends[-1]) > 0 for rule in rules):
+                    raise ExactError(
+                        value,
+                        "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
+                        instead="take eps=0",
+                    )
+            case Apply(Function(f=partial(func=f, keywords={"eps": eps})), (square,)) if f is rsqrt and eps > 0:
+                how, given = Sampling(SCALE_DRAWS, progress=False), tuple(numbers.items())
+                asked = (PlanQuery((square,), tuple(bound.items()), numbers=given) for bound in ends)
+                first, last = (float(np.mean(sample_outputs(each, how)[0])) for each in asked)
+                if last < first / 2 and first > 1e-3 * eps:
+                    raise ExactError(
+                        value,
+                        f"a norm with eps={eps:g} of a vector that vanishes as the width grows, extrapolated: its mean "
+                        f"square falls from {first:.2g} to {last:.2g}, towards eps",
+                        instead="take eps=0",
+                    )
+
+
+@dataclass(frozen=True, eq=False)
+class ExtrapolatedLaw:
+    """A limit law by extrapolation from exact laws at finite widths; `net.law(n=inf, method="extrapolate")` makes it.
+
+    Every number is an `Estimate`, whose error holds noise and the bias of the extrapolation.
+
+    Parameters
+    ----------
+    name : str
+        Of the program.
+    widths : tuple of int
+        The widths that stand for an infinite one.
+    laws : tuple of tuple of Mixture or Joint
+        The laws by block of draws, at each width.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.gaussian(n, 2)
+    >>> net = ns.Program(ns.rms_norm(ns.mean_dot(x, x)[0, 1] * x[0], eps=0.0))  # of a vector that vanishes
+    >>> limit = net.law(n=ns.inf, draws=4000, method="extrapolate")
+    >>> limit.status, abs(limit.var().value - 1) < 4 * limit.var().error
+    ('extrapolated from n ≤ 256', True)
+    """
+
+    name: str
+    widths: tuple[int, ...]
+    laws: tuple[tuple[Mixture | Joint, ...], ...]
+
+    @property
+    def status(self) -> str:
+        """From which widths it is."""
+        return f"extrapolated from n ≤ {self.widths[-1]:,}"
+
+    def details(self, statistic: Statistic) -> list[Extrapolated]:
+        """Value, error, order and growth exponent of each entry of a statistic, a function of a law."""
+        values = np.array([[np.ravel(statistic(law)) for law in block] for block in self.laws], dtype=float)
+        return [extrapolated(values[:, :, k], self.widths) for k in range(values.shape[2])]
+
+    def limit(self, statistic: Statistic) -> Estimate:
+        """The limit of a statistic, a function of a law that returns numbers; an error if it has none."""
+        found = self.details(statistic)
+        for one in found:
+            if math.isinf(one.error):
+                grows = "" if math.isnan(one.growth) else f" like n^({one.growth:.2f} ± {one.growth_error:.2g})"
+                raise NoLimitError(
+                    f"extrapolation of {self.name} from widths {', '.join(map(str, self.widths))} tells no limit: "
+                    f"differences between widths do not fall, they change{grows}"
+                )
+        shape = np.shape(statistic(self.laws[0][0]))
+        value, error = (np.array([one[k] for one in found]).reshape(shape) for k in (0, 1))
+        return Estimate(value, error) if shape else Estimate(float(value), float(error))
+
+    def mean(self) -> Estimate:
+        """The limit of the mean."""
+        return self.limit(lambda law: law.mean())
+
+    def var(self) -> Estimate:
+        """The limit of the variance; of several entries, of each."""
+        return self.limit(lambda law: np.diagonal(law.cov()) if isinstance(law, Joint) else law.var())
+
+    def kurtosis(self) -> Estimate:
+        """The limit of the excess kurtosis."""
+        return self.limit(lambda law: law.kurtosis())
+
+    def cdf(self, y: npt.ArrayLike) -> Estimate:
+        """The limit of the distribution function."""
+        return self.limit(lambda law: law.cdf(y))
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The limit of the density."""
+        return self.limit(lambda law: law.pdf(y))
+
+    def ppf(self, q: npt.ArrayLike) -> Estimate:
+        """The limit of the quantiles."""
+        return self.limit(lambda law: law.ppf(q))
+
+    def __repr__(self) -> str:
+        return f"<ExtrapolatedLaw of {self.name}, {self.status}>"
+
+
+def extrapolate(
+    name: str,
+    widths: Mapping[str, float],
+    values: Sequence[Value],
+    draws: int,
+    seed: int,
+    law: Callable[[dict[str, float], int, int], Any],
+    numbers: Mapping[str, float],
+) -> ExtrapolatedLaw:
+    """The limit at the infinite ones of these widths; `law(widths, draws, seed)` is the exact law at finite ones.
+
+    `values` are those of the program, in order, `numbers` those of its hyperparameters.
+    """
+    infinite = [k for k, width in widths.items() if math.isinf(width)]
+    if not infinite:
+        raise ArgumentError("method", "extrapolate", "left out at finite widths, where laws are exact")
+    if draws < 2 * BLOCKS:
+        raise ArgumentError("draws", draws, f"{2 * BLOCKS} or more for method='extrapolate'")
+    vectors = max(value.size for value in values if isinstance(value, Vector))
+    first = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
+    used = tuple(first * 2**k for k in range(LEVELS))
+    _refuse_fixed_scales(values, [{**widths, **dict.fromkeys(infinite, n)} for n in (used[0], used[-1])], numbers)
+    seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(BLOCKS)]
+    by_width = [[law({**widths, **dict.fromkeys(infinite, n)}, draws // BLOCKS, s) for s in seeds] for n in used]
+    return ExtrapolatedLaw(name, used, tuple(zip(*by_width, strict=True)))

@@ -1,0 +1,264 @@
+"""The first correction in 1/n of one attention layer, by quadrature; docs/theory.md, "The first correction".
+
+At width n an output is N(0, v), v = (σ²/H) Σ_a u_a w_a with w_a = aᵀ K a, a = softmax(p) and p ~ N(0, τ_a S). The
+Gram matrix K of the tokens fluctuates with covariance of order 1/n around its limit, and so do the squares τ_a of
+queries and u_a of values, χ²_n/n. So E F = F + 𝓛F/n + O(n⁻²) with 𝓛 = Σ_V κ_V ∂²_V + Σ_a (∂²_τa + ∂²_ua), V over
+directions of K.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from .._repr_html import table, title
+from ..activations import row_softmax
+from ._estimate import Array, Estimate
+from ._law_base import LawError
+
+STEP = 0.04  # of the differences that are derivatives, of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
+HERMITE = 12, 14  # nodes for a variable of the two product rules, whose difference is the error
+MAX_PRODUCT = 4  # variables of a product rule
+SOBOL_POINTS = 2**15  # of the two sets of quasi-random points for more variables
+MAX_TOKENS = 8
+CELLS = 8000  # of equal size, that values of w are gathered in, with two moments each
+REACH = 10.0  # standard deviations of an output to each side that integrals over the density cover
+NEGLIGIBLE = 1e-9  # density, relative to the largest, below which the ratio of densities is rounding error
+DECAYED = 1e-13  # of the characteristic function: where its inversion ends
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFluctuations:
+    """What the correction of a layer depends on.
+
+    `gram` is the limit K of the tokens' Gram matrix, `query` the number of the token that asks, `allowed` those it may
+    attend to, and `directions` are pairs (κ, V) of the generator. Scores have the covariance temperature · K_qq K.
+    """
+
+    gram: Array
+    directions: Sequence[tuple[float, Array]]
+    query: int
+    allowed: npt.NDArray[np.intp]
+    temperature: float
+    heads: int
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """The terms of order 1/n of a law at width n: its density is f + g/n, with errors of order 1/n².
+
+    `law.correction()` makes it, for the limit of one attention layer over Gaussian tokens.
+
+    Parameters
+    ----------
+    variance : Estimate
+        n times the difference of the variance to that of the limit.
+    kurtosis : Estimate
+        n times the difference of the excess kurtosis.
+    total_variation : Estimate
+        n times the total variation distance to the limit, ½ ∫ |g|.
+    kl : Estimate
+        n² times the Kullback–Leibler divergence from the limit, ½ ∫ g²/f.
+    frequencies, transform : numpy.ndarray
+        The cosine transform of g, at equally spaced frequencies from 0.
+
+    Examples
+    --------
+    >>> first = ns.paper.layer(tokens=2, heads=2).law(n=ns.inf).correction()
+    >>> print(f"variance + {first.variance.value:.3f}/n, KL {first.kl.value:.2f}/n²")
+    variance + 0.339/n, KL 6.77/n²
+    >>> float(first.pdf(0.0)) > 0  # at finite width there is more mass in the centre, and in the tails
+    True
+    """
+
+    variance: Estimate
+    kurtosis: Estimate
+    total_variation: Estimate
+    kl: Estimate
+    frequencies: Array
+    transform: Array
+
+    def pdf(self, y: Array | float) -> Array:
+        """g(y): n times the difference of the density to that of the limit."""
+        return np.asarray(_inverse(np.asarray(y, dtype=float), self.frequencies, self.transform))
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("variance", f"+ ({self.variance})/n"),
+            ("excess kurtosis", f"+ ({self.kurtosis})/n"),
+            ("total variation", f"({self.total_variation})/n"),
+            ("KL", f"({self.kl})/n²"),
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:16} {term}" for name, term in self._rows)
+
+    def _repr_html_(self) -> str:
+        return title("First correction in 1/n") + table(self._rows, ("", "term"))
+
+
+def correction(layer: LayerFluctuations) -> Correction:
+    """The correction by two quadrature rules; the finer gives the values, their difference the errors."""
+    coarse, fine = (_Terms(layer, *rule) for rule in _rules(np.linalg.matrix_rank(layer.gram, hermitian=True)))
+    pairs = zip(coarse.numbers, fine.numbers, strict=True)
+    variance, kurtosis, tv, kl = (Estimate(value, abs(value - other) + 1e-6 * abs(value)) for other, value in pairs)
+    return Correction(variance, kurtosis, tv, kl, fine.frequencies, fine.transform)
+
+
+class WithCorrection:
+    """A law that may know its first correction."""
+
+    _correction: Callable[[], Correction | None] | None = None  # set where a program made the law
+
+    def correction(self) -> Correction:
+        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
+        found = self._correction() if self._correction else None
+        if found is None:
+            raise LawError(
+                "correction",
+                f"is known if a program of one width made the law, with up to {MAX_TOKENS} Gaussian tokens that are "
+                "both keys and values, each matrix used once; ns.width_needed compares any law with its limit",
+            )
+        return found
+
+
+def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
+    """Two rules for z ~ N(0, I): nodes (points, variables) and weights."""
+    for number, count in enumerate(HERMITE):
+        if variables <= MAX_PRODUCT:
+            x, w = scipy.special.roots_hermitenorm(count)
+            z = np.stack(np.meshgrid(*[x] * variables, indexing="ij"), axis=-1).reshape(-1, variables)
+            weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * variables, indexing="ij")), axis=0).ravel()
+            keep = weight > 1e-13
+            yield z[keep], weight[keep] / weight[keep].sum()
+        else:
+            points = scipy.stats.qmc.Sobol(variables, rng=np.random.default_rng([number, variables]))
+            half = scipy.special.ndtri(np.clip(points.random(SOBOL_POINTS // 2), 1e-12, 1 - 1e-12))
+            yield np.concatenate([half, -half]), np.full(SOBOL_POINTS, 1 / SOBOL_POINTS)
+
+
+class _Terms:
+    """The terms of a correction by one quadrature rule."""
+
+    def __init__(self, layer: LayerFluctuations, z: Array, weight: Array) -> None:
+        self.layer, self.z, self.weight = layer, z, weight
+        values, vectors = np.linalg.eigh(layer.gram)
+        self.range = vectors[:, values > 1e-12 * values[-1]]  # what spans the tokens, at finite width too
+
+    def w(self, gram: Array, tau: float) -> Array:
+        """aᵀ K a at the nodes."""
+        layer, basis = self.layer, self.range
+        root = basis @ np.linalg.cholesky(basis.T @ gram @ basis)
+        p = math.sqrt(layer.temperature * tau * gram[layer.query, layer.query]) * self.z @ root[layer.allowed].T
+        a = row_softmax(p)
+        return np.asarray(np.einsum("ri,ij,rj->r", a, gram[np.ix_(layer.allowed, layer.allowed)], a))
+
+    def expected(self, gram: Array, tau: float = 1.0) -> Array:
+        """E[w], E[w²], and ψ = E[exp(−c w)] at every frequency."""
+        w = self.w(gram, tau)
+        cell = np.minimum((w * (CELLS / self.most)).astype(np.intp), 2 * CELLS - 1)
+        mass, first, second = (np.bincount(cell, self.weight * w**k, 2 * CELLS) for k in range(3))
+        some = mass > 0
+        mass, mean = mass[some], first[some] / mass[some]
+        var = second[some] / mass - mean**2
+        psi = (np.exp(-np.outer(self.c, mean)) * (1 + 0.5 * np.outer(self.c**2, var))) @ mass
+        return np.concatenate([[self.weight @ w, self.weight @ w**2], psi])
+
+    @cached_property
+    def most(self) -> float:
+        """The largest w."""
+        return float(self.w(self.layer.gram, 1.0).max())
+
+    @cached_property
+    def std(self) -> float:
+        """Of the output, in the limit."""
+        return math.sqrt(self.layer.scale * float(self.weight @ self.w(self.layer.gram, 1.0)))
+
+    @cached_property
+    def frequencies(self) -> Array:
+        """From 0 to where the characteristic function has decayed."""
+        w, most = self.w(self.layer.gram, 1.0), 8.0 / self.std
+        heads, scale = self.layer.heads, self.layer.scale
+        while (
+            most * self.std < 500 and float(self.weight @ np.exp(-scale * most**2 / (2 * heads) * w)) ** heads > DECAYED
+        ):
+            most *= 1.25
+        return np.arange(0.0, most, math.pi / (1.5 * REACH * self.std))
+
+    @property
+    def c(self) -> Array:
+        """λ² scale/2H, which ψ is a function of."""
+        return np.asarray(self.frequencies**2 * self.layer.scale / (2 * self.layer.heads))
+
+    @cached_property
+    def base(self) -> Array:
+        """`expected` in the limit."""
+        return self.expected(self.layer.gram)
+
+    def derivatives(self, direction: Array | None) -> tuple[Array, Array]:
+        """First and second derivatives along a direction of K, or by τ, of fourth order."""
+
+        def at(step: float) -> Array:
+            gram = self.layer.gram
+            return self.expected(gram, 1 + step) if direction is None else self.expected(gram + step * direction)
+
+        h = STEP
+        one, less, two, least = (at(k * h) for k in (1, -1, 2, -2))
+        return (8 * (one - less) - (two - least)) / (12 * h), (16 * (one + less) - two - least - 30 * self.base) / (
+            12 * h * h
+        )
+
+    @cached_property
+    def _generated(self) -> tuple[Array, float, float, float]:
+        """The transform of g, 𝓛E[w], 𝓛E[w²] without u, and Σ κ (∂E[w])²."""
+        heads = self.layer.heads
+        w = self.w(self.layer.gram, 1.0)
+        by_u = self.c**2 * ((self.weight * w**2) @ np.exp(-np.outer(w, self.c)))
+        psi = self.base[2:]
+        _, second = self.derivatives(None)
+        total = heads * psi ** (heads - 1) * (second[2:] + by_u)
+        mean, square, slopes = second[0], second[1], 0.0
+        for kappa, direction in self.layer.directions:
+            first, second = self.derivatives(direction)
+            inner = psi ** (heads - 1) * second[2:]
+            if heads > 1:
+                inner = inner + (heads - 1) * psi ** (heads - 2) * first[2:] ** 2
+            total = total + kappa * heads * inner
+            mean, square = mean + kappa * second[0], square + kappa * second[1]
+            slopes += kappa * first[0] ** 2
+        return total, float(mean), float(square), float(slopes)
+
+    @property
+    def transform(self) -> Array:
+        """Of g."""
+        return self._generated[0]
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """Variance, excess kurtosis, total variation and KL, as in `Correction`."""
+        heads, (a, b) = self.layer.heads, self.base[:2]
+        _, mean, square, slopes = self._generated
+        v2 = b / heads + (1 - 1 / heads) * a**2
+        v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
+        kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
+        y = np.linspace(-REACH, REACH, 2001) * self.std
+        f, g = (_inverse(y, self.frequencies, hat) for hat in (self.base[2:] ** heads, self.transform))
+        some = f > NEGLIGIBLE * f.max()
+        dy = float(y[1] - y[0])
+        kl = 0.5 * float(np.sum(g[some] ** 2 / f[some])) * dy
+        return self.layer.scale * mean, float(kurtosis), 0.5 * float(np.abs(g).sum()) * dy, kl
+
+
+def _inverse(y: Array, frequencies: Array, transform: Array) -> Array:
+    """The function of y with this cosine transform."""
+    weight = np.full(len(frequencies), frequencies[1])
+    weight[0] /= 2
+    return np.asarray(np.cos(np.multiply.outer(y, frequencies)) @ (weight * transform) / math.pi)

@@ -1,0 +1,147 @@
+"""Limits by extrapolation: coverage on known series and on laws with known limits, and refusals."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor import inf
+from netsor._extrapolate import WHOLE, _weights, extrapolated
+
+from ..keep import keep
+
+n = ns.Width("n")
+WIDTHS = 32, 64, 128, 256
+SERIES = {
+    "whole powers": (1.0, {1: 3.0, 2: 5.0}),
+    "half powers": (1.0, {0.5: 1.0, 1: 3.0}),
+    "no correction": (2.0, {}),
+    "a small half power": (0.5, {0.5: 0.05, 1: 1.0}),
+}
+
+
+def series(limit, terms, noise, seed):
+    """Blocks (16, 4) of a series with noise, most of which the widths have in common."""
+    rng = np.random.default_rng([seed, 7])
+    truth = limit + sum(b * np.array(WIDTHS, dtype=float) ** -power for power, b in terms.items())
+    return truth + noise * (rng.standard_normal((16, 1)) + 0.3 * rng.standard_normal((16, 4)))
+
+
+def test_weights_eliminate_powers():
+    x = np.array(WIDTHS, dtype=float)
+    for powers in WHOLE:
+        assert _weights(x, powers) @ (4.0 + sum(((p + 1) * x**-p for p in powers), 0 * x)) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("noise", "answered"), [(1e-3, 50), (0.1, 35)])  # half powers with noise may seem to rise
+def test_errors_cover_the_limit(noise, answered):
+    inside = []
+    for name, (limit, terms) in SERIES.items():
+        found = [extrapolated(series(limit, terms, noise, seed), WIDTHS) for seed in range(50)]
+        z = np.array([abs(one.value - limit) / one.error for one in found if np.isfinite(one.error)])
+        assert len(z) >= answered, name
+        inside.append(np.mean(z < 2))
+    assert np.mean(inside) >= 0.93
+    assert min(inside) >= 0.8
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_what_grows_has_no_limit(power):
+    found = extrapolated(series(0.0, {-power: 1.0}, 1e-2, 1), WIDTHS)
+    assert np.isinf(found.error)
+    assert found.growth == pytest.approx(power, abs=4 * found.growth_error + 0.01)
+
+
+def test_a_logarithm_has_no_limit():
+    blocks = np.log(WIDTHS) + 1e-4 * np.random.default_rng(0).standard_normal((16, 4))
+    assert np.isinf(extrapolated(blocks, WIDTHS).error)
+
+
+def test_numbers_that_do_not_depend_on_the_width():
+    value, error, *_ = extrapolated(np.full((16, 4), 3.0), WIDTHS)
+    assert value == 3.0
+    assert error < 1e-10
+
+
+def vanishing(eps):
+    x = ns.gaussian(n, 2)
+    return ns.Program(ns.rms_norm(ns.mean_dot(x, x)[0, 1] * x[0], eps=eps))
+
+
+def test_a_limit_that_the_engine_refuses():
+    net = vanishing(0.0)
+    with pytest.raises(ns.ExactError, match=r"method='extrapolate'"):
+        net.law(n=inf)
+    law = net.law(n=inf, method="extrapolate", draws=4000)
+    for found, right in ((law.var(), 1.0), (law.mean(), 0.0), (law.cdf(0.0), 0.5)):
+        assert abs(found.value - right) < 4 * found.error
+        assert found.error < 0.1
+    assert law.status == "extrapolated from n ≤ 256"
+    assert "extrapolated from n ≤ 256" in repr(law)
+
+
+def test_a_limit_that_is_known():
+    net = ns.paper.layer()
+    law, limit = net.law(n=inf, method="extrapolate", draws=4000), net.law(n=inf)
+    y = np.array([0.0, 0.7])
+    pairs = [(law.var(), limit.var()), (law.kurtosis(), limit.kurtosis()), (law.pdf(y), limit.pdf(y))]
+    for found, right in (*pairs, (law.ppf(0.9), limit.ppf(0.9))):
+        assert (np.abs(found.value - right) < 4 * np.asarray(found.error)).all()
+        assert (found.error < 0.05 * np.abs(right) + 0.01).all()
+    (detail,) = law.details(lambda one: one.kurtosis())
+    assert abs(detail.growth + 1) < 3 * detail.growth_error + 0.1
+
+
+def test_several_entries():
+    law = ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n, 2))).law(n=inf, method="extrapolate", draws=2000)
+    right = ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n, 2))).law(n=inf).cov()[0, 0]
+    found = law.var()
+    assert found.value.shape == (2,)
+    assert (np.abs(found.value - right) < 5 * found.error).all()
+
+
+def test_no_limit_is_told():
+    q = ns.weight(n, n) @ ns.gaussian(n)
+    law = ns.Program(ns.dot(q, q)).law(n=inf, method="extrapolate", draws=2000)
+    with pytest.raises(ns.NoLimitError, match=r"differences between widths do not fall, they change like n\^\(0\.50"):
+        law.mean()
+
+
+def test_fixed_scales_are_refused():
+    with pytest.raises(ns.ExactError, match=r"a norm with eps=0\.0001 of a vector that vanishes .*; take eps=0"):
+        vanishing(1e-4).law(n=inf, method="extrapolate", draws=100)
+    x = ns.gaussian(n, 2)
+    usual = ns.Program(ns.rms_norm(ns.weight(n, n) @ x[0], eps=1e-4))  # its argument does not vanish
+    assert abs(usual.law(n=inf, method="extrapolate", draws=500).var().value - 1) < 0.2
+    w = ns.weight(n, n, name="w")
+    f = ns.mean_dot(ns.gaussian(n), w @ ns.gaussian(n))
+    with pytest.raises(ns.ExactError, match="Adam with eps > 0"):
+        ns.Program(ns.step(f, f, 0.1, "adam", eps=1e-8)).law(n=inf, method="extrapolate", draws=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"n": 64, "method": "extrapolate"}, "method='extrapolate' must be left out at finite widths"),
+        ({"n": inf, "method": "extrapolate", "draws": 8}, "draws=8 must be 32 or more"),
+        ({"n": inf, "method": "guess"}, "method='guess' must be 'exact' or 'extrapolate'"),
+    ],
+)
+def test_wrong_arguments(options, match):
+    with pytest.raises(ValueError, match=match):
+        ns.paper.layer().law(**options)
+
+
+CASES = {
+    "attention": (lambda: ns.paper.layer(), lambda law: law.var(), 0.391971),
+    "vanishing": (lambda: vanishing(0.0), lambda law: law.var(), 1.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", keep(CASES))
+def test_coverage_of_laws(name):
+    make, statistic, right = CASES[name]
+    found = [make().law(n=inf, method="extrapolate", draws=1600, seed=seed).limit(statistic) for seed in range(40)]
+    z = np.array([(one.value - right) / one.error for one in found])
+    assert np.mean(np.abs(z) < 2) >= 0.85  # 93 % or more, up to the noise of 40 cases
+    assert np.abs(z).max() < 6

@@ -1,0 +1,106 @@
+"""The first correction in 1/n of an attention layer: numbers of other quadratures, and exact laws at finite widths."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor import inf
+from netsor.laws import _correction
+from netsor.studies._width_needed import difference
+
+n = ns.Width("n")
+
+
+def layer(x, heads=2):
+    return ns.Program(ns.nn.attention(x, heads)[0])
+
+
+PAPER = ns.paper.layer()
+LAYERS = {
+    "correlated tokens of one matrix": layer(ns.weight(n, n) @ ns.gaussian(n, 3, cov=0.5 + 0.5 * np.eye(3))),
+    "data": layer(ns.weight(n, 2) @ ns.data([[1.0, 0.0], [0.6, 0.8], [-0.2, 1.0]]), heads=1),
+    "scales and a mask": ns.paper.layer(tokens=3, sigma_q=1.5, sigma_v=0.7, sigma_o=2.0, token=1, mask="causal"),
+}
+
+
+@pytest.mark.parametrize(
+    ("net", "right"),
+    [
+        (PAPER, (0.7574, 26.850, 1.0997, 11.058)),
+        (ns.paper.layer(heads=1), (0.7574, 34.811, 1.328, 13.115)),
+        (layer(ns.gaussian(n, 4)), (0.3424, 11.331, 0.468, 1.999)),
+    ],
+)
+def test_four_tokens_of_identity_kernel(net, right):
+    """By another quadrature, with the symmetry of the tokens, a grid of its own and wider steps."""
+    first = net.law(n=inf).correction()
+    found = first.variance, first.kurtosis, first.total_variation, first.kl
+    for (value, error), other in zip(found, right, strict=True):
+        assert value == pytest.approx(other, rel=1e-3)  # those have three or four digits
+        assert 0 < error < 1e-3 * value
+
+
+def test_the_density_moves_by_its_correction():
+    law, width = PAPER.law(n=inf), 4096
+    y = np.array([0.0, 0.5, 1.0, 2.0])
+    wide, limit = PAPER.law(n=width, draws=100_000), law.mixture
+    each = [ns.Mixture(wide.component_mean[k::16], wide.component_var[k::16], wide.origin).pdf(y) for k in range(16)]
+    base = [ns.Mixture(limit.component_mean[k::16], limit.component_var[k::16], wide.origin).pdf(y) for k in range(16)]
+    moved = width * (np.array(each) - base)  # coupled
+    error = moved.std(axis=0, ddof=1) / 4
+    first = law.correction().pdf(y)
+    assert (np.abs(moved.mean(axis=0) - first) < 4.5 * error + 0.03 * np.abs(first)).all()
+    assert y.shape == first.shape
+    grid = np.linspace(-6, 6, 2001)
+    assert np.sum(law.correction().pdf(grid)) * 0.006 == pytest.approx(0, abs=1e-6)  # mass stays 1
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_variance_and_kurtosis_at_a_finite_width(name):
+    net, width = LAYERS[name], 128
+    limit = net.law(n=inf, draws=50_000)
+    first = limit.correction()
+    law = net.law(n=width, draws=50_000)
+    for of, term, own in (("variance", first.variance, limit.var()), ("kurtosis", first.kurtosis, limit.kurtosis())):
+        value, error = difference(law, limit, of)
+        right = abs(term.value) / width / abs(own)
+        assert abs(value - right) < 4.5 * error + 0.06 * right  # the next order
+        assert error < (0.7 if of == "variance" else 0.05) * right
+
+
+def test_without_the_fluctuations_of_the_tokens_it_is_another(monkeypatch):
+    whole = PAPER.law(n=inf).correction().variance.value
+    monkeypatch.setattr("netsor.engine._match_attention._wishart", lambda root: [])
+    assert abs(PAPER.law(n=inf).correction().variance.value - whole) > 0.3
+
+
+def test_equal_tokens_have_a_singular_kernel():
+    first = layer(ns.gaussian(n, 2, cov=np.ones((2, 2)))).law(n=inf).correction()
+    assert first.variance.value == pytest.approx(0, abs=1e-6)  # w = |x|²: E[u |x|²] = 1 at every width
+    assert first.kurtosis.value == pytest.approx(3 * (2 / 2 + 2), rel=1e-4)  # 3 Var(|x|² (u_1 + u_2)/2) n
+
+
+def test_more_tokens_use_quasi_random_points(monkeypatch):
+    monkeypatch.setattr(_correction, "MAX_PRODUCT", 3)
+    monkeypatch.setattr(_correction, "SOBOL_POINTS", 2**13)
+    value, error = PAPER.law(n=inf).correction().variance
+    assert abs(value - 0.757412) < 4 * error + 0.01
+    assert error < 0.05
+
+
+def test_where_it_is_not_known():
+    unknown = [
+        layer(ns.relu(ns.weight(n, n) @ ns.gaussian(n, 3))).law(n=inf),
+        layer(ns.gaussian(n, 9)).law(n=inf),
+        ns.paper.layer(low_rank=True).law(n=inf, d=inf),
+        ns.Attention(np.eye(4)).law(heads=2),
+    ]
+    for law in unknown:
+        with pytest.raises(ns.LawError, match=r"correction: is known if .* ns\.width_needed"):
+            law.correction()
+
+
+def test_it_prints_its_terms():
+    first = PAPER.law(n=inf).correction()
+    assert str(first).splitlines()[0].startswith("variance         + (0.757")
+    assert str(first.kl) in first._repr_html_()
