@@ -1,6 +1,6 @@
 """Optimisers for `ns.step` and `ns.train`: SGD, Adam, AdamW and Muon, with PyTorch's arguments and semantics.
 
-An optimiser is one rule, `update`, on a parameter, its gradient and what the optimiser remembers. The rule is written
+An optimiser is one rule, `_update`, on a parameter, its gradient and what the optimiser remembers. The rule is written
 in sums and multiples, functions of entries, and orthogonalisation. So the same lines move drawn matrices (the reference
 interpreter), linear combinations of outer products, entries that are numbers of a plan, and vectors (the exact engine).
 """
@@ -77,7 +77,7 @@ class Optimiser(ABC):
         """Whether there is weight decay."""
         return not isinstance(self.weight_decay, float) or self.weight_decay > 0
 
-    def adjustment(self, fan_in: float, fan_out: float) -> float:
+    def _adjustment(self, fan_in: float, fan_out: float) -> float:
         """What the learning rate of a matrix of this shape is multiplied by."""
         return 1.0
 
@@ -86,7 +86,7 @@ class Optimiser(ABC):
         return True
 
     @abstractmethod
-    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+    def _update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
         """The parameter and the state after a step; `state` is None at the first."""
 
 
@@ -133,7 +133,7 @@ class SGD(Optimiser):
                 "SGD", f"nesterov=True needs momentum > 0 and dampening=0, got {self.momentum:g} and {self.dampening:g}"
             )
 
-    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+    def _update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
         """A multiple of the gradient, or of the buffer."""
         if self.decays:
             g = g + rates.decay * w
@@ -187,7 +187,7 @@ class Adam(Optimiser):
         """The first step is g/(|g| + eps), whatever the betas: that needs no entry of the matrix to be kept."""
         return step == 1 and (self.decoupled or not self.decays)
 
-    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+    def _update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
         """m̂/(√v̂ + eps)."""
         if self.decays and self.decoupled:
             w = (1.0 - rates.lr * rates.decay) * w
@@ -307,12 +307,12 @@ class Muon(Optimiser):
             )
         return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
 
-    def adjustment(self, fan_in: float, fan_out: float) -> float:
+    def _adjustment(self, fan_in: float, fan_out: float) -> float:
         """The factor of lr."""
         given = self.adjust_lr_fn
         return float((given if callable(given) else ADJUSTMENTS[given or "original"])(fan_in, fan_out))
 
-    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+    def _update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
         """The orthogonalised buffer."""
         if self.momentum:
             new = (1.0 - self.momentum) * g

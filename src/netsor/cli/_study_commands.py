@@ -148,6 +148,9 @@ TOLERANCE = Number(real, above=0, most=1)
     help="What steps.",
 )
 @click.option(
+    "--steps", type=int, default=1, show_default=True, help="How many, with momentum and moments from the second on."
+)
+@click.option(
     "--lr",
     metavar="X",
     help="Learning rate at MODEL's own width, or query=X,head=Y,… by kinds of weights; of FILE:FUNCTION a number, or "

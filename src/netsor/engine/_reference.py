@@ -234,7 +234,7 @@ def _updated(
     lr, decay = (x if isinstance(x, float) else run.drawn[x].reshape(-1, *axes) for x in scalars_of(op, number))
     rate, adjusted = (of(run.widths) * lr for of in (rule.rate, rule.adjusted))
     rates = Rates(rate, adjusted, rule.weight_decay * decay, rule.eps(run.widths))
-    w, state = rule.optimiser.update(_OnArrays(), before[0], gradient, before[1].get(rule.optimiser), rates)
+    w, state = rule.optimiser._update(_OnArrays(), before[0], gradient, before[1].get(rule.optimiser), rates)
     return w, {**before[1], rule.optimiser: state}
 
 

@@ -146,7 +146,7 @@ class OptimiserStep:
 
     def adjusted(self, widths: Mapping[str, float]) -> float:
         """η times what the optimiser multiplies it by."""
-        return self.rate(widths) * self.of(self.optimiser.adjustment, widths)
+        return self.rate(widths) * self.of(self.optimiser._adjustment, widths)
 
     def eps(self, widths: Mapping[str, float]) -> float:
         """ε of the optimiser."""

@@ -166,7 +166,7 @@ class _Matrices:
             if own and key not in self.histories:
                 g, rates = single(_Gradient(self._uses(at, own))), _rates(self.op, number, self.value, self.context)
                 state = found.states.get(rule.optimiser)
-                w, state = rule.optimiser.update(self, found.w, g, state, rates)
+                w, state = rule.optimiser._update(self, found.w, g, state, rates)
                 self.histories[key] = _History(w, {**found.states, rule.optimiser: state})
             found = self.histories.setdefault(key, found)
         return found
@@ -345,7 +345,7 @@ class _Leaf:
         rates = _rates(op, 0, self.value, self.context)
         if rates.eps and self.infinite:
             raise eps_error(self.value, rates.eps)
-        w, state = rule.optimiser.update(self, single(op.x), sums, states.get(rule.optimiser), rates)
+        w, state = rule.optimiser._update(self, single(op.x), sums, states.get(rule.optimiser), rates)
         return self._realised(w), {**states, rule.optimiser: state}
 
     def _coefficient(self, size: Callable[[Mapping[str, float]], float], rule: OptimiserStep) -> Coefficient:

@@ -105,7 +105,7 @@ class TrainedEntries:
                 if g is not None:
                     state = states.get(rule.optimiser)
                     rates = finite_rates(op, number, self.context.bound)
-                    w, state = rule.optimiser.update(_Arithmetic(shape), w, g, state, rates)
+                    w, state = rule.optimiser._update(_Arithmetic(shape), w, g, state, rates)
                     states = {**states, rule.optimiser: state}
                 self.after[key] = w, states
         return self.after[key]

@@ -27,6 +27,7 @@ def coord_check(
     widths: Sequence[float] | None = None,
     depths: Sequence[int] | None = None,
     optimiser: str = "sgd",
+    steps: int = 1,
     lr: Any = None,
     parametrisation: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
     ids: Sequence[int] | None = None,
@@ -60,6 +61,9 @@ def coord_check(
         Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
     optimiser : str
         "sgd", "muon" or "adam". You can also write `optimizer` and `parametrization`.
+    steps : int
+        The number of steps; changes are those over all of them. From the second on, Muon has momentum and Adam both
+        moments, with PyTorch's defaults.
     lr : float, mapping or callable, optional
         The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
         function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
@@ -136,6 +140,7 @@ def coord_check(
         widths,
         depths,
         optimiser,
+        steps,
         lr,
         ids,
         targets,

@@ -50,6 +50,7 @@ class CheckCase:
     ids: tuple[int, ...] = ()
     targets: tuple[int, ...] = ()
     optimiser: str = "sgd"
+    steps: int = 1
     rates: tuple[tuple[str, float], ...] = ()
     build: Build | None = None
     held: ProgramRates | None = None  # the learning rates of a program
@@ -113,6 +114,7 @@ class CheckCase:
         assert self.model is not None
         fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
         found = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
+        found |= {} if self.steps == 1 else {"steps": self.steps}
         plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
         return plain
 
@@ -153,7 +155,7 @@ def _joined(subject: CheckCase) -> Program:
 def _made(subject: CheckCase) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
     """What is measured, and what cannot be."""
     try:
-        found = measured(subject.network(), subject.optimiser)
+        found = measured(subject.network(), subject.optimiser, subject.steps)
         return limits(found) if math.isinf(subject.width) else (found, {})
     except TraceError as error:
         if subject.model is None:

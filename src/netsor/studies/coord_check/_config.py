@@ -35,6 +35,7 @@ class Request(_study.Request):
     widths: Sequence[float] | None = None
     depths: Sequence[int] | None = None
     optimiser: Annotated[str, choice(*OPTIMISERS)] = "sgd"
+    steps: Positive = 1
     lr: Any = None
     ids: Sequence[int] | None = None
     targets: Sequence[int] | None = None
@@ -172,6 +173,7 @@ class Request(_study.Request):
             "widths": list(self.widths or ()),
             "depths": list(self.depths or ()),
             "optimiser": self.optimiser,
+            "steps": self.steps,
             "lr": str(self.lr),
             "ids": self.ids,
             "targets": self.targets,
@@ -231,7 +233,7 @@ class Request(_study.Request):
     def subjects(self, rule: Parametrisation) -> tuple[CheckCase, ...]:
         """One for each width, or depth."""
         if not isinstance(self.model, Transformer):
-            own = (CheckCase(None, width, 0, optimiser=self.optimiser, build=self.model, held=self._held)
+            own = (CheckCase(None, width, 0, (), (), self.optimiser, self.steps, build=self.model, held=self._held)
                    for width in self.widths or ())  # fmt: skip
             return tuple(own)
         found = []
@@ -242,7 +244,9 @@ class Request(_study.Request):
                 made = scaled(self.model, int(width), depth, rule, self.grow)
                 ratios = width / self.model.width, depth / self.model.layers
                 rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
-                found.append(CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, rates))
+                found.append(
+                    CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, self.steps, rates)
+                )
         return tuple(found)
 
     def tasks(self, subject: CheckCase, place: int) -> list[DrawTask]:

@@ -65,12 +65,16 @@ def statuses(check: Check) -> list[str]:
     return [v.status for v in (*check.verdicts, *check.updates)]
 
 
+def _steps(r: Request) -> str:
+    return "One step" if r.steps == 1 else f"{r.steps} steps"
+
+
 def headline(r: Request) -> str:
     """What was checked."""
     batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own or r.axis == "depth" else f"; {GROWTH[r.grow]}"
     at = ", ".join(f"{v:,}" for v in r.at)
-    return f"One step of {r.optimiser}{batch}, {r.draws} initialisations at {r.axis}s {at}{scale}"
+    return f"{_steps(r)} of {r.optimiser}{batch}, {r.draws} initialisations at {r.axis}s {at}{scale}"
 
 
 def rule(r: Request) -> str:
@@ -182,8 +186,9 @@ def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
     else:
         limit = any(check.limit is not None for check in checks)
         caption = (
-            f"√(mean square) of what one step of {r.optimiser} changes, against the {r.axis}: geometric means over "
-            "initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
+            f"√(mean square) of what {_steps(r).lower()} of {r.optimiser} changes, against the {r.axis}: geometric "
+            "means over initialisations with two standard errors, in the block that the verdict is about. Maximal "
+            "updates ask for "
             f"flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
         )
     return doc.Figure(

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from ..._program import Program
 from ...engine import ExactError
-from ...language import Scalar, Value, Vector, Weight, inf, mean_dot, stack, step
+from ...language import Scalar, Value, Vector, Weight, inf, mean_dot, stack, step, train
 from ...language._graph import topological_order
 from ...language._operation import MatMul, SteppedMatMul
 from ...models import Transformer
 from ...models._training import WeightUse, training, unit_vectors
+from ...optim import SGD, Adam, Muon, Optimiser
 
 Bools = npt.NDArray[np.bool_]
 SIZE, CHANGE, UPDATE = "size", "change", "update"
@@ -96,13 +97,19 @@ def _names(loss: Scalar) -> dict[Any, str]:
     }
 
 
-def measured(net: Network, optimiser: str) -> dict[Entry, Scalar]:
-    """The squares of all that is measured; of the loss, itself and its change."""
+def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
+    """The squares of all that is measured; of the loss, itself and its change over all steps."""
     kept = net.kept()
     values = [value for _, _, value in kept]
     acted = [act.value for act in net.acts]
     last = [] if net.again is not None else [net.loss]
-    after = step([*values, *acted, *last], net.loss, net.rates, optimiser)
+    every = [*values, *acted, *last]
+    if steps == 1:
+        after = step(every, net.loss, net.rates, optimiser)
+    else:
+        rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
+        by = {key: with_memory(optimiser, rate) for key, rate in rates.items()}
+        after = train(every, net.loss, by, steps)[-1]
     found: dict[Entry, Scalar] = {}
     for (name, block, before), new in zip(kept, after[: len(kept)], strict=True):
         mask = net.masks[(block or 1) - 1] if name == "scores" and net.masks else None
@@ -117,6 +124,13 @@ def measured(net: Network, optimiser: str) -> dict[Entry, Scalar]:
     moved_loss = after[-1] if net.again is None else net.again(after[places[0]])
     found |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): moved_loss - net.loss}
     return found
+
+
+def with_memory(optimiser: str, rate: Any) -> Optimiser:
+    """An optimiser for several steps, with PyTorch's defaults: Muon without a factor, Adam without eps."""
+    if optimiser == "muon":
+        return Muon(rate, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0)
+    return SGD(rate) if optimiser == "sgd" else Adam(rate, eps=0.0)
 
 
 def joined(found: Mapping[Entry, Scalar]) -> Program:

@@ -97,6 +97,7 @@ class CoordCheck(Result):
             "axis": r.axis,
             "at": list(r.at),
             "optimiser": r.optimiser,
+            "steps": r.steps,
             "lr": r.lr if isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own) else None,
             "ids": r.ids,
             "targets": r.targets,
