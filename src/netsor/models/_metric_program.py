@@ -295,14 +295,15 @@ class ProgramModel:
         return Probes(self, self, gradients, ranges)
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The loss that has a probe, or that of the logits, of which every word is as likely to be right."""
+        """The loss that has a probe, or that of the logits: of the right words, or as if every word could be right."""
         row: dict[str, Scalar] = {}
         seeds: list[tuple[Value, Value]] = []
-        logits: list[Any] = [watched.value for watched in self.net.ends.get("logits", ())]
-        for p in logits:
-            ends = apply(of_logits, p, axes=2)
-            row = {"logit_std": ends[0], "loss": ends[1] - p.mean(), "max_probability": ends[2]}
-            seeds = [(p, (softmax(p) - 1 / p.shape[1]) / p.shape[0])]
+        logits: list[Any] = []
+        for p, right in ((watched.value, watched.mask) for watched in self.net.ends.get("logits", ())):
+            logits.append(p)
+            ends, share = apply(of_logits, p, axes=2), np.full(p.shape, 1 / p.shape[1]) if right is None else right
+            row = {"logit_std": ends[0], "loss": ends[1] - (share * p).sum() / p.shape[0], "max_probability": ends[2]}
+            seeds = [(p, (softmax(p) - share) / p.shape[0])]
         if "loss" in self.net.ends:
             row["loss"] = value_of(self.net.ends, "loss")
             seeds = [(row["loss"], constant(np.ones(())))]
