@@ -79,7 +79,8 @@ def read_network(
     tables = _tables(graph)
     if parts.words is not None:
         names |= {table: table for table in tables if table != parts.words[0]}
-    reader = Reader(graph, laws, names, None if parts.head in tables else parts.head)
+    streams = {node for block in parts.blocks for node in (block.before, block.stream)}
+    reader = Reader(graph, laws, names, None if parts.head in tables else parts.head, streams)
     outputs = reader.program(name).outputs
     probes, masks = [], []
     for stack in parts.stacks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from .._program import Program
 from ..language import TraceError, Value
+from ..language._array import Take
 from ..language._probe import Probe
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._draws import Draws, Random
@@ -105,9 +106,14 @@ class Reader:
     """Values of the nodes of a graph, one after the other."""
 
     def __init__(
-        self, graph: Graph, laws: Parameters, names: Mapping[str, str] | None = None, head: str | None = None
+        self,
+        graph: Graph,
+        laws: Parameters,
+        names: Mapping[str, str] | None = None,
+        head: str | None = None,
+        streams: Iterable[Node] = (),
     ) -> None:
-        self.graph, self.laws = graph, laws
+        self.graph, self.laws, self.streams = graph, laws, set(streams)
         self.env: dict[Node, Any] = dict(graph.constants)
         self.probes: list[Probe] = []
         self.softmaxes: dict[Node, list[Probe]] = {}
@@ -145,6 +151,9 @@ class Reader:
         for node in self.graph.nodes:
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._made(node)
+                if node in self.streams:  # one value, whose gradient is known, and not entries of what it was taken from
+                    x: Any = self.value(self.env[node])
+                    self.env[node] = Vectors.of(1.0 * x) if isinstance(x.op, Take) else self.env[node]
                 if node in asked:
                     self._probe_module(node, asked[node])
         outputs = [self.env[node] for node in self.graph.outputs if isinstance(node, torch.fx.Node)]
