@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from ..studies.audit._config import sweep as sweep_of
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
 from ._backend_options import BackendChoice
-from ._load_program import bound, is_target, load
+from ._check_init_command import network_of
+from ._load_program import bound, find, is_target
 from ._options import integers
 from ._output import check_name
 from ._signals import Watch
@@ -94,10 +95,10 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
         ):  # fmt: skip
             if given:
                 raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
-        for name in ("ids", "tokens"):
-            if options.pop(name) is not None:
-                raise click.UsageError(f"--{name} is for models; the tokens of FILE:PROGRAM are in it")
-        programs = tuple(_own(target, binds, arguments) for target in (source, *compare))
+        inputs = {name: options.pop(name) for name in ("ids", "tokens")}
+        programs = tuple(_own(target, binds, arguments, inputs) for target in (source, *compare))
+        if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
+            options["widths"] = options["widths"] or "actual"
         own = (source, *_words("--arg", arguments), *_words("--bind", binds), *_words("--compare", compare))
         return Request(programs, out=folder, words=own, **options)
     for option, values in (("--bind", binds), ("--arg", arguments)):
@@ -147,10 +148,17 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         return recipe(model, name)
 
 
-def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> ProgramModel:
+def _own(target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, str | None]) -> ProgramModel:
     if not is_target(target):
         raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
-    net = load(target, arguments)
+    found = find(target, arguments)
+    module = found.module_factory()
+    if module is not None:
+        return ProgramModel(network_of(target, module, inputs), {})
+    for name, text in inputs.items():
+        if text is not None:
+            raise click.UsageError(f"--{name} is for models; the tokens of FILE:PROGRAM are in it")
+    net = found.build()
     widths = bound(net, binds)
     infinite = next((name for name, size in widths.items() if size == math.inf), None)
     if infinite is not None:

@@ -15,13 +15,13 @@ from .._validate import ArgumentError
 from ._export import Module, UnsupportedError, path_of
 from ._forward_backward import as_found, forward_backward
 from ._init_tests import Test, correlation_tests, holm, parameter_tests, pass_tests
+from ._network import inputs_of
 from ._parameters import Parameter, with_declared
 from ._program import captured
 from ._reference import Reference, reference_of
 from ._safetensors import read_tensors
 from ._structure import Structure, structure
 
-TOKENS = 16  # of random ids, if none are given
 BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
 ORDER = ("score_std", "score_max", "entropy", "largest_weight", "attention_share", "cross_share", "mlp_share",
          "mean_square", "cosine", "effective_rank")  # fmt: skip
@@ -95,13 +95,20 @@ class InitCheck:
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
         found = [vars(each) for each in self.findings]
-        return {**vars(self), "ok": self.ok, "findings": found, "first": None if self.first is None else vars(self.first)}
+        return {
+            **vars(self),
+            "ok": self.ok,
+            "findings": found,
+            "first": None if self.first is None else vars(self.first),
+        }
 
     def __str__(self) -> str:
         if self.first is None:
             verdict = f"ok: {self.name} is initialised as {self.reference} declares"
         else:
-            verdict = f"FLAG: {self.name} departs from {self.reference}, first at {self.first.where} ({self.first.what})"
+            verdict = (
+                f"FLAG: {self.name} departs from {self.reference}, first at {self.first.where} ({self.first.what})"
+            )
         done = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass."
         lines = [*_wrapped(verdict), "", *_wrapped(done)]
         for each in self.findings[:MOST_SHOWN]:
@@ -179,7 +186,7 @@ def check_init(
     reference = _own_reference(module, made) if reference is None else reference
     if weights is not None:
         _load(made, weights)
-    given, named = _inputs(made, args), dict(kwargs or {})
+    given, named = inputs_of(made, args), dict(kwargs or {})
     return compare(made, given, named, reference_of(reference, given, named), declared or {}, draws, level, seed)
 
 
@@ -208,7 +215,9 @@ def compare(
     tests = [test for name, law in told.items() for test in parameter_tests(name, numbers[name], law, samples)]
     tests += [*correlation_tests(numbers, told), *_ties(module, known, net)]
     adjusted = holm([test.p for test in tests])
-    found = [InitFinding(t.where, t.what, float(p), t.text) for t, p in zip(tests, adjusted, strict=True) if p < level / 2]
+    found = [
+        InitFinding(t.where, t.what, float(p), t.text) for t, p in zip(tests, adjusted, strict=True) if p < level / 2
+    ]
     count = len(tests)
     if net is not None and not notes:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
@@ -255,20 +264,10 @@ def _load(module: Any, weights: str | Path) -> None:
             if not here:
                 raise ArgumentError("weights", str(weights), f"a file with the parameter {names[id(p)][0]}")
             if tuple(found[here[0]].shape) != tuple(p.shape):
-                raise ValueError(f"{here[0]} has shape {tuple(found[here[0]].shape)} in {weights}, not {tuple(p.shape)}")
+                raise ValueError(
+                    f"{here[0]} has shape {tuple(found[here[0]].shape)} in {weights}, not {tuple(p.shape)}"
+                )
             p.copy_(found[here[0]])
-
-
-def _inputs(module: Any, args: Any) -> tuple[Any, ...]:
-    if isinstance(args, tuple):
-        return args
-    if args is None:
-        tables = [part.num_embeddings for part in module.modules() if isinstance(part, torch.nn.Embedding)]
-        if not tables:
-            raise ArgumentError("args", None, "the inputs of the module: it has no embedding of ids")
-        args = list(range(1, min(TOKENS, tables[0] - 1) + 1))
-    ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
-    return (ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids,)
 
 
 def _ties(module: Any, known: Reference, net: Structure | None) -> list[Test]:

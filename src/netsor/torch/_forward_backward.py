@@ -75,7 +75,9 @@ def forward_backward(
         added = [found[block.branches[name]] for name in BRANCHES if name in block.branches]
         squares = np.array([_square(x) for x in (befores[k], *added)])
         middle = [] if block.middle is None else [np.array([_square(found[block.middle])])]
-        shares = dict(zip((name for name in BRANCHES if name in block.branches), of_shares(squares, *middle), strict=True))
+        shares = dict(
+            zip((name for name in BRANCHES if name in block.branches), of_shares(squares, *middle), strict=True)
+        )
         say([f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
     for prefix, start in zip(("input_", "decoder_input_"), starts, strict=False):
         say([prefix + name for name in STREAM], _of_stream(start))

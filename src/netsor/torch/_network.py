@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from .._program import Program
+from .._validate import ArgumentError
 from ..language._probe import Probe
 from ._export import Graph, Module, UnsupportedError, name_of
 from ._parameters import Parameters
 from ._program import Reader, captured
+from ._samples import fresh
 from ._structure import Block, Structure, structure
+
+TOKENS = 16  # of different ids, if none are given
 
 
 def network(
@@ -54,6 +59,25 @@ def network(
     >>> ns.audit(ns.torch.network(build, ids), gradients=True)  # doctest: +SKIP
     """
     return read_network(module, args, kwargs, laws).program
+
+
+def is_module(given: Any) -> bool:
+    """Whether it is a module, or a function that makes one, and no configuration."""
+    return isinstance(given, torch.nn.Module) or (callable(given) and not hasattr(given, "to_dict"))
+
+
+def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | None = None) -> tuple[Any, ...]:
+    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
+    if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
+        return args
+    if args is None:
+        made: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
+        tables = [part.num_embeddings for part in made.modules() if isinstance(part, torch.nn.Embedding)]
+        if not tables:
+            raise ArgumentError("args", None, "the inputs of the module: it has no embedding of ids")
+        args = list(range(1, min(tokens or TOKENS, tables[0] - 1) + 1))
+    ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
+    return (ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids,)
 
 
 class Network(NamedTuple):

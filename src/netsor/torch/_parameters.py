@@ -199,9 +199,7 @@ def _compare(module: Module, found: Mapping[str, list[Sample]]) -> None:
                 )
 
 
-def with_declared(
-    rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]
-) -> dict[str, Parameter]:
+def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
     """Laws with those in their place that a user declares, by name or pattern."""
     from fnmatch import fnmatchcase
 

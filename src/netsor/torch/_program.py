@@ -151,7 +151,9 @@ class Reader:
         for node in self.graph.nodes:
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._made(node)
-                if node in self.streams:  # one value, whose gradient is known, and not entries of what it was taken from
+                if (
+                    node in self.streams
+                ):  # one value, whose gradient is known, and not entries of what it was taken from
                     x: Any = self.value(self.env[node])
                     self.env[node] = Vectors.of(1.0 * x) if isinstance(x.op, Take) else self.env[node]
                 if node in asked:

@@ -16,7 +16,7 @@ from ..models import Transformer, read
 from ..models._loss import ModelEnd
 from ..models._metric_program import Probes, ProgramModel
 from ..models._probed_program import ProbedProgram, mask_of
-from ._network import read_network
+from ._network import is_module, read_network
 from ._parameters import Parameter, Parameters, parameters
 from ._structure import Structure
 
@@ -71,11 +71,9 @@ def places(net: Structure) -> dict[str, Place]:
     return found
 
 
-def reference_of(
-    declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Reference:
+def reference_of(declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reference:
     """A reference: a module or a function that makes one, or what `ns.models.read` takes."""
-    if isinstance(declared, torch.nn.Module) or (callable(declared) and not hasattr(declared, "to_dict")):
+    if is_module(declared):
         return _module(declared, args, kwargs)
     model = declared if isinstance(declared, Transformer) else read(declared)
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and not x.is_floating_point()]
@@ -125,4 +123,3 @@ def _stds(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]
         if len(fused) == 1 and None not in fused:
             found.setdefault((k, "qkv"), fused.pop() or 0.0)
     return found
-
