@@ -299,9 +299,11 @@ class ProgramModel:
         row: dict[str, Scalar] = {}
         seeds: list[tuple[Value, Value]] = []
         logits: list[Any] = []
-        for p, right in ((watched.value, watched.mask) for watched in self.net.ends.get("logits", ())):
+        for watched in self.net.ends.get("logits", ()):
+            p: Any = watched.value
             logits.append(p)
-            ends, share = apply(of_logits, p, axes=2), np.full(p.shape, 1 / p.shape[1]) if right is None else right
+            share = np.full(p.shape, 1 / p.shape[1]) if watched.mask is None else watched.mask
+            ends = apply(of_logits, p, axes=2)
             row = {"logit_std": ends[0], "loss": ends[1] - (share * p).sum() / p.shape[0], "max_probability": ends[2]}
             seeds = [(p, (softmax(p) - share) / p.shape[0])]
         if "loss" in self.net.ends:

@@ -270,7 +270,7 @@ def _load(module: Any, weights: str | Path) -> None:
             p.copy_(found[here[0]])
 
 
-def _ties(module: Any, known: Reference, net: Structure | None) -> list[Test]:
+def _ties(module: Any, known: Reference, net: Any) -> list[Test]:
     """Parameters that are one and are declared to be two, and the other way round."""
     found: list[Test] = []
     first: dict[int, str] = {}
@@ -278,10 +278,10 @@ def _ties(module: Any, known: Reference, net: Structure | None) -> list[Test]:
         own = first.setdefault(id(p), name)
         if own != name and known.laws is not None and name in known.laws:
             found.append(Test(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own"))
-    if net is not None and net.head is not None and net.words is not None and known.laws is None:
-        if (net.head == net.words[0]) != known.tied:
-            said = "logits are tied to the embedding" if not known.tied else "logits are not tied to the embedding"
-            found.append(Test(net.head, "tie", 0.0, f"{said}, against what is declared"))
+    declared = net is not None and net.head is not None and net.words is not None and known.laws is None
+    if declared and (net.head == net.words[0]) != known.tied:
+        said = "logits are tied to the embedding" if not known.tied else "logits are not tied to the embedding"
+        found.append(Test(net.head, "tie", 0.0, f"{said}, against what is declared"))
     return found
 
 

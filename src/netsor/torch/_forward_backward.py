@@ -113,14 +113,13 @@ def _run(net: Structure, parameters: Mapping[str, Any]) -> tuple[dict[Node, Any]
     return env, attended
 
 
-@torch.no_grad()
 def _attended(node: Node, args: Any, kwargs: Any, made: Any) -> tuple[Floats, Floats]:
     """Scores before a mask and weights of a softmax, (heads, tokens, tokens)."""
     if name_of(node) != "scaled_dot_product_attention":
         return _numbers(args[0]).reshape(-1, *args[0].shape[-2:]), _numbers(made).reshape(-1, *made.shape[-2:])
     names = [argument.name for argument in node.target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    q, k = given["query"].double(), given["key"].double()
+    q, k = given["query"].detach().double(), given["key"].detach().double()
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if given.get("enable_gqa") else k
     scale = given.get("scale")
     scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -95,7 +95,7 @@ def _distribution(law: Parameter) -> Any:
         return stats.norm.cdf
 
     def excess(c: float) -> float:
-        return float(stats.truncnorm.stats(-c, c, moments="k")) + 3 - law.kurtosis
+        return float(stats.truncnorm(-c, c).stats(moments="k")) + 3 - law.kurtosis
 
     cut = optimize.brentq(excess, 0.3, 5.0)
     return stats.truncnorm(-cut, cut, scale=1 / stats.truncnorm.std(-cut, cut)).cdf
@@ -146,8 +146,8 @@ def pass_tests(found: Mapping[tuple[str, int], float], law: Mapping[tuple[str, i
     start = float(np.quantile(largest, 0.9))
     slope = float(np.mean(largest[largest > start] - start)) if (largest > start).any() else 1e-3
     made = []
-    for z in own:
-        above = int(np.sum(largest >= z))
+    for each in own:
+        above = int(np.sum(largest >= each))
         rank = (above + 1) / (len(largest) + 1)
-        made.append(rank if z <= start else min(rank, 0.1 * math.exp(-(z - start) / max(slope, 1e-3))))
+        made.append(rank if each <= start else min(rank, 0.1 * math.exp(-(each - start) / max(slope, 1e-3))))
     return made

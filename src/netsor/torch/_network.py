@@ -103,19 +103,10 @@ def read_network(
     tables = _tables(graph)
     if parts.words is not None:
         names |= {table: table for table in tables if table != parts.words[0]}
-    streams = {node for block in parts.blocks for node in (block.before, block.stream)}
-    reader = Reader(graph, laws, names, None if parts.head in tables else parts.head, streams)
+    reader = Reader(graph, laws, names, None if parts.head in tables else parts.head, parts.streams)
     outputs = reader.program(name).outputs
-    probes, masks = [], []
-    for stack in parts.stacks:
-        probes.append(Probe("embedding", _tokens(reader, stack[0].before)))
-        for block in stack:
-            found, mask = _attention(reader, block)
-            masks.append(mask)
-            named = {**block.branches, **({} if block.middle is None else {"middle": block.middle})}
-            probes += [*found, *(Probe(name, _tokens(reader, node)) for name, node in named.items())]
-            probes.append(Probe("stream", _tokens(reader, block.stream)))
-    targets = _targets(parts, masks)
+    probes, masks = probes_of(reader, parts)
+    targets = targets_of(parts, masks)
     if parts.logits is not None:
         p: Any = reader.value(reader.env[parts.logits])
         p = p.reshape(-1, p.shape[-1])
@@ -126,6 +117,21 @@ def read_network(
             right[np.arange(len(targets)), list(targets)] = True
         probes.append(Probe("logits", p, right))
     return Network(Program(outputs if len(outputs) > 1 else outputs[0], name, probes), parts, laws, targets, masks)
+
+
+def probes_of(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
+    """Streams, branches and attention of each block; the masks of the blocks."""
+    probes: list[Probe] = []
+    masks = []
+    for stack in parts.stacks:
+        probes.append(Probe("embedding", _tokens(reader, stack[0].before)))
+        for block in stack:
+            found, mask = _attention(reader, block)
+            masks.append(mask)
+            named = {**block.branches, **({} if block.middle is None else {"middle": block.middle})}
+            probes += [*found, *(Probe(name, _tokens(reader, node)) for name, node in named.items())]
+            probes.append(Probe("stream", _tokens(reader, block.stream)))
+    return probes, masks
 
 
 def _tables(graph: Graph) -> set[str]:
@@ -143,7 +149,7 @@ def _tokens(reader: Reader, node: Any) -> Any:
 def _attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
     """Scores and weights of the attention branch, (heads, tokens, tokens), with one mask for all heads."""
     found: list[Probe] = []
-    masks = []
+    masks: list[Any] = []
     for node in block.softmaxes:
         for what, value, allowed in reader.softmaxes.get(node, ()):
             size: Any = value.shape[-2:]
@@ -155,7 +161,7 @@ def _attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
     return found, masks[0] if masks else None
 
 
-def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
+def targets_of(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     """The right words, by the convention of audits."""
     if parts.logits is None:
         return None

@@ -112,6 +112,7 @@ class Reader:
         names: Mapping[str, str] | None = None,
         head: str | None = None,
         streams: Iterable[Node] = (),
+        trained: bool = False,
     ) -> None:
         self.graph, self.laws, self.streams = graph, laws, set(streams)
         self.env: dict[Node, Any] = dict(graph.constants)
@@ -127,7 +128,7 @@ class Reader:
                 if isinstance(table, Random):
                     known = self.env[node.args[1]].numpy().ravel()
                     ids[table.name] = np.union1d(ids.get(table.name, known), known)
-        self.draws = Draws(laws, ids, names, head)
+        self.draws = Draws(laws, ids, names, head, trained)
 
     def _parameter(self, name: str) -> Random:
         if name not in self.laws:

@@ -43,7 +43,7 @@ class Reference:
         """Draws of the quantities of a pass."""
         found = self.probes.measure(draws, seed=seed, progress=False)
         if all(f"grad_{kind}" in found for kind in ATTENTION):
-            found["grad_qkv"] = sum(found[f"grad_{kind}"] for kind in ATTENTION)
+            found["grad_qkv"] = np.sum([found[f"grad_{kind}"] for kind in ATTENTION], axis=0)
         return found
 
     def law_of(self, name: str, shape: tuple[int, ...], net: Structure | None) -> Parameter:
@@ -102,7 +102,8 @@ def _module(module: Any | Callable[[], Any], args: tuple[Any, ...], kwargs: Mapp
     parts = net.structure
     words = None if parts.words is None else parts.words[0]
     for name, kind in ((words, "embedding"), (parts.head, "head")):
-        stds |= {(None, kind): laws[name].std} if name in laws and laws[name].random else {}
+        law = laws.get(name or "")
+        stds |= {} if law is None or not law.random else {(None, kind): law.std}
     tied = parts.head is not None and parts.head == words
     return Reference(net.program.name, probes, _masks(model.net), net.targets, laws, stds, tied)
 

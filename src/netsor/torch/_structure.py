@@ -16,8 +16,10 @@ from ._export import Graph, Node, UnsupportedError, name_of, outputs_of_modules,
 
 SOFTMAX = ("softmax", "_softmax", "scaled_dot_product_attention")
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2, "conv2d": 1}  # where the matrix is among the arguments
-VIEWS = ("t", "transpose", "permute", "view", "reshape", "unflatten", "unsqueeze", "squeeze", "getitem", "chunk")
-VIEWS += ("split", "split_with_sizes", "slice", "select", "unbind", "contiguous", "to", "_to_copy", "expand")
+VIEWS = (
+    *("t", "transpose", "permute", "view", "reshape", "unflatten", "unsqueeze", "squeeze", "getitem", "chunk"),
+    *("split", "split_with_sizes", "slice", "select", "unbind", "contiguous", "to", "_to_copy", "expand"),
+)
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub", *SAME)
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu")
@@ -48,6 +50,11 @@ class Structure:
     def blocks(self) -> list[Block]:
         """All blocks, the encoder's first."""
         return [block for stack in self.stacks for block in stack]
+
+    @property
+    def streams(self) -> set[Node]:
+        """The nodes of the stream, before and after each block."""
+        return {node for block in self.blocks for node in (block.before, block.stream)}
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -90,8 +97,8 @@ def structure(graph: Graph) -> Structure:
         found = _whole(graph)
     if not 1 <= len(found) <= 2:
         raise UnsupportedError(
-            "no blocks were found: an audit needs modules with numbered paths, such as layers.0, layers.1, each of which "
-            f"adds branches to a stream (1, tokens, width); stacks of such modules found: {len(found)}"
+            "no blocks were found: an audit needs modules with numbered paths, such as layers.0, layers.1, each of "
+            f"which adds branches to a stream (1, tokens, width); stacks of such modules found: {len(found)}"
         )
     order = {node: k for k, node in enumerate(graph.nodes)}
     found.sort(key=lambda stack: order[stack[0].stream])
@@ -181,9 +188,9 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
 def _terms(graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]) -> list[Node]:
     """The branches of a sum: parallel branches are added to each other before they are added to the stream."""
     parts = node.all_input_nodes
-    if name_of(node) == "add" and len(parts) == 2:
-        if all(x in own and _random(graph, x) and _shape(x) == size for x in parts):
-            return [term for x in parts for term in _terms(graph, x, own, size)]
+    parallel = all(x in own and _random(graph, x) and _shape(x) == size for x in parts)
+    if name_of(node) == "add" and len(parts) == 2 and parallel:
+        return [term for x in parts for term in _terms(graph, x, own, size)]
     return [node]
 
 

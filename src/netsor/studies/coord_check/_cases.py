@@ -70,12 +70,14 @@ class CheckCase:
             raise ArgumentError("model", name, f"a function of the width alone: {error}") from None
         except ValueError:  # some functions written in C have no signature
             pass
-        net = self.build(Width("n") if math.isinf(self.width) else int(self.width))
+        made: Any = self.build(Width("n") if math.isinf(self.width) else int(self.width))
+        # a PyTorch module has the learning rates of its optimiser at this width
+        net, rates = made if isinstance(made, tuple) else (made, None if self.held is None else self.held.lr)
         if not isinstance(net, Program):
             raise ArgumentError(
                 "model", self.build, f"a function of the width that returns a Program, not {shown(net)}"
             )
-        return of_program(net, None if self.held is None else self.held.lr)
+        return of_program(net, rates)
 
     @property
     def entries(self) -> list[Entry]:
