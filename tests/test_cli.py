@@ -234,10 +234,11 @@ def test_what_is_long_is_announced(capsys):
         (False, ["--heads", "100000"]),
         (False, ["--width", "1000000000000"]),
         (False, ["--tokens", "1000"]),
+        (True, ["--tokens", "8000", "--activation", "gelu"]),
     ],
 )
 def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
-    """The last three take about a second on one core."""
+    """Those that are not long take about a second on one core."""
 
     def afford(cost, given, modest):
         found.append(cost(**given).seconds)
@@ -245,6 +246,7 @@ def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
 
     found = []
     monkeypatch.setattr(_subject, "check_budget", afford)
+    monkeypatch.setattr(_subject, "memory", lambda: 1e15)
     assert netsor("law", *words).returncode == 2
     assert (found[0] > 60) == long
 

@@ -72,3 +72,18 @@ def test_covariances_of_many_outputs_are_compared_a_few_rows_at_a_time(monkeypat
     a, b = np.random.default_rng(3).standard_normal((2, 4, 7, 3))
     right = np.abs(a @ np.swapaxes(a, 1, 2) - b @ np.swapaxes(b, 1, 2)).max()
     assert _sampler._moved(a, b) == pytest.approx(right, rel=1e-12)
+
+
+def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
+    """A kernel of 1,000 tokens is not computed sixty times to see how far its Gaussian expectations are off."""
+    asked = []
+    block = _sampler._block
+
+    def counted(plan, seed, replicas):
+        asked.append(replicas)
+        return block(plan, seed, replicas)
+
+    monkeypatch.setattr(_sampler, "_block", counted)
+    x = ns.gelu(ns.weight(n, n, batch=3) @ ns.gaussian(n))
+    ns.Program(ns.weight(1, n) @ x).law(n=ns.inf)
+    assert set(asked) == {1}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import click
@@ -25,6 +27,7 @@ from ._budget import Cost, check_budget, layer_bytes, plan_cost, slow_notice
 from ._load_program import bound, load
 from ._options import MAX_EXACT_INT, SIGMAS
 
+TIMED_TOKENS = 125, 500  # tokens of the limits that are timed, if there are more
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
@@ -121,6 +124,21 @@ def _sampled(net: Program, sides: list[dict[str, float]], draws: int, backend: B
     return plan_cost(plans, draws, again * (time.perf_counter() - start), backend)
 
 
+def _limit_seconds(make: Callable[..., Program], widths: dict[str, float], tokens: int) -> float:
+    """The time of a limit, from those of fewer tokens; 0 if it is short.
+
+    It grows with a power between 2 (the entries of the kernel) and 3 (the kernel's factor).
+    """
+    if tokens <= 2 * max(TIMED_TOKENS):
+        return 0.0
+    spent = []
+    for count in (4, *TIMED_TOKENS):  # the first one imports what is needed
+        start = time.process_time()
+        make(tokens=count).law(progress=False, **widths).var()  # type: ignore[arg-type]
+        spent.append(time.process_time() - start)
+    return spent[1] + max(0.0, spent[2] - spent[1]) * math.pow(tokens / TIMED_TOKENS[1], 2.5)
+
+
 def _refuse_large(net: Program, sides: list[dict[str, float]]) -> None:
     """Refuse a program that needs more memory to plan than there is."""
     values = topological_order(net.outputs)
@@ -174,11 +192,15 @@ def _built_in(
         size = layer_bytes(tokens, heads, 0.0 if linear else width)
         at = {name: min(size, width) for name, size in widths.items()}
         sides = [at, *([dict.fromkeys(at, math.inf)] if both else [])]
-        if size > memory() or not draws or sides == [dict.fromkeys(at, math.inf)]:  # a limit needs no draws
+        if size > memory() or not draws:
             return Cost(size, 0.0)
-        narrow = layer(**given, token=min(token, tokens) - 1, mask=mask, low_rank=head_dim is not None)
-        found = _sampled(narrow, sides, draws, backend)
-        return found._replace(bytes=found.bytes + size)
+        limit = dict.fromkeys(at, math.inf)
+        make = partial(layer, **given, mask=mask, low_rank=head_dim is not None)
+        seconds = _limit_seconds(make, limit, tokens) if limit in sides else 0.0  # a limit needs no draws
+        if sides == [limit]:
+            return Cost(size, seconds)
+        found = _sampled(make(token=min(token, tokens) - 1), sides, draws, backend)
+        return Cost(found.bytes + size, found.seconds + seconds)
 
     given = {"draws": draws, "width": width, "tokens": model["tokens"], "heads": model["heads"]}
     seconds = check_budget(cost, given, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})

@@ -363,6 +363,8 @@ def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS) -> Mov
     plan = question.plan()
     if not plan.expects:
         return None
+    if plan.constant:
+        replicas = 1  # all are equal
     with one_blas_thread():
         mean, columns = _block(plan, 0, replicas)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
