@@ -19,7 +19,7 @@ from ._network import inputs_of
 from ._parameters import Parameter, with_declared
 from ._program import captured
 from ._reference import Reference, reference_of
-from ._safetensors import read_tensors
+from ._safetensors import load
 from ._structure import Structure, structure
 
 BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
@@ -36,8 +36,8 @@ class InitFinding:
     where : str
         The path of the parameter or module.
     what : str
-        "std", "mean", "shape", "rows", "columns", "value", "tie", "independence", "mask", or a quantity of a pass, such
-        as "entropy" or "grad_query".
+        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", or a quantity of a
+        pass, such as "entropy" or "grad_query".
     p : float
         Its p-value, adjusted for the number of tests.
     text : str
@@ -185,7 +185,7 @@ def check_init(
     made = _made(module, seed)
     reference = _own_reference(module, made) if reference is None else reference
     if weights is not None:
-        _load(made, weights)
+        load(made, weights)
     given, named = inputs_of(made, args), dict(kwargs or {})
     return compare(made, given, named, reference_of(reference, given, named), declared or {}, draws, level, seed)
 
@@ -250,24 +250,6 @@ def _own_reference(module: Any, made: Any) -> Any:
     if isinstance(module, torch.nn.Module):
         raise ArgumentError("reference", None, "given: a configuration, or a function that makes a module as declared")
     return module
-
-
-def _load(module: Any, weights: str | Path) -> None:
-    """Put the numbers of a file into a module; every parameter must be there, tied ones once."""
-    found = read_tensors(weights)
-    names: dict[int, list[str]] = {}
-    for name, p in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
-    with torch.no_grad():
-        for p in module.parameters():
-            here = [name for name in names[id(p)] if name in found]
-            if not here:
-                raise ArgumentError("weights", str(weights), f"a file with the parameter {names[id(p)][0]}")
-            if tuple(found[here[0]].shape) != tuple(p.shape):
-                raise ValueError(
-                    f"{here[0]} has shape {tuple(found[here[0]].shape)} in {weights}, not {tuple(p.shape)}"
-                )
-            p.copy_(found[here[0]])
 
 
 def _ties(module: Any, known: Reference, net: Any) -> list[Test]:

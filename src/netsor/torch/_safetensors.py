@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file, read without executing anything: a header of JSON, then numbers."""
+"""Weights from a safetensors file, read without executing anything: a header of JSON, then numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from .._validate import ArgumentError
 
 LARGEST_HEADER = 100 * 2**20  # bytes, as the format allows
 TYPES = {
@@ -45,3 +47,21 @@ def _tensor(content: bytearray, start: int, about: dict[str, Any]) -> Any:
     if not count:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(content, dtype=kind, count=count, offset=start + first).reshape(shape)
+
+
+def load(module: Any, weights: str | Path) -> None:
+    """Put the numbers of a file into a module; every parameter must be there, tied ones once."""
+    found = read_tensors(weights)
+    names: dict[int, list[str]] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    with torch.no_grad():
+        for p in module.parameters():
+            here = [name for name in names[id(p)] if name in found]
+            if not here:
+                raise ArgumentError("weights", str(weights), f"a file with the parameter {names[id(p)][0]}")
+            if tuple(found[here[0]].shape) != tuple(p.shape):
+                raise ValueError(
+                    f"{here[0]} has shape {tuple(found[here[0]].shape)} in {weights}, not {tuple(p.shape)}"
+                )
+            p.copy_(found[here[0]])
