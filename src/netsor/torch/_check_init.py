@@ -330,6 +330,8 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     paths = [path for path, _ in module.named_modules()]
 
     def place(found: InitFinding) -> tuple[int, int]:
+        if found.what.startswith("grad_"):  # the backward pass comes last, wherever it ends
+            return len(paths), 2
         inside = [k for k, path in enumerate(paths) if path == found.where or path.startswith(f"{found.where}.")]
         if inside:
             return inside[-1], 1
