@@ -16,6 +16,8 @@ WIDTH, HEADS, LAYERS, WORDS = 64, 4, 2, 100
 
 
 class Block(nn.Module):
+    """Attention and a perceptron, each after a norm."""
+
     def __init__(self):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -23,6 +25,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
+        """The stream after the block."""
         heads = (*x.shape[:2], HEADS, -1)
         q, k, v = (y.reshape(heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, dim=-1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -31,6 +34,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
+    """A small decoder."""
+
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
@@ -48,6 +53,7 @@ class Model(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, ids):
+        """The logits."""
         x = self.embed(ids)
         for layer in self.layers:
             x = layer(x)
@@ -55,6 +61,8 @@ class Model(nn.Module):
 
 
 class Broken(Model):
+    """The same, initialised wrongly."""
+
     def _init_weights(self, name, module):
         """The same with two mistakes: `mlp.down` is no name here, and biases keep what their constructor drew."""
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -63,10 +71,12 @@ class Broken(Model):
 
 
 def intended():
+    """What is declared."""
     return Model()
 
 
 def broken():
+    """What the code makes."""
     return Broken()
 
 

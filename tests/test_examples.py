@@ -30,12 +30,7 @@ LONG = {"bayes", "check_init", "regression", "tangent", "three_questions"}
 
 @pytest.mark.parametrize(
     "name",  # pages of the docs run nearly the same as the slow ones in every test
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in LONG
-        else name
-        for name in EXAMPLES
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in EXAMPLES],
 )
 def test_example_runs(name, capsys, monkeypatch, tmp_path):
     needs(name)
