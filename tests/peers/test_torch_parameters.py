@@ -1,12 +1,11 @@
 """What `ns.torch.parameters` says of parameters whose law is known."""
 
-from __future__ from pathlib import Path
-
-import annotations
+from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
