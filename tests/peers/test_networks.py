@@ -104,12 +104,12 @@ def test_a_module_and_its_factory_can_be_audited():
 
 
 def test_a_network_that_is_off_is_noticed():
-    """The statistics can fail: a mask of one block left out."""
+    """The statistics can fail: the norms of queries and keys of one block left out."""
     law = ProgramModel(ns.torch.network(Decoder, torch.tensor([BATCH])), {}).probes().measure(300, progress=False)
-    wrong = ProgramModel(ns.torch.network(lambda: Decoder("wrong mask"), torch.tensor([BATCH])), {})
+    wrong = ProgramModel(ns.torch.network(lambda: Decoder("QK-norm off"), torch.tensor([BATCH])), {})
     other = wrong.probes().measure(300, seed=1, progress=False)
-    assert stats.ks_2samp(law["entropy"][:, 1], other["entropy"][:, 1]).pvalue < LEVEL
-    assert stats.ks_2samp(law["entropy"][:, 0], other["entropy"][:, 0]).pvalue > LEVEL
+    assert stats.ks_2samp(law["score_std"][:, 1], other["score_std"][:, 1]).pvalue < LEVEL
+    assert stats.ks_2samp(law["score_std"][:, 0], other["score_std"][:, 0]).pvalue > LEVEL
 
 
 def _llama(width):
