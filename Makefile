@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers lint bench docs docs-serve dist clean
+.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers test-wasm explore-static lint bench docs docs-serve dist clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -21,6 +21,10 @@ $(VENV)/stamp-%: $(VENV)/stamp
 
 explore: $(VENV)/stamp-explore  ## a page in the browser: move a slider, see the law
 	$(BIN)/netsor explore
+
+explore-static: .pyodide  ## the explorer as static files that need no server of ours, into explore-static/
+	$(BIN)/python docs/_browser.py explore $@
+	@echo "$@/index.html"
 
 reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 	$(BIN)/netsor reproduce
@@ -70,7 +74,15 @@ test-newest:  ## the tests of `make test` with the newest versions of all depend
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --pre -e '.[test]'
 	$(COMPILED) $(ONE_THREAD) $(NEWEST)/bin/python -m pytest $(PARALLEL)
 
-test-browser: $(VENV)/stamp-browser docs  ## the explorer, the documentation and a notebook in Chromium (CHROMIUM=PATH, if it is elsewhere)
+# Python for a browser, with numpy, scipy and matplotlib: `make docs` puts it into the site if it is there.
+.pyodide: docs/_browser.py | $(VENV)/stamp
+	$(BIN)/python docs/_browser.py pyodide $@
+	@touch $@
+
+test-wasm: .pyodide $(VENV)/stamp-test  ## the library in Pyodide under node, which must be installed: the same numbers
+	$(ONE_THREAD) $(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='wasm_*.py' tests/wasm
+
+test-browser: $(VENV)/stamp-browser .pyodide docs explore-static  ## the explorer, the documentation and a notebook in Chromium (CHROMIUM=PATH, if it is elsewhere)
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='browser_*.py' tests/browser
 
 test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
@@ -104,4 +116,4 @@ dist: $(VENV)/stamp-test  ## the wheel and the archive of the sources, into dist
 	done
 
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(CLEAN) dist site results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(CLEAN) dist site explore-static .pyodide results .pytest_cache .mypy_cache .ruff_cache .hypothesis

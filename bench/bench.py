@@ -24,7 +24,7 @@ import scipy
 
 import netsor as ns
 from netsor._mpl_style import BLUE, GREEN, ORANGE, PURPLE, STYLE, VERMILLION, new, rendered
-from netsor.studies.paper._experiments import Case, figures
+from netsor_papers.paper._experiments import Case, figures
 
 RESULTS = Path(__file__).parent / "results"
 TRIALS = 10  # in the paper

@@ -15,12 +15,31 @@ FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Called by mkdocs when it has found the pages in docs/."""
+    index = [INTRODUCTION]
     for path in sorted(FOLDER.glob("*.py")):
         page, pictures = _run(path.stem, path.read_text())
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
+        index.append(_entry(path.stem, page, list(pictures)))
+    files.append(File.generated(config, "notebooks/index.md", content="\n\n".join(index)))
     return files
+
+
+INTRODUCTION = """---
+description: Six notebooks that run in seconds, with a thumbnail each.
+---
+
+# Notebooks
+
+Each page is a notebook of `examples/notebooks`, run when these docs were built.
+To change one, open it in JupyterLab (`pip install '.[notebooks]'` in a clone)."""
+
+
+def _entry(stem: str, page: str, pictures: list[str]) -> str:
+    """The title of a notebook, the docstring of its code, and its last figure as a thumbnail."""
+    title, summary = page.split("\n\n")[0].lstrip("# "), " ".join(page.split('"""')[1].split())
+    return f'## [{title}]({stem}.md)\n\n{summary}\n\n[![{title}]({pictures[-1]}){{ width="320" }}]({stem}.md)'
 
 
 @functools.cache  # a notebook that has not changed is not run again while the docs are watched
@@ -56,5 +75,8 @@ def _run(stem: str, source: str) -> tuple[str, dict[str, bytes]]:
     finally:
         plt.show = kept
         plt.close("all")
-    page.append(f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the docs were built.")
+    page.append(
+        f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the docs were built. *Run* runs a "
+        "block in your browser, after those before it; you can edit the code."
+    )
     return "\n\n".join(page), pictures

@@ -1,4 +1,4 @@
-"""An audit of one's own network: parallel blocks with QK-norm, at the scale of a model that is drawn with std 0.02."""
+"""An audit of a custom network: parallel blocks with QK-norm, at the scale of a model that is drawn with std 0.02."""
 
 import netsor as ns
 

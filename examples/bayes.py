@@ -59,7 +59,7 @@ def by_attention(x, y, new, grid=GRID, draws=480, particles=192, kernel_draws=50
         tried = grid if heads == ns.inf else None
         model = ns.AttentionRegressor(net, noise=noise, arguments={**chosen, "heads": heads}, grid=tried, **how)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of chains that are short: R-hat is told below
+            warnings.simplefilter("ignore", UserWarning)  # of chains that are short: R-hat is printed below
             mean, std = model.fit(x, y).predict(new, return_std=True)
         chosen, noise = {**model.arguments_}, model.noise_
         evidence = ns.Estimate(model.log_marginal_likelihood_, model.log_marginal_likelihood_error_)

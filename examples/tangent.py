@@ -1,4 +1,4 @@
-"""The pictures of docs/tangent.md: the tangent kernel of attention, by heads and widths, and beside the output."""
+"""The pictures of docs/tangent.md: the tangent kernel of attention, by heads and widths, and next to the output."""
 
 import sys
 from pathlib import Path

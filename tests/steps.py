@@ -33,9 +33,21 @@ def _rate(builder):
     return builder.choose([0.1, 0.3, lambda fan_in, fan_out: 0.4 / fan_in, lambda fan_in, fan_out: 0.1 * fan_out**0.5])
 
 
+def _objects(builder):
+    """Optimisers that remember, one for all parameters or one for a kind of them."""
+    momentum, lr = builder.choose([0.5, 0.9]), _rate(builder)
+    sgd = ns.optim.SGD(lr, momentum, *builder.choose([(0.0, 0.3, True), (0.4, 0.0, False)]))
+    adam = builder.choose([ns.optim.Adam, ns.optim.AdamW])(0.1, (0.8, 0.9), 0.05, builder.choose([0.0, 0.2]))
+    muon = ns.optim.Muon(lr, 0.1, momentum, builder.choose([False, True]), MUON, builder.choose([1e-7, 0.5]))
+    return builder.choose([sgd, adam, {"matrices": muon, None: adam}, {"matrices": muon, None: sgd}])
+
+
 @st.composite
-def stepped(draw, grow=5, largest=7, most=60, optimisers=("sgd", "muon", "adam"), steps=1):
-    """A program before and after a step, or several: (before, after, loss, weights), and numbers for its widths."""
+def stepped(draw, grow=5, largest=7, most=60, optimisers=("sgd", "muon", "adam"), steps=1, memory=True):
+    """A program before and after a step, or several: (before, after, loss, weights), and numbers for its widths.
+
+    With memory, the optimiser may be an object, with gradients that are clipped.
+    """
     builder = GradientBuilder(draw(SEEDS), WIDTHS)
     first = builder.initial()
     builder.vectors += [first, ns.weight(first.width, first.width) @ first]
@@ -55,6 +67,11 @@ def stepped(draw, grow=5, largest=7, most=60, optimisers=("sgd", "muon", "adam")
     if optimiser != "muon" and builder.often(0.5):
         weights += [v for v in values if isinstance(v.op, Gaussian) and v.op.factor.any() and _apart(v)][:2]
     after = before
+    if memory and builder.often(0.6):
+        by, clip = _objects(builder), builder.choose([None, 0.5])
+        for factor in np.linspace(0.5, 1.0, steps):
+            after = ns.step(after, after[1], optimiser=by, weights=weights, clip_norm=clip, lr_factor=factor)
+        steps = 0
     for _ in range(steps):
         after = ns.step(after, after[1], _rate(builder), optimiser, weights, **_options(builder, optimiser))
     net = ns.Program((*before, *after))

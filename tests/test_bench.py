@@ -4,7 +4,7 @@ import csv
 
 from bench import bench
 
-from netsor.studies.paper._experiments import Case
+from netsor_papers.paper._experiments import Case
 
 
 def test_numbers_are_counted_by_kind():

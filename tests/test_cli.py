@@ -12,11 +12,12 @@ import tqdm
 
 import netsor as ns
 from netsor._validate import shown
-from netsor.cli import _budget, _reproduce_run, _subject
+from netsor.cli import _budget, _subject
 from netsor.cli._output import echo_error
 from netsor.engine import _parallel
-from netsor.studies.paper._experiments import figures
-from netsor.studies.paper._reproduce import Options
+from netsor.studies import _cost
+from netsor_papers.paper._experiments import figures
+from netsor_papers.paper._reproduce import PaperStudy, Request
 
 from .command import netsor
 
@@ -25,7 +26,7 @@ from .command import netsor
 def machine(monkeypatch):
     """Two cores and 16 GiB: what is refused does not depend on the machine."""
     monkeypatch.setattr(_budget, "cores", lambda: 2)
-    for module in (_budget, _reproduce_run, _subject):
+    for module in (_budget, _subject, _parallel, _cost):
         monkeypatch.setattr(module, "memory", lambda: 2.0**34)
 
 
@@ -148,8 +149,8 @@ BAD_OPTIONS = {
     ("reproduce", "--workers", "10000"): "'10000' must be an integer from 1 to 1,024",
     ("reproduce", "--trials", "1000000000"): "'1000000000' must be an integer from 1 to 10,000",
     ("reproduce", "--samples", "1" + "0" * 30): "must be an integer, 100 or more (below 2^53)",
-    ("reproduce", "--samples", "1000000000000000"): "--samples 1000000000000000 would need",
-    ("reproduce", "--tokens", "50000"): "--tokens 50000 would need",
+    ("reproduce", "--samples", "1000000000000000"): "trials of 1,000,000,000,000,000 draws would need",
+    ("reproduce", "--tokens", "50000"): "50,000 tokens would need",
     ("reproduce", "--out", "/proc/x"): "--out '/proc/x' must be a folder that can be written to",
     ("reproduce", "9z"): "FIGURE '9z' must be one of",
 }
@@ -188,24 +189,24 @@ def trial(heads, width=256):
 
 def test_the_time_of_the_figures_is_that_of_the_trials_that_are_drawn(tmp_path):
     """The limit of 256 heads needs none, and the paper's estimator needs none of any limit."""
-    asked = {e: Options(("2b",), tmp_path, trials=3, workers=1, estimator=e) for e in ("paper", "exact")}
+    asked = {e: Request(("2b",), out=tmp_path, trials=3, workers=1, estimator=e) for e in ("paper", "exact")}
     one, many, limit = trial(1), trial(256), trial(1, ns.inf)
-    assert _reproduce_run._cost(asked["paper"]).seconds == pytest.approx(3 * (one + many))
-    assert _reproduce_run._cost(asked["exact"]).seconds == pytest.approx(3 * (one + many + limit))
+    assert PaperStudy(asked["paper"]).estimate().seconds == pytest.approx(3 * (one + many))
+    assert PaperStudy(asked["exact"]).estimate().seconds == pytest.approx(3 * (one + many + limit))
 
 
 def test_trials_that_are_there_take_no_time(tmp_path):
-    asked = Options(("2b",), tmp_path, trials=3, workers=1, estimator="paper")
+    asked = Request(("2b",), out=tmp_path, trials=3, workers=1, estimator="paper")
     one, many = trial(1), trial(256)
     every = asked.plan.parts(figures()["2b"])
     for part in every:
         asked.plan.store.folder.mkdir(exist_ok=True)
         asked.plan.store.save(part.key, {"draws": np.zeros(2)})
         if part.trial == 1 and part.case.heads == 256:
-            assert _reproduce_run._cost(asked).seconds == pytest.approx(one + many)
-    assert _reproduce_run._cost(asked).seconds == 0
-    other = Options(("2b",), tmp_path, trials=3, workers=1, estimator="paper", seed=1)
-    assert _reproduce_run._cost(other).seconds == pytest.approx(3 * (one + many))
+            assert PaperStudy(asked).estimate().seconds == pytest.approx(one + many)
+    assert PaperStudy(asked).estimate().seconds == 0
+    other = Request(("2b",), out=tmp_path, trials=3, workers=1, estimator="paper", seed=1)
+    assert PaperStudy(other).estimate().seconds == pytest.approx(3 * (one + many))
 
 
 def test_slow_planning_is_said(monkeypatch, capsys):
@@ -234,7 +235,7 @@ def test_what_is_long_is_announced(capsys):
         (False, ["--heads", "100000"]),
         (False, ["--width", "1000000000000"]),
         (False, ["--tokens", "1000"]),
-        (True, ["--tokens", "8000", "--activation", "gelu"]),
+        pytest.param(True, ["--tokens", "8000", "--activation", "gelu"], marks=pytest.mark.slow),
     ],
 )
 def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):

@@ -16,12 +16,14 @@ from netsor.cli import _study
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
-from netsor.studies.audit import _audit, _config, _plots
+from netsor.studies.audit import _config, _plots
+from netsor.studies.audit._advice import cheaper
+from netsor.studies.audit._audit import AuditStudy
 from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
 from .inline import Inline
-from .studies.paper.test_processes import HANG, Running
+from .papers.paper.test_processes import HANG, Running
 
 CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 SMALL = ["audit", "tiny.json", "--tokens", "3", "--draws", "40"]
@@ -108,12 +110,11 @@ def test_out_has_the_report_and_goes_on(folder, monkeypatch):
     words = [*SMALL, "--out", "out", "--set", "std=0.1"]
     first = netsor(*words, cwd=folder)
     assert first.stdout.rstrip().endswith("report: out/report.html")
-    again = netsor(*words, cwd=folder)
-    assert again.stdout == first.stdout
     command = json.loads((folder / "out" / "manifest.json").read_text())["command"]
-    assert command == ("netsor audit tiny.json --set std=0.1 --widths both --tokens 3 --draws 40 --seed 0 --out out")
+    assert command == "netsor audit tiny.json --tokens 3 --draws 40 --out out --set std=0.1"  # as it was typed
     before = (folder / "out" / "audit.csv").read_bytes()
-    assert netsor(*command.split()[1:], cwd=folder).returncode == 0
+    again = netsor(*command.split()[1:], cwd=folder)
+    assert again.stdout == first.stdout
     assert (folder / "out" / "audit.csv").read_bytes() == before
 
 
@@ -201,7 +202,7 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
     assert found["differences"]["fields"] == {"std_q": [0.02, 1.0, 20.0]}
     assert found["differences"]["preferred"] == "tiny, std_k=1, std_q=0.02"
     command = json.loads((folder / "out" / "manifest.json").read_text())["command"]
-    again = json.loads(netsor(*command.split()[1:], "--json", cwd=folder).stdout)
+    again = json.loads(netsor(*command.split()[1:], cwd=folder).stdout)
     assert again["differences"] == found["differences"]
     page = (folder / "out" / "report.html").read_text()
     assert 'id="figure-mean_square-swept"' in page
@@ -229,7 +230,7 @@ BAD = {
     ("tiny.json", "--ids", "1"): "--ids [1] must be two or more",
     ("tiny.json", "--ranges", "--widths", "inf"): "--ranges must be left out where all widths are infinite",
     ("",): "MODEL '' must be the name of a model, or a file",
-    ("tiny.json", "--ids", "1,2", "--tokens", "2"): "--ids and --tokens exclude each other",
+    ("tiny.json", "--ids", "1,2", "--tokens", "2"): "--ids and --tokens cannot be combined",
     ("tiny.json", "--draws", "14"): "'14' must be an integer, 15 or more: fewer decide no rule",
     ("tiny.json", "--tokens", "3,x"): "--tokens '3,x' must be whole numbers with commas between, as 16,128",
     ("tiny.json", "--tokens", "3,3"): "--tokens (3, 3) must be one length or more, each once",
@@ -254,7 +255,7 @@ BAD = {
     ("tiny.json", "--sweep", "std=0.1,x"): "--sweep 'std=0.1,x' must be written field=number",
     ("tiny.json", "--sweep", "norm=layer,rms"): "--sweep 'norm=layer,rms' must be written field=number",
     ("tiny.json", "--sweep", "std=0.1"): "--sweep 'std=0.1': sweep of std over (0.1,) must be over two numbers",
-    ("tiny.json", "--sweep", "std=0.1,0.2", "--compare", "gpt2"): "--sweep and --compare exclude each other",
+    ("tiny.json", "--sweep", "std=0.1,0.2", "--compare", "gpt2"): "--sweep and --compare cannot be combined",
     ("tiny.json", "--compare", "gpt2", "--compare", "gpt2", "--compare-set", "std=1"): "--compare-set is for one",
     ("tiny.json", "--draws", "1000000000000"): "1,000,000,000,000 draws would need",
     ("tiny.json", "--out", "tiny.json"): "--out 'tiny.json' must be a folder that can be written to",
@@ -332,13 +333,14 @@ def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeyp
 def test_the_estimate_is_that_of_the_plans(folder):
     """With its random numbers, and those of its limit."""
     request = _config.Request((read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1)
-    found, more = (_audit.estimate(dataclasses.replace(request, draws=draws)) for draws in (600, 1200))
+    found, more = (AuditStudy(dataclasses.replace(request, draws=draws)).estimate() for draws in (600, 1200))
     plans = [subject.plan for subject in request.subjects]
     assert len(plans) == 2
     assert found.random_numbers == 600 * sum(plan.random_numbers for plan in plans)
     assert more.seconds - found.seconds == pytest.approx(sum(plan.seconds(600) for plan in plans))
     assert found.first == _cost.START
-    assert _audit.estimate(dataclasses.replace(request, out=folder / "out")).first == _cost.START + _cost.REPORT
+    reported = AuditStudy(dataclasses.replace(request, out=folder / "out")).estimate()
+    assert reported.first == _cost.START + _cost.REPORT
 
 
 def test_what_would_take_too_long_is_refused(folder, monkeypatch):
@@ -361,7 +363,8 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
     monkeypatch.setattr(_config, "_planned", lru_cache(_config._planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
-    assert "no limit: the scores diverge" in netsor(*SMALL, cwd=folder).stdout
+    assert "no limit (--verbose says why)" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())
+    assert "No limit: the scores diverge." in netsor(*SMALL, "--verbose", cwd=folder).stdout
     gate = netsor(*SMALL, "--fail-on", "limit", cwd=folder)  # before anything is drawn
     assert (gate.returncode, gate.stderr.count("\n")) == (2, 1)
     assert "--fail-on 'limit': limit is not measured of tiny: only one of the two widths was measured" in gate.stderr
@@ -390,3 +393,17 @@ def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
         assert "Traceback" not in error
         run.gone()
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_cheaper_ways_are_named_with_what_they_take():
+    """From plans: fewer blocks, fewer tokens, finite widths; none of them is planned where it does not take long."""
+    model = read("gpt2").replace(layers=12, width=64, heads=4, hidden=256)
+    request = _config.Request((model,), tokens=(64,), draws=16, gradients=False)
+    cost = AuditStudy(request).estimate()
+    assert cheaper(request, cost) == ""
+    text = cheaper(request, cost._replace(first=0.0, seconds=1e6))
+    told = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
+    assert list(told) == ["--set layers=4", "--tokens 8", "--widths actual"]
+    assert "exact for what they report" in text
+    ids = _config.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
+    assert "--" not in cheaper(ids, cost._replace(seconds=1e6)).replace("--backend torch", "")

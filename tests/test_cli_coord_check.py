@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from netsor.studies import _process_pool
+from netsor.studies.coord_check import _plots
 
 from .command import netsor
 from .inline import Inline
@@ -61,7 +62,7 @@ def test_json_is_the_contract(folder):
             "embedding", "scores", "attention", "mlp", "stream", "final", "logits", "vocabulary", "loss",
         }  # fmt: skip
         for row in check["activations"]:
-            assert row["verdict"] in ("as promised", "grows", "shrinks", "undecided", "not judged", "does not move")
+            assert row["verdict"] in ("as expected", "grows", "shrinks", "undecided", "not judged", "does not move")
             assert len(row["sizes"]) == 2
             assert row["exponent"]["low"] <= row["exponent"]["value"] <= row["exponent"]["high"]
         assert {row["name"] for row in check["updates"]} == {
@@ -74,7 +75,7 @@ def test_json_is_the_contract(folder):
     ]  # no --out: nothing is written
 
 
-def test_table_and_folder(folder):
+def test_table_and_folder(folder, monkeypatch):
     run = [*SMALL, "--out", "out", "--parametrisation", "mup"]
     result = netsor(*run, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -95,6 +96,7 @@ def test_table_and_folder(folder):
     assert "nothing grows or shrinks" in page or "Scale the learning rate" in page
     parts = {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()}
     assert len(parts) == 2
+    monkeypatch.setattr(_plots, "figure_files", lambda checks, what, *kinds: [b"<svg/>"] * len(kinds))
     again = netsor(*run, cwd=folder)  # what is there is not drawn again
     assert again.stdout == result.stdout
     assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()} == parts
@@ -121,7 +123,7 @@ def test_a_function_of_the_width(folder):
     assert result.returncode == 0, result.stderr
     (check,) = json.loads(result.stdout)["checks"]
     assert set(check["verdicts"]) == {"hidden", "loss"}
-    assert check["verdicts"]["hidden"] == "as promised"
+    assert check["verdicts"]["hidden"] == "as expected"
     assert check["limit"]
     result = netsor(*run, "--lr", "0.1", "--fail", cwd=folder)
     assert result.returncode == 3  # one rate for all: what the step changes falls like 1/n
@@ -136,7 +138,7 @@ def test_fail_is_of_all_that_is_to_change(folder):
     result = netsor(*run, "--parametrisation", "wrong.toml", cwd=folder)
     assert result.returncode == 3
     assert "Scale the learning rate of output by 1/n: " in " ".join(result.stdout.split())
-    assert "not as promised: wrong (update of output)" in result.stderr
+    assert "not as expected: wrong (update of output)" in result.stderr
     result = netsor(*run, "--parametrisation", "mup", cwd=folder)
     assert result.returncode == 0, result.stderr
     assert "nothing grows or shrinks" in result.stdout

@@ -3,17 +3,20 @@
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import click
 import pytest
 
+from netsor import studies
 from netsor._validate import ArgumentError, TraceError
 from netsor.cli._backend_options import BackendChoice
 from netsor.cli._options import Command
 from netsor.cli._signals import Watch
-from netsor.cli._study import StudyJob, run_study
+from netsor.cli._study import run_study
 from netsor.engine.backends import Numpy
-from netsor.studies._cost import Cost
+from netsor.studies import Cost
 
 
 class Far(Numpy):
@@ -27,29 +30,37 @@ COST = Cost(seconds=20.0, first=10.0, bytes=2.0**30, random_numbers=123_456, wor
 
 
 @dataclass(frozen=True)
-class Request:
-    out: Path | None = None
-    own: bool = False
-    workers: int | None = 1
+class Request(studies.Request):
+    mine: bool = False
+
+    title: ClassVar[str] = "net: 2 draws"
+    smaller: ClassVar[str] = "fewer draws"
+    remark: ClassVar[str] = "; and more"
+    files: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def own(self):
+        return self.mine
+
+    def options(self):
+        return {}
 
 
 def fails(error):
-    def run(request, executor=None):
+    def run(*_):
         raise error
 
     return run
 
 
-def run(
-    request, run=lambda request, executor: "found", prepare=lambda request: None, cost=COST, watch=None, where=HERE
-):
-    asked = StudyJob(request, cost, "net: 2 draws", "fewer --draws", "; and more")
-    return run_study(watch or Watch(), where, lambda: asked, prepare, run)
+def run(request, run=lambda executor: "found", prepare=lambda: None, cost=COST, watch=None, where=HERE):
+    study = SimpleNamespace(request=request, estimate=lambda: cost, cheaper=lambda cost: "", prepare=prepare, run=run)
+    return run_study(watch or Watch(), where, lambda: study)
 
 
 def test_it_is_announced_and_run(capsys):
     seen = []
-    assert run(Request(), lambda request, executor: seen.append(executor) or "found") == "found"
+    assert run(Request(), lambda executor: seen.append(executor) or "found") == "found"
     assert seen == [None]
     told = "netsor: net: 2 draws, from about 120,000 random numbers, about 30 s and 1 GiB on 1 worker; and more\n"
     assert capsys.readouterr().err == told
@@ -58,12 +69,12 @@ def test_it_is_announced_and_run(capsys):
 def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
     (tmp_path / "parts").mkdir()
     for out in (tmp_path, None):
-        run(Request(out))
+        run(Request(out=out))
         assert "not drawn again" not in capsys.readouterr().err
     (tmp_path / "parts" / "0.npz").write_bytes(b"")
-    run(Request(tmp_path, own=True))  # whose parts are never kept
+    run(Request(True, out=tmp_path))  # whose parts are never kept
     assert "not drawn again" not in capsys.readouterr().err
-    run(Request(tmp_path))
+    run(Request(out=tmp_path))
     assert "on 1 worker; what is finished in --out is not drawn again; and more" in capsys.readouterr().err
 
 
@@ -76,18 +87,18 @@ def test_on_a_device_no_time_is_told(capsys):
 
 def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     never = fails(AssertionError("it is begun"))
-    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.31 days; fewer --draws take less"):
+    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.31 days; fewer draws take less"):
         run(Request(), never, never, COST._replace(seconds=200_000.0))
     with pytest.raises(click.UsageError, match="what is wrong"):
-        run_study(Watch(), HERE, lambda: fails(ValueError("what is wrong"))(None), never, never)
+        run_study(Watch(), HERE, fails(ValueError("what is wrong")))
 
 
 @pytest.mark.parametrize(
     ("request_", "left"),
     [
         (Request(), "nothing was kept; with --out DIR finished draws are"),
-        (Request(Path("out")), "finished draws are kept, and the same command goes on from there"),
-        (Request(Path("out"), own=True), "nothing was kept: finished draws are kept of models only"),
+        (Request(out=Path("out")), "finished draws are kept, and the same command goes on from there"),
+        (Request(True, out=Path("out")), "nothing was kept: finished draws are kept of models only"),
     ],
 )
 def test_what_is_left_is_told(request_, left, capsys):
@@ -105,7 +116,7 @@ def test_what_is_left_is_told(request_, left, capsys):
 def test_a_folder_that_cannot_be_written_to_is_told():
     full = OSError(28, "No space left on device")
     with pytest.raises(click.UsageError, match="--out 'out' must be a folder that can be written to: No space left"):
-        run(Request(Path("out")), prepare=fails(full))
+        run(Request(out=Path("out")), prepare=fails(full))
     with pytest.raises(OSError, match="No space"):
         run(Request(), fails(full))  # no --out to blame
     with pytest.raises(click.UsageError, match="what is wrong"):

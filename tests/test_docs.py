@@ -120,7 +120,7 @@ def test_files_of_the_developer_page_exist():
     """Also the functions, classes and tables that it says are in a file, written as `name` in `file`."""
     page = re.sub(r"```.*?```", "", (ROOT / "docs" / "developer.md").read_text(), flags=re.DOTALL)
     page += (ROOT / "CONTRIBUTING.md").read_text()
-    files = [*(ROOT / "src" / "netsor").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").glob("*.py")]
+    files = [file for folder in ("src", "papers", "tests", "bench") for file in (ROOT / folder).rglob("*.py")]
     named = set(re.findall(r"`([\w/]+\.py)`", page))
     assert len(named) > 100  # they were found
     assert {name for name in named if not any(str(file).endswith(f"/{name}") for file in files)} == set()

@@ -20,9 +20,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies import _process_pool
-from netsor.studies.audit import _audit
-from netsor.studies.coord_check import _check
+from netsor.studies import _process_pool, _study
 
 from .inline import Inline
 
@@ -36,8 +34,8 @@ PAGES = [
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 PROPERTIES = (property, functools.cached_property)
-# A part of a check or of an audit tells all that its numbers depend on, and many examples have one in common.
-CHECKED, AUDITED = functools.cache(_check.measure), functools.cache(_audit.measure)
+# A task of a study tells all that its numbers depend on, and many examples have one in common.
+COMPUTED, COMPUTE = {}, _study.compute
 RATE, RATES = ns.rate, {}
 
 
@@ -183,12 +181,20 @@ def rated(net, widths, **how):
     return RATES[asked]
 
 
+def computed(task, folder=None):
+    """What a task computes, once, unless it is kept in a folder."""
+    if folder is not None:
+        return COMPUTE(task, folder)
+    if task not in COMPUTED:
+        COMPUTED[task] = COMPUTE(task)
+    return COMPUTED[task]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.setattr(_process_pool, "Workers", Inline)  # the same bits, and no process to begin
-    monkeypatch.setattr(_check, "measure", CHECKED)
-    monkeypatch.setattr(_audit, "measure", AUDITED)
+    monkeypatch.setattr(_study, "compute", computed)
     monkeypatch.setattr(ns, "rate", rated)
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 import netsor as ns
+import netsor_papers
 from netsor._validate import shown
 from netsor.engine import _parallel
-from netsor.studies.paper._reproduce import Options
+from netsor_papers.paper._reproduce import Request
 
 from .keep import keep
 from .misuses import FURTHER, LANGUAGE, d, n, net
 from .misuses_of_laws import LAWS
 
-PACKAGE = Path(ns.__file__).parent
+PACKAGES = [Path(package.__file__).parent for package in (ns, netsor_papers)]
 LONG = 400  # characters of a message
 
 
@@ -59,7 +60,7 @@ CALLS = {
         ),
         "executor": (lambda **a: net().simulate(n=4, draws=5, progress=False, **a), {"executor": None}),
         "reproduce": (
-            lambda **a: Options(**a),
+            lambda **a: Request(**a),
             {"names": ("1b",), "samples": 100, "trials": 1, "seed": 0, "workers": 1, "estimator": "both", "tokens": 4},
         ),
     },
@@ -107,7 +108,7 @@ def examine(name, function, arguments, named=""):
             result = result.var()
     except (ValueError, TypeError, IndexError) as error:
         last, said = traceback.extract_tb(error.__traceback__)[-1], str(error).split(" (at ")[0]
-        if not Path(last.filename).is_relative_to(PACKAGE) or not (last.line or "").startswith("raise "):
+        if not any(map(Path(last.filename).is_relative_to, PACKAGES)) or not (last.line or "").startswith("raise "):
             return f"raised in {last.filename}:{last.lineno}: {error!r}"
         return (
             None

@@ -7,14 +7,15 @@ import json
 import math
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from netsor.cli import _budget
 from netsor.studies import _process_pool
 from netsor.studies._output_dir import Folder
-from netsor.studies.audit import _results
-from netsor.studies.paper import _reproduce
+from netsor.studies.audit._config import Request
+from netsor_papers.paper import _reproduce
 
 from .command import netsor
 from .inline import Inline
@@ -212,16 +213,16 @@ def folder(tmp_path, monkeypatch):
     real = Folder.prepare
 
     def prepare(folder, names):
-        if folder.command == _results.COMMAND:
+        if folder.command == Request.command:
             return real(folder, names)
         return folder._refuse_foreign(names, folder._manifest())  # and make no folder
 
-    def reproduce(options):
-        return _reproduce.Finished(options.out / "report.html", ("one", "two", "three"))
+    def reproduced(study, executor=None):
+        return SimpleNamespace(report=study.request.out / "report.html", summary=("one", "two", "three"))
 
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     monkeypatch.setattr(Folder, "prepare", prepare)
-    monkeypatch.setattr(_reproduce, "reproduce", reproduce)
+    monkeypatch.setattr(_reproduce.PaperStudy, "run", reproduced)
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from hatchling.builders.wheel import WheelBuilder
 from .lowest import lowest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("src", "tests", "examples", "docs", "bench", "paper", "conda", ".github")
+FOLDERS = ("src", "papers", "tests", "examples", "docs", "bench", "paper", "conda", ".github")
 FILES = (
     *("Makefile", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "README.md", "LICENSE", "mkdocs.yml"),
     *("CITATION.cff", "codemeta.json", "pyproject.toml"),
@@ -39,12 +39,12 @@ def test_the_sources_are_whole(built):
     assert found - ADDED == wanted | set(FILES)
 
 
-def test_the_wheel_is_the_package_alone(built):
+def test_the_wheel_has_both_packages_alone(built):
     with zipfile.ZipFile(built[1]) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
         entry = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "netsor = netsor.cli:main" in archive.read(entry).decode()
-    assert found == {str(path.relative_to(ROOT / "src")) for path in below("src")}
+    assert found == {str(path.relative_to(ROOT / folder)) for folder in ("src", "papers") for path in below(folder)}
     assert {"netsor/py.typed", "netsor/models/data/gpt2.json", "netsor/explore/_app.css"} <= found
 
 

@@ -31,7 +31,8 @@ def seen_by_type_checkers():
     """The names that `if TYPE_CHECKING` imports, each with its module; modules with themselves."""
     (block,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
     found = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    seen = {alias.name: f".{node.module or ''}" for node in found for alias in node.names if alias.name != "*"}
+    pairs = [(alias.name, "." * node.level + (node.module or "")) for node in found for alias in node.names]
+    seen = {name: module for name, module in pairs if name != "*"}
     for node in found:
         if node.names[0].name == "*":
             seen |= dict.fromkeys(import_module(f"netsor.{node.module}").__all__, f".{node.module}")

@@ -1,6 +1,7 @@
 """What is taken for a number, a shape, an index or a width, and what is not: the right ones keep their value."""
 
 import functools
+import inspect
 import pickle
 from decimal import Decimal
 from fractions import Fraction
@@ -9,7 +10,18 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._validate import LARGEST, SHOWN, ArgumentError, as_floats, as_number, as_whole, seed_number, shown, whole
+from netsor._validate import (
+    LARGEST,
+    SHOWN,
+    ArgumentError,
+    as_floats,
+    as_number,
+    as_whole,
+    chosen_seed,
+    seed_number,
+    shown,
+    whole,
+)  # fmt: skip
 
 n, d = ns.Width("n"), ns.Width("d")
 
@@ -236,3 +248,56 @@ def test_a_program_of_given_numbers_prints():
     net = ns.Program(ns.apply(np.hypot, 3.0, 4.0))
     assert str(net).splitlines()[0] == "program program"
     assert net.law().mean() == 5
+
+
+def test_generators_give_seeds():
+    """As SPEC 7 asks; a generator that goes on gives another seed each time."""
+    assert chosen_seed(5) == chosen_seed(0, 5) == chosen_seed(0, np.int8(5)) == 5
+    rng = np.random.default_rng(1)
+    first = chosen_seed(0, rng)
+    assert first == chosen_seed(0, np.random.default_rng(1)) != chosen_seed(0, rng)
+    assert 0 <= first < 2**63
+    for seed, generator, words in (
+        (1, 2, "seed=1 must be left out with rng: both determine the draws"),
+        (0, 0.5, r"rng=0.5 must be a numpy.random.Generator or an integer"),
+        (0, np.random.RandomState(0), "must be a numpy.random.Generator or an integer"),
+        (0, -1, "rng=-1 must be an integer, 0 or more"),
+        (-1, None, "seed=-1 must be an integer, 0 or more"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            chosen_seed(seed, generator)
+
+
+def test_whatever_takes_a_seed_takes_a_generator():
+    net = ns.Program(ns.weight(n, n) @ ns.gaussian(n))
+    methods = [getattr(kind, name) for kind in (ns.Program, ns.Law, ns.Joint) for name in vars(kind)]
+    things = [getattr(ns, name) for name in ns.__all__] + methods + [ns.paper.reproduce]
+    seeded = [f for f in things if inspect.isfunction(f) and "seed" in inspect.signature(f).parameters]
+    assert {"law", "draw", "simulate", "posterior", "log_evidence", "audit", "coord_check", "rate", "literature", "rvs",
+            "reproduce", "sliced_wasserstein", "transfer"} == {f.__name__ for f in seeded}  # fmt: skip
+    assert [f for f in seeded if "rng" not in inspect.signature(f).parameters] == []
+    for read in (net.law, net.draw, net.simulate):
+        one, other, third = (
+            read(n=4, draws=5, **given) for given in ({"rng": 3}, {"seed": 3}, {"rng": np.random.default_rng(3)})
+        )
+        same, differs = (
+            (np.asarray(law.rvs(5, seed=0) if isinstance(law, ns.Law) else law) for law in pair)
+            for pair in ((one, other), (one, third))
+        )
+        np.testing.assert_array_equal(*same)
+        assert not np.array_equal(*differs)
+    joint = ns.Joint(np.zeros((3, 2)), np.stack([np.eye(2)] * 3), net.law(n=4, draws=2).origin)
+    values = [ns.sliced_wasserstein(joint, joint.gaussian(), 2, **given).value for given in ({"rng": 3}, {"seed": 3})]
+    assert values[0] == values[1]
+
+
+def test_both_spellings():
+    x = ns.weight(n, 2, name="W") @ ns.data([1.0, 0.0])
+    loss = ns.dot(x, x) / 2
+    first, second = (
+        ns.Program(ns.step(loss, loss, 0.1, **{name: "sgd"})).law(n=8, draws=20) for name in ("optimiser", "optimizer")
+    )
+    assert first.var() == second.var()
+    assert ns.ntk(loss, parametrization="standard").shape == ns.ntk(loss, parametrisation="standard").shape
+    with pytest.raises(ArgumentError, match=r"^optimizer='sgd' must be left out: optimiser is the same argument$"):
+        ns.step(loss, loss, 0.1, optimiser="adam", optimizer="sgd")

@@ -99,4 +99,4 @@ right.legend(frameon=False, loc="lower left", fontsize=8)
 plt.show()
 
 # %% [markdown]
-# **Try next:** replace `ns.clip(…, 100)` by `ns.relu(…)` and ask `check()` again, or take one head in place of two.
+# **Try next:** replace `ns.clip(…, 100)` by `ns.relu(…)` and ask `check()` again, or use one head instead of two.

@@ -16,7 +16,7 @@
 # the second moment at infinite width, as the limit of `ns.mean_dot` of the tokens.
 
 # %%
-"""An activation of one's own: what the checker says of it, its law at several widths, and the temperature."""
+"""A custom activation: what the checker says of it, its law at several widths, and the temperature."""
 
 import matplotlib.pyplot as plt
 import numpy as np

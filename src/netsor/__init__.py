@@ -23,8 +23,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what type checkers and editors read; a test compares it with the table below
+    from netsor_papers.literature import literature as literature
+
     from . import models as models
     from . import nn as nn
+    from . import optim as optim
+    from . import paper as paper
     from ._bayes import Posterior as Posterior
     from ._decorator import program as program
     from ._program import Program as Program
@@ -54,14 +58,13 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .laws import wasserstein1 as wasserstein1
     from .nn import Attention as Attention
     from .nn import attention_std as attention_std
-    from .studies import paper as paper
     from .studies._rate import Rate as Rate
     from .studies._rate import rate as rate
     from .studies.audit import audit as audit
     from .studies.coord_check import coord_check as coord_check
-    from .studies.literature import literature as literature
+    from .studies.transfer import transfer as transfer
 else:  # a name is loaded when it is first used, so that a command loads only what it needs
-    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
+    _MODULES = {"models": ".models", "nn": ".nn", "optim": ".optim", "paper": ".paper"}
     _NAMES = {
         "._bayes": "Posterior",
         "._program": "Program",
@@ -70,8 +73,8 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         ".engine": "ExactError NoLimitError Plan QuadratureWarning",
         ".language": """
             Scalar TraceError Value Vector Weight Width abs apply clip concat cos data dot erf gaussian gelu gelu_tanh
-            grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm
-            rotary sigmoid silu sin softmax stack step tanh weight
+            grad grad_norm hyperparameter identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe
+            relu rms_norm rotary sigmoid silu sin softmax stack step tanh train weight
         """,
         ".language._check": "Point Report",
         ".laws": """
@@ -82,7 +85,8 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         ".studies._rate": "Rate rate",
         ".studies.audit": "audit",
         ".studies.coord_check": "coord_check",
-        ".studies.literature": "literature",
+        ".studies.transfer": "transfer",
+        "netsor_papers.literature": "literature",
     }
     _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
     __all__ = sorted([*_MODULES, *_WHERE])
@@ -121,6 +125,6 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
             from ._regressor import AttentionRegressor
         except ImportError as error:
             raise ImportError(
-                f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
+                f"ns.AttentionRegressor needs scikit-learn: pip install scikit-learn ({error})"
             ) from error
         return AttentionRegressor

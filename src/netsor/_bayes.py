@@ -52,6 +52,9 @@ STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
 ANNOUNCE_SECONDS = 10.0  # seconds from which on a cost is printed before the start, on a terminal
 PROBED = 64  # draws of the prior at which the likelihood is timed, at most
 ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
+CALLS = 8  # calls of the likelihood, each for the chains that are not done, while all chains move: measured, 3 to 9
+CALL_SECONDS = 3e-4  # what such a call costs beside the likelihood: measured, 2e-4 to 4e-4
+TEMPERING_STEPS = 32  # of the power, from the prior to the posterior: for memory
 MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
 FIRST = 2  # times as many particles find the path as then go along it in each run of the evidence
 QUADRATURE_PROBE_PARTICLES = (
@@ -117,7 +120,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimated cost of chains, within a factor of two or three: `seconds`, and at most `bytes` of memory.
+    """The estimated cost of chains, within a factor of two: `seconds`, and at most `bytes` of memory.
 
     `likelihoods` is the number of evaluations of the likelihood.
     """
@@ -133,11 +136,11 @@ class Cost:
 class Schedule(NamedTuple):
     """How many states are kept in all, by how many chains, how many moves apart; and how particles are tempered."""
 
-    draws: int
-    chains: int
-    thin: int
-    particles: int
-    moves: int
+    draws: int = 800
+    chains: int = 16
+    thin: int = 8
+    particles: int = 512
+    moves: int = 3
 
     def checked(self) -> Schedule:
         """Check the numbers that a user gave."""
@@ -156,19 +159,31 @@ def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) ->
 
     The likelihood is timed at draws of the prior; the spread of its values there predicts the tempering steps.
     """
-    memory = 8.0 * (how.kept + 4 * paths * how.particles) * (latent.size + latent.entries) + thread_bytes(latent)
     if latent.plan.constant:
         return Cost(0.0, thread_bytes(latent), 1)
     ask = likelihood(latent, data)
     z = generator(0, STREAM, 3).standard_normal((min(PROBED, how.particles), latent.size))
     with one_blas_thread():
         ask(z)  # what is made once
-        start = time.perf_counter()
-        height = ask(z)
-    each = (time.perf_counter() - start) / len(z)
-    steps = (1 + steps_after(step_from(0.0, height))) * paths
-    asked = math.ceil(ASKED * (steps * how.moves * how.particles + how.kept * how.thin))
-    return Cost(each * (asked + 2 * how.kept), memory, asked)
+        times = [time.perf_counter()]
+        for points in (z[:1], z):
+            height = ask(points)
+            times.append(time.perf_counter())
+    one, many = np.diff(times)
+    each = max(many - one, many / len(z)) / len(z)
+    steps = 1 + steps_after(step_from(0.0, height))
+    asked = math.ceil(ASKED * (paths * steps * how.moves * how.particles + how.kept * how.thin))
+    # all runs of the evidence move together
+    calls = CALLS * (min(paths, 3) * steps * how.moves + how.kept // how.chains * how.thin)
+    seconds = each * (asked + 2 * how.kept) + calls * (max(one - each, 0.0) + CALL_SECONDS)
+    return Cost(seconds, chain_bytes(latent, how, paths), asked)
+
+
+def chain_bytes(latent: Latent, how: Schedule, paths: float = 1) -> float:
+    """The memory of states, particles, their correlations, the references of all tempering steps, and the threads."""
+    states = (how.kept + 4 * paths * how.particles) * (latent.size + latent.entries)
+    references = TEMPERING_STEPS * min(latent.size, how.particles / 4) ** 2
+    return 8.0 * (states + latent.size**2 + references) + thread_bytes(latent)
 
 
 def likelihood(latent: Latent, data: Observations) -> LogLikelihood:
@@ -205,7 +220,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     if each < 4:
         raise ArgumentError("draws", draws, f"at least 4 for each of chains={chains}")
     check_memory(
-        8.0 * (how.kept + 4 * particles) * (latent.size + latent.entries) + thread_bytes(latent),
+        chain_bytes(latent, how),
         f"draws={draws} and particles={particles} with {latent.size:,} random numbers each",
         "take fewer of either",
     )
@@ -231,7 +246,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
         warnings.warn(
             f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most "
             f"{MAX_RHAT} wanted) and the effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give "
-            f"thin={longer * thin} in place of thin={thin}, for chains {longer} times as long; if that does "
+            f"thin={longer * thin} instead of thin={thin}, for chains {longer} times as long; if that does "
             f"not help, raise particles={particles}",
             stacklevel=4,
         )

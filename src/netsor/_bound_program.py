@@ -73,11 +73,13 @@ class AtWidths:
     whole: tuple[Value, ...]
     widths: dict[str, float]
     status: str
+    numbers: dict[str, float]  # of hyperparameters
 
     def question(self, places: Sequence[int] | None = None) -> PlanQuery:
         """What the engine is asked for: these coordinates of the vectors, or any."""
         chosen = None if places is None else tuple(places)
-        return PlanQuery(self.outputs, tuple(self.widths.items()), chosen, whole=self.whole)
+        numbers = tuple(self.numbers.items())
+        return PlanQuery(self.outputs, tuple(self.widths.items()), chosen, whole=self.whole, numbers=numbers)
 
     def plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
         """What would be drawn and computed, for a program of this name."""

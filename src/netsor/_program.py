@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -14,19 +15,19 @@ from . import _bayes
 from ._array_api import one_blas_thread
 from ._bound_program import AtWidths
 from ._repr_html import note, scrolled, table, title
-from ._validate import ArgumentError, TraceError, TraceIndexError, as_whole, shown
+from ._validate import ArgumentError, Rng, TraceError, TraceIndexError, as_whole, chosen_seed, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value, index_positions
 from .language._check import NO_LIMIT, Report, verdict_of
-from .language._graph import source_order, topological_order, widths_of
+from .language._graph import bind_names, source_order, topological_order, widths_of
 from .language._latex import latex
-from .language._latex_paper import display, paper
+from .language._latex_paper import display, formula, paper
 from .language._print import parts, text
 from .language._probe import Probe
-from .language._width import bind_widths, inf
+from .language._width import inf
 from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data
 
@@ -175,6 +176,7 @@ class Program:
         *,
         draws: int,
         seed: int = 0,
+        rng: Rng = None,
         coordinates: int | slice | list[int] | None = None,
         workers: int | None = None,
         executor: Executor | None = None,
@@ -191,17 +193,17 @@ class Program:
             An integer that determines the draws.
         coordinates
             The coordinates of the vectors, as a numpy index (`0`, `[0, 5]`, `slice(8)`); all if None.
-        workers, executor
-            The number of threads (all cores if None), or a `concurrent.futures.Executor` instead of threads.
+        rng, workers, executor
+            As in `law`.
         progress
-            True for a progress bar on a terminal, False for none, or a function of (draws done, total).
+            As in `law`.
         widths
             Every width by its name, `simulate(n=64, draws=1000)`.
         """
         values = topological_order(self._whole)
-        bound = bind_widths(widths_of(values), widths, allow_inf=False)
-        how = Sampling(draws, seed, workers, executor, progress)
-        found = _reference.simulate(self.outputs, source_order(values), bound, how, coordinates)
+        bound, numbers = bind_names(values, widths, allow_inf=False)
+        how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress)
+        found = _reference.simulate(self.outputs, source_order(values), bound | numbers, how, coordinates)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def plan(
@@ -218,14 +220,11 @@ class Program:
 
         Parameters
         ----------
-        coordinates : int or list of int, optional
-            As in `law`.
+        coordinates, device
+            As in `law`. Operations cost differently on a GPU, so the plan may differ; you need no GPU for a plan.
         backend
-            The array library, as in `law`.
-        device : str, optional
-            "cpu" or "cuda": operations cost differently there, so the plan may differ. You need neither the device nor
-            the library for a plan.
-        **widths : float
+            As in `law`; you need not have the library.
+        widths
             Every width by its name.
         """
         return self._at(widths).plan(self.name, coordinates, prices(backend, device))
@@ -235,6 +234,7 @@ class Program:
         *,
         draws: int = 50_000,
         seed: int = 0,
+        rng: Rng = None,
         coordinates: int | list[int] | None = None,
         workers: int | None = None,
         executor: Executor | None = None,
@@ -258,13 +258,15 @@ class Program:
             memory does not grow.
         seed
             An integer. The same seed couples the laws at two widths. Bits are reproducible on one backend.
+        rng
+            A `numpy.random.Generator`, from which a seed is drawn, or an integer, instead of `seed`.
         coordinates
             The coordinates of each vector, `5` or `[0, 5]`; several give a joint law, (*shape, coordinates). None means
             coordinate 0. If data or rotary positions make the coordinates differ, `law.notes` says so.
         workers, executor
             The number of threads (all cores if None), or a `concurrent.futures.Executor` instead of threads.
         progress
-            As in `simulate`.
+            True for a progress bar on a terminal, False for none, or a function of (draws done, total).
         backend
             "numpy", "jax" or "torch".
         device
@@ -274,15 +276,20 @@ class Program:
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
         """
+        where = choose(backend, device, precision)
+        how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where, least=2)
         at = self._at(widths)
-        how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision), least=2)
-        return at.law(coordinates, how)
+        found = at.law(coordinates, how)
+        if at.widths and not isinstance(coordinates, list) and all(width == inf for width in at.widths.values()):
+            found._formula = functools.partial(formula, self.outputs, self.check())
+        return found
 
     def draw(
         self,
         *,
         draws: int,
         seed: int = 0,
+        rng: Rng = None,
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Progress = True,
@@ -298,26 +305,24 @@ class Program:
 
         Parameters
         ----------
-        draws : int
+        draws
             The number of draws.
-        seed : int
-            As in `simulate`; the same seed at two widths gives coupled draws.
-        workers, executor : optional
-            As in `simulate`.
-        progress : bool or callable
-            As in `simulate`.
-        backend : str
+        seed
+            An integer; the same seed at two widths gives coupled draws.
+        rng, workers, executor, device
             As in `law`.
-        device : str, optional
+        progress
             As in `law`.
-        precision : str
+        backend
             As in `law`.
-        **widths : float
+        precision
+            As in `law`.
+        widths
             Every width by its name.
         """
-        at = self._at(widths)
-        how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision))
-        found = at.draw(how)
+        where = choose(backend, device, precision)
+        how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where)
+        found = self._at(widths).draw(how)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     @one_blas_thread()
@@ -332,6 +337,7 @@ class Program:
         particles: int = 512,
         moves: int = 3,
         seed: int = 0,
+        rng: Rng = None,
         workers: int | None = None,
         progress: Progress = True,
         backend: str | Backend = "numpy",
@@ -346,87 +352,61 @@ class Program:
 
         Parameters
         ----------
-        observed : mapping of int to float
+        observed
             The observed values by entry, as in `Joint.condition`.
-        noise : float or array_like
+        noise
             The standard deviation of the noise of all values, or of each.
-        draws : int
+        draws
             The number of states that are kept.
-        chains : int
+        chains
             The number of chains; they start from particles.
-        thin : int
+        thin
             The number of moves between two kept states.
-        particles : int
+        particles
             The number of particles that are tempered from the prior to the posterior.
-        moves : int
+        moves
             The moves of each particle at each tempering step.
-        seed : int
-            The seed of the chains.
-        workers : int, optional
-            The number of threads; all cores if None.
-        progress : bool or callable
-            As in `simulate`.
-        backend : str
-            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
-        device : str, optional
+        seed
+            An integer that determines the result.
+        rng, workers, device
             As in `law`.
-        **widths : float
+        progress
+            As in `law`.
+        backend
+            The array library for the likelihoods, in double precision.
+        widths
             Every width by its name.
         """
+        seed = chosen_seed(seed, rng)
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
         how = _bayes.Schedule(draws, chains, thin, particles, moves)
         return _bayes.posterior(latent, data, how, seed, progress, origin)
 
-    def posterior_cost(
-        self,
-        observed: Mapping[int, float],
-        noise: npt.ArrayLike = 0.0,
-        *,
-        draws: int = 800,
-        chains: int = 16,
-        thin: int = 8,
-        particles: int = 512,
-        moves: int = 3,
-        workers: int | None = None,
-        backend: str | Backend = "numpy",
-        device: str | None = None,
-        **widths: float,
-    ) -> _bayes.Cost:
+    def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> _bayes.Cost:
         """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
 
-        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two or three.
+        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The observed values by entry; this and all others as in `posterior`.
+            The observed values by entry.
         noise : float or array_like
             The standard deviation of the noise.
-        draws : int
-            The number of states.
-        chains : int
-            The number of chains.
-        thin : int
-            The moves between two states.
-        particles : int
-            The number of particles.
-        moves : int
-            The moves of each particle at each tempering step.
-        workers : int, optional
-            The number of threads.
-        backend : str
-            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
-        device : str, optional
-            As in `law`.
-        **widths : float
-            Every width by its name.
+        **options
+            The other arguments of `posterior`.
         """
-        latent, _ = self._at(widths).latent(workers, choose(backend, device))
-        data = checked_data(latent.entries, observed, noise)
-        found = _bayes.cost(latent, data, _bayes.Schedule(draws, chains, thin, particles, moves).checked())
-        law = 16.0 * draws * latent.entries**2
-        return _bayes.Cost(found.seconds, found.bytes + law, found.likelihoods)
+        given = {name: options.pop(name) for name in _bayes.Schedule._fields if name in options}
+        where = choose(options.pop("backend", "numpy"), options.pop("device", None))
+        start = time.perf_counter()
+        workers, *_ = (options.pop(name, None) for name in ("workers", "seed", "rng", "progress"))
+        latent, _ = self._at(options).latent(workers, where)
+        data, how = checked_data(latent.entries, observed, noise), _bayes.Schedule(**given).checked()
+        planned = time.perf_counter() - start
+        found = _bayes.cost(latent, data, how)
+        law = 16.0 * how.draws * latent.entries**2
+        return _bayes.Cost(planned + found.seconds, found.bytes + law, found.likelihoods)
 
     @one_blas_thread()
     def log_evidence(
@@ -438,6 +418,7 @@ class Program:
         particles: int = 128,
         moves: int = 3,
         seed: int = 0,
+        rng: Rng = None,
         workers: int | None = None,
         progress: Progress = True,
         backend: str | Backend = "numpy",
@@ -451,38 +432,36 @@ class Program:
 
         Parameters
         ----------
-        observed : mapping of int to float
+        observed
             The observed values by entry, as in `Joint.condition`.
-        noise : float or array_like
+        noise
             The standard deviation of the noise of all values, or of each.
-        runs : int
+        runs
             The number of independent runs; their spread gives the error.
-        particles : int
+        particles
             The number of particles in each run; a first run with twice as many chooses the steps.
-        moves : int
+        moves
             The moves of each particle at each tempering step.
-        seed : int
-            The seed of the runs.
-        workers : int, optional
-            The number of threads; all cores if None.
-        progress : bool or callable
-            As in `simulate`.
-        backend : str
-            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
-        device : str, optional
+        seed
+            An integer that determines the result.
+        rng, workers, device
             As in `law`.
-        **widths : float
+        progress
+            As in `law`.
+        backend
+            The array library for the likelihoods, in double precision.
+        widths
             Every width by its name.
         """
-        at = self._at(widths)
+        at, seed = self._at(widths), chosen_seed(seed, rng)
         latent, origin = at.latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
         shifted = at.shifted(workers) if origin.quadrature_error else []
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float]) -> AtWidths:
-        bound = bind_widths(widths_of(topological_order(self._whole)), widths, allow_inf=True)
-        return AtWidths(self.outputs, self._whole, bound, self._status(bound))
+        bound, numbers = bind_names(topological_order(self._whole), widths, allow_inf=True)
+        return AtWidths(self.outputs, self._whole, bound, self._status(bound), numbers)
 
     def _status(self, widths: dict[str, float]) -> str:
         """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width."""

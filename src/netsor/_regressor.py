@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,7 @@ def planned_heads(arguments: Mapping[str, Any]) -> float:
 
 
 @single_threaded
+@dataclass(eq=False, repr=False)
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Bayesian regression with an attention prior over functions, in scikit-learn's conventions.
 
@@ -213,48 +214,26 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    def __init__(
-        self,
-        prior: Callable[..., Program] | None = None,
-        *,
-        noise: float = 0.3,
-        heads: float = 1,
-        width: float = inf,
-        arguments: Mapping[str, Any] | None = None,
-        grid: Mapping[str, Sequence[Any]] | None = None,
-        evidence: bool = False,
-        draws: int = 400,
-        chains: int = 8,
-        thin: int = 8,
-        particles: int = 256,
-        moves: int = 3,
-        runs: int = 8,
-        kernel_draws: int = 1000,
-        workers: int | None = None,
-        backend: str = "numpy",
-        device: str | None = None,
-        progress: Any = False,
-        random_state: Any = 0,
-    ) -> None:
-        self.prior = prior
-        self.noise = noise
-        self.heads = heads
-        self.width = width
-        self.arguments = arguments
-        self.grid = grid
-        self.evidence = evidence
-        self.draws = draws
-        self.chains = chains
-        self.thin = thin
-        self.particles = particles
-        self.moves = moves
-        self.runs = runs
-        self.kernel_draws = kernel_draws
-        self.workers = workers
-        self.backend = backend
-        self.device = device
-        self.progress = progress
-        self.random_state = random_state
+    prior: Callable[..., Program] | None = None
+    _: KW_ONLY
+    noise: float = 0.3
+    heads: float = 1
+    width: float = inf
+    arguments: Mapping[str, Any] | None = None
+    grid: Mapping[str, Sequence[Any]] | None = None
+    evidence: bool = False
+    draws: int = 400
+    chains: int = 8
+    thin: int = 8
+    particles: int = 256
+    moves: int = 3
+    runs: int = 8
+    kernel_draws: int = 1000
+    workers: int | None = None
+    backend: str = "numpy"
+    device: str | None = None
+    progress: Any = False
+    random_state: Any = 0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -16,13 +16,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from decimal import Decimal
-from functools import cache, partial
+from functools import cache, partial, wraps
 from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    Rng = np.random.Generator | int | None
+else:
+    Rng = Any  # numpy is not imported yet
 
 SHOWN = 60  # most characters of an argument that an error message repeats
 
@@ -55,6 +59,27 @@ class ArgumentError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.name}={shown(self.value)} must be {self.allowed}"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def also_spelled(**own: str) -> Callable[[F], F]:
+    """Accept keyword arguments in a second spelling, such as `also_spelled(optimizer="optimiser")`."""
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def called(*given: Any, **named: Any) -> Any:
+            for second, name in own.items():
+                if second in named:
+                    if name in named:
+                        raise ArgumentError(second, named[second], f"left out: {name} is the same argument")
+                    named[name] = named.pop(second)
+            return function(*given, **named)
+
+        return cast(F, called)
+
+    return decorate
 
 
 INTERNAL_MODULES = (
@@ -146,8 +171,9 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
 
     if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
         return None  # numpy would read the masked entries
-    if type(argument) is np.ndarray and argument.dtype == np.float64 and _is_frozen(argument):
-        return argument
+    frozen = type(argument) is np.ndarray and argument.base is None and not argument.flags.writeable
+    if frozen and argument.dtype == np.float64:
+        return argument  # type: ignore[no-any-return]  # nobody can write to it, and the largest are gigabytes
     try:
         given = np.array(argument)
         # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
@@ -159,11 +185,6 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return np.array(math.inf)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of torch that requires a gradient
         return None
-
-
-def _is_frozen(array: npt.NDArray[np.float64]) -> bool:
-    """Whether an array cannot be written to any more, so that it need not be copied: the largest are gigabytes."""
-    return array.base is None and not array.flags.writeable
 
 
 def as_number(argument: Any) -> float | None:
@@ -250,6 +271,21 @@ def whole(
 def seed_number(argument: Any, name: str = "seed") -> int:
     """A seed of random numbers."""
     return whole(argument, name, least=0, most=2**128 - 1)  # numpy recommends no more bits
+
+
+def chosen_seed(seed: Any, rng: Rng = None) -> int:
+    """A seed, or the one that `rng` (SPEC 7 of scientific Python) gives: itself, or drawn from a generator."""
+    import numpy as np
+
+    if rng is None:
+        return seed_number(seed)
+    if seed:  # 0 is the default
+        raise ArgumentError("seed", seed, "left out with rng: both determine the draws")
+    if isinstance(rng, np.random.Generator):
+        return int(rng.integers(2**63))
+    if as_whole(rng) is None:
+        raise ArgumentError("rng", rng, "a numpy.random.Generator or an integer")
+    return seed_number(rng, "rng")
 
 
 def flag(argument: Any, name: str) -> bool:

@@ -29,7 +29,7 @@ Array = Any  # an array of any array-API library
 class Function:
     """A named function of arrays, vectorised over leading axes, with what is known of it.
 
-    `ns.nonlin` and `ns.apply` take one in place of a plain function.
+    `ns.nonlin` and `ns.apply` take one instead of a plain function.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ def test_posterior_and_evidence_by_weights(case):
     seen = {k: v for k, v in SEEN.items() if k < (5 if "deep" not in case else 2)}
     weighted = net.law(n=width, draws=20_000).condition(seen, noise=noise)
     assert weighted.effective > 300
-    found = net.posterior(seen, noise, n=width, seed=1)
+    found = net.posterior(seen, noise, n=width, seed=1, draws=480, particles=192)
     assert found.r_hat < 1.05
     for of in ("mean", "var"):
         a, b = (getattr(law.with_error, of)() for law in (found.law, weighted))
@@ -82,7 +82,7 @@ def test_two_scores_by_quadrature(value, noise):
     truth = np.logaddexp.reduce(logs)
     evidence = net.log_evidence({0: value}, noise, n=ns.inf)
     assert abs(evidence.value - truth) < 5 * evidence.error + 1e-3
-    found = net.posterior({0: value}, noise, n=ns.inf, draws=1600)
+    found = net.posterior({0: value}, noise, n=ns.inf, draws=640, particles=256)
     other = updated_by_columns(mean, columns, data)[0][:, 1]
     expected = np.exp(logs - truth) @ other
     ours = found.law.with_error.mean()
@@ -170,6 +170,8 @@ def test_the_cost_is_told_before():
     assert sum(asked) / 3 < expected.likelihoods < 3 * sum(asked)
     assert expected.seconds > 0
     assert "likelihoods" in str(expected)
+    again = net.posterior_cost(SEEN, 0.1, n=ns.inf, draws=160, particles=128, workers=1, seed=1, progress=False)
+    assert again.bytes > 8 * latent.size**2  # correlations of what is drawn
     assert net.posterior_cost(SEEN, 0.1, n=ns.inf, draws=8000).bytes > 16 * 8000 * 64
     moves, totals = zip(*done, strict=True)
     assert list(moves) == sorted(moves)
@@ -239,7 +241,7 @@ def test_noise_of_any_size(noise):
     y = net.draw(n=ns.inf, draws=1, seed=4)[0] if noise < 1 else noise * np.linspace(-1, 1, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chains of steep likelihoods are slow, and say so
-        found = net.posterior(dict(enumerate(y[:5])), noise, n=ns.inf, draws=160)
+        found = net.posterior(dict(enumerate(y[:5])), noise, n=ns.inf, draws=160, particles=128)
         evidence = net.log_evidence(dict(enumerate(y[:5])), noise, n=ns.inf)
     assert np.isfinite([found.r_hat, found.effective, evidence.value, evidence.error]).all()
     if noise <= 1e-2:
@@ -255,7 +257,7 @@ def test_bad_and_odd_data(monkeypatch):
     """Equal inputs, one observation, constant targets; without noise equal inputs are refused."""
     twice = np.concatenate([X[:3], X[:3] + 1e-9])
     net = prior(twice)
-    found = net.posterior({0: 0.5, 3: 0.5, 1: 0.5}, 1e-3, n=ns.inf, draws=160, chains=8)
+    found = net.posterior({0: 0.5, 3: 0.5, 1: 0.5}, 1e-3, n=ns.inf, draws=160, chains=8, particles=128)
     assert found.law.mean()[0] == pytest.approx(found.law.mean()[3], abs=1e-4)
     assert np.all(found.law.var() > -1e-12)
     with pytest.raises(ns.LawError, match="give noise above 0"):
@@ -280,7 +282,7 @@ def test_short_chains_are_told():
     x = tokens(40, seed=3)
     net = prior(x, sharp=6.0)
     y = net.draw(n=ns.inf, draws=1, seed=5)[0]
-    with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ in place of thin=1, for"):
+    with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ instead of thin=1, for"):
         found = net.posterior(dict(enumerate(y)), 1e-3, n=ns.inf, draws=64, chains=8, thin=1, particles=8, moves=1)
     assert found.r_hat > 1.05
     assert found.law.replicas <= 1.4 * found.effective + 8  # errors take replicas for independent
@@ -288,7 +290,7 @@ def test_short_chains_are_told():
 
 
 def test_the_seed_says_all():
-    net, short = prior(X), {"draws": 160, "chains": 8, "particles": 128}
+    net, short = prior(X), {"draws": 64, "chains": 8, "thin": 2, "particles": 32}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such short chains say so
         first, again, other = (

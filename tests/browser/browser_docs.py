@@ -6,16 +6,10 @@ import threading
 
 import pytest
 
-from .conftest import ROOT
+from .conftest import ROOT, WIDE
 
 SITE = ROOT / "site"
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html") if path.name != "404.html")
-WIDE = """width => [...document.querySelectorAll('.md-content *, .md-header *')].filter(e => {
-    const box = e.getBoundingClientRect();
-    if (box.width == 0 || box.right <= width + 1) return false;
-    for (let up = e.parentElement; up; up = up.parentElement)
-        if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(up).overflowX)) return false;
-    return true; }).map(e => e.outerHTML.slice(0, 100))"""
 
 
 def test_the_site_is_built():
@@ -74,7 +68,7 @@ def test_pages_from_disk(browser, width):
         reader.open(name)
         page = reader.page
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        assert page.evaluate(WIDE, width) == [], name
+        assert page.evaluate(WIDE, [".md-content *, .md-header *", width]) == [], name
         assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)"), name
         for link in page.evaluate("[...document.querySelectorAll('a[href]')].map(a => a.href)"):
             if link.startswith("file:"):

@@ -12,6 +12,12 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parent.parent.parent
+WIDE = """([within, width]) => [...document.querySelectorAll(within)].filter(e => {
+    const box = e.getBoundingClientRect();
+    if (box.width == 0 || box.right <= width + 1) return false;
+    for (let up = e.parentElement; up; up = up.parentElement)
+        if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(up).overflowX)) return false;
+    return true; }).map(e => e.outerHTML.slice(0, 100))"""  # what leaves the screen, and no ancestor scrolls or cuts
 FLAGS = """--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update
            --disable-sync"""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -56,7 +62,7 @@ def browser():
 
 
 class Served:
-    """`netsor explore` in a process of its own; an interrupt ends it."""
+    """`netsor explore` in its own process; an interrupt ends it, and so does the end of a `with` block."""
 
     def __init__(self, *arguments, folder):
         self.process = subprocess.Popen(
@@ -69,6 +75,13 @@ class Served:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         self.address = self.process.stdout.readline().split()[1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.stop()
 
     def stop(self):
         """The exit code, and what it said meanwhile."""
@@ -87,9 +100,8 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def served(programs):
-    server = Served("own.py:layer", folder=programs)
-    yield server
-    server.stop()
+    with Served("own.py:layer", folder=programs) as server:
+        yield server
 
 
 class Watched:
@@ -143,13 +155,12 @@ class Watched:
         }
 
     def verdicts(self):
-        """The findings: rule → verdicts, in the order of their columns."""
-        items = self.page.locator(".netsor [data-item]").all()
-        return {
-            name: [item.get_attribute("data-status")]
-            for item in items
-            for name in item.get_attribute("data-item").split(", ")
-        }
+        """The findings: rule → verdicts, in the order of the models."""
+        found = {}
+        for item in self.page.locator(".netsor-done [data-item]").all():
+            for name in item.get_attribute("data-item").split(", "):
+                found.setdefault(name, []).append(item.get_attribute("data-status"))
+        return found
 
     def picture(self):
         return self.page.locator(".netsor-panel").first.inner_html()

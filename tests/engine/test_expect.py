@@ -324,22 +324,3 @@ def test_moments(f):
         assert error[0] < 1e-11 * max(1.0, std)
     mean, slope, _ = moments(BatchedFunction(f, np.array([[0.3]])), np.zeros((1, 1, 1)))
     assert (mean[0], slope[0, 0]) == (float(f(np.array([0.3]))[0]), 0.0)
-
-
-def test_other_array_libraries():
-    import array_api_strict as xp
-
-    for f in (activations.GELU, activations.TANH):
-        x = BatchedFunction(f, xp.zeros((1, 2, 1)))
-        variance = xp.ones((1, 2, 1, 1))
-        cross = xp.asarray(np.array([[1.0, 0.3], [0.3, 1.0]]).reshape(1, 2, 2, 1, 1))
-        value, error = kernel(x, x, variance, cross, variance)
-        assert type(value) is type(error) is type(variance)
-        assert abs(float(value[0, 0, 1]) - one(f, f, 1.0, 0.3, 1.0)[0]) < 1e-13
-        assert all(type(part) is type(variance) for part in moments(x, variance))
-
-
-def test_shapes_that_do_not_fit():
-    x = BatchedFunction(activations.TANH, np.zeros((1, 2, 1)))
-    with pytest.raises(ValueError, match=r"xy has shape .* must be \(2, 2, 1, 1\)"):
-        kernel(x, x, np.ones((1, 2, 1, 1)), np.ones((1, 2, 3, 1, 1)), np.ones((1, 2, 1, 1)))

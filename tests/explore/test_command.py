@@ -63,7 +63,7 @@ def test_what_is_not_installed(monkeypatch):
     monkeypatch.setattr(_study_commands.importlib.util, "find_spec", lambda name: None)
     result = netsor("explore")
     assert result.returncode == 2
-    assert "pip install 'netsor[explore]'" in result.stderr
+    assert "pip install marimo uvicorn" in result.stderr
 
 
 def test_a_port_that_is_taken(served, monkeypatch):

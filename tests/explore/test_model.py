@@ -14,6 +14,7 @@ from netsor.explore import Target, _audit_view
 from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Model, Variant, lengths
 from netsor.explore._law_views import ProgramSettings
 from netsor.studies import _process_pool
+from netsor.studies.audit._config import DrawTask
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 n = ns.Width("n")
@@ -131,10 +132,8 @@ def test_two_models_and_two_lengths(small):
 def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
     """A second model leaves the draws of the first as they are."""
     done = []
-    measure = _audit_view.measure
-    monkeypatch.setattr(
-        _audit_view, "measure", lambda part, progress: done.append(part) or measure(part, progress=progress)
-    )
+    run = DrawTask.run
+    monkeypatch.setattr(DrawTask, "run", lambda task, progress: done.append(task) or run(task, progress))
     last(Model(small, tokens=(3,)))
     last(Model(small, replace(small, std=0.1), tokens=(3,)))
     assert [part.subject.model.name for part in done] == [small.model.name, replace(small, std=0.1).model.name]

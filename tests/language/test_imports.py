@@ -3,13 +3,20 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import netsor
 
 ROOT = Path(netsor.__file__).parent
+
+
+@cache
+def parsed(text):
+    """All nodes of a file."""
+    return list(ast.walk(ast.parse(text)))
+
+
 FOLDERS = (ROOT / "language", ROOT / "laws")
 FILES = {path.relative_to(ROOT).with_suffix("").parts for path in ROOT.rglob("*.py")}
 
@@ -17,7 +24,7 @@ FILES = {path.relative_to(ROOT).with_suffix("").parts for path in ROOT.rglob("*.
 def imports(text, here, files):
     """The files that a file imports, wherever in it the import stands; of a folder, the file that is run for it."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in parsed(text):
         if isinstance(node, ast.ImportFrom) and node.level:
             folder = (*here[: -node.level], *(node.module.split(".") if node.module else ()))
             for alias in node.names:
@@ -66,16 +73,25 @@ def test_laws_know_no_network():
     """Networks ask laws, and never the other way round: what is above them, `nn` and `engine`, they do not import."""
     found = set()
     for path in (ROOT / "laws").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in parsed(path.read_text()):
             if isinstance(node, ast.ImportFrom) and node.level == 2:
                 found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
-    assert found <= {"language", "activations", "_array_api", "_repr_html", "_mpl_style", "_files", "_validate"}
+    assert found <= {
+        "language",
+        "activations",
+        "_array_api",
+        "_executors",
+        "_repr_html",
+        "_mpl_style",
+        "_files",
+        "_validate",
+    }
 
 
 def documentation(source):
     """How many lines of a file are docstrings of classes and functions, which readers of the code pass over."""
     kinds = (ast.ClassDef, ast.FunctionDef)
-    documented = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and ast.get_docstring(node)]
+    documented = [node for node in parsed(source) if isinstance(node, kinds) and ast.get_docstring(node)]
     return sum(node.body[0].end_lineno - node.body[0].lineno for node in documented)
 
 
@@ -89,9 +105,11 @@ def test_files_are_short():
 # Each may import those after it. A room is a folder or a file of the package.
 ROOMS = (
     "__main__",
+    "_browser_cells",
     "cli",
     "explore",
     "studies",
+    "paper",
     "torch",
     "models",
     "_regressor",
@@ -103,9 +121,11 @@ ROOMS = (
     "engine",
     "laws",
     "language",
+    "optim",
     "derivatives",
     "activations",
     "_array_api",
+    "_executors",
     "_repr_html",
     "_mpl_style",
     "_files",
@@ -118,11 +138,11 @@ def rooms_of(path):
     """The other rooms that a file imports."""
     inside = path.relative_to(ROOT).parts
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parsed(path.read_text()):
         if isinstance(node, ast.ImportFrom) and node.level == len(inside):  # from the package itself
             names = [node.module] if node.module else [alias.name for alias in node.names]
             found |= {name.split(".")[0] for name in names}
-    return {"studies" if name == "paper" else "_program" if name == "Program" else name for name in found}
+    return {"_program" if name == "Program" else name for name in found}
 
 
 def test_imports_go_downward():
@@ -138,9 +158,9 @@ def test_imports_go_downward():
     assert {("_program", "engine"), ("nn", "laws"), ("models", "nn"), ("studies", "models")} <= seen
 
 
-@pytest.mark.parametrize("module", ["_program", "cli._subject", "cli._audit_run", "cli._coord_check_run"])
-def test_what_is_slow_to_import_is_imported_when_it_is_needed(module):
+def test_what_is_slow_to_import_is_imported_when_it_is_needed():
     """A command that ends at once, or that needs no plan, should not wait for it; a plan needs nothing of scipy."""
+    modules = ("_program", "cli._subject", "cli._study_requests")
     slow = (
         "scipy.special",
         "scipy.sparse",
@@ -154,7 +174,8 @@ def test_what_is_slow_to_import_is_imported_when_it_is_needed(module):
         "jax",
         "torch",
     )
-    code = f"import sys, netsor.{module}; print([name for name in {slow} if name in sys.modules])"
+    loaded = ", ".join(f"netsor.{module}" for module in modules)
+    code = f"import sys, {loaded}; print([name for name in {slow} if name in sys.modules])"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert made.stdout.strip() == "[]"
 

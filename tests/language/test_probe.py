@@ -200,7 +200,7 @@ def test_a_function_is_probed_once():
 
 def test_numpys_functions_are_probed_once(monkeypatch):
     ns.nonlin(np.arctan, x(2))
-    monkeypatch.setattr(_check_function._Probe, "shape", lambda self: pytest.fail("probed again"))
+    monkeypatch.setattr(_check_function._Trial, "shape", lambda self: pytest.fail("probed again"))
     ns.nonlin(np.arctan, x(3))
 
 
@@ -216,7 +216,7 @@ def test_an_object_without_a_hash_is_probed_every_time():
 
 
 def test_the_librarys_functions_are_not_probed(monkeypatch):
-    monkeypatch.setattr(_check_function._Probe, "shape", lambda self: pytest.fail("probed"))
+    monkeypatch.setattr(_check_function._Trial, "shape", lambda self: pytest.fail("probed"))
     y = ns.nn.attention(ns.layer_norm(ns.gelu(ns.clip(x(3), 2.0))), 2, mask="causal")
     assert (ns.sigmoid(ns.mean_dot(y, y)) ** 2 / 3).sum().shape == ()
 
@@ -257,6 +257,30 @@ def test_a_partial_is_known_by_what_it_was_given():
         asked.clear()
         ns.apply(partial(masked, mask=np.array(mask), by=by), p, axes=1)
         assert bool(asked) == again
+
+
+def test_equal_functions_are_one(monkeypatch):
+    """A function that is defined in a loop over layers is tried once, and equal layers are recognised."""
+    tried, shape = [], _check_function._Trial.shape
+    monkeypatch.setattr(_check_function._Trial, "shape", lambda self: tried.append(self) or shape(self))
+
+    def network(*scales):
+        y, by = x(4), np.arange(1.0, 5.0)
+        for scale in scales:
+
+            def f(p, scale=scale):
+                return scale * by * p**2 / (p**2).sum(axis=-1, keepdims=True)
+
+            y = ns.rms_norm(y + ns.apply(f, ns.dot(ns.weight(n, n) @ y, ns.weight(n, n) @ y), axes=1) @ y)
+        return ns.Program(y)
+
+    same, different = network(*[1.0] * 12), network(1.0, 2.0, 1.0, 0.0, -0.0)
+    assert len(tried) == 4  # of 1, 2, 0 and -0
+    assert [loop.times for loop in same.plan(n=64).loops] == [11]
+    assert different.plan(n=64).loops == []
+    squares, cubes = (ns.apply(f, scores(2)) for f in (lambda p: p**2, lambda p: p**3))
+    assert len(tried) == 6
+    assert squares.op.f.f is not cubes.op.f.f
 
 
 def test_a_function_that_declares_twice():

@@ -75,7 +75,7 @@ def test_rates_by_weight_by_name_and_for_all_others():
 def test_a_rate_is_not_for_a_part_of_a_batch():
     """It would be that of all: a rate for w[0] is no rate for w[1]."""
     loss, h, w, *_ = net(batch=2)
-    with pytest.raises(ns.TraceError, match="a part of a batch of 2 matrices, which have one rate"):
+    with pytest.raises(ns.TraceError, match="a part of a batch of 2 matrices, which have one lr"):
         ns.step(h, loss, {w[0]: 0.0, None: 0.1})
     assert ns.step(h, loss, {w[[1, 0]]: 0.2, None: 0.1}).shape == h.shape
 
@@ -134,7 +134,7 @@ def test_it_is_printed():
     after = ns.Program(ns.step(h, loss, 0.1, weights=[w, b]))
     assert "first' h" in str(after)
     assert ", moved along " in str(after)
-    assert r"after 1 step of sgd along" in after.latex()
+    assert r"after 1 step of SGD along" in after.latex()
     assert after.check().verdict == "conjectured"
 
 
@@ -176,7 +176,7 @@ def test_errors(call, words):
     "rate", [lambda fan_in, fan_out: 1 / 0, lambda fan_in, fan_out: float("inf"), lambda a, b: "x"]
 )
 def test_a_rate_that_is_no_number(rate):
-    with pytest.raises(ns.TraceError, match="lr or scale of first"):
+    with pytest.raises(ns.TraceError, match="lr, scale or eps of first"):
         ns.Program(ns.step(H, LOSS, rate, weights=W)).law(n=4, draws=2)
 
 

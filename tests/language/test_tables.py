@@ -46,14 +46,14 @@ def flipped(x):
 def test_no_row_is_missing():
     """Of the literal interpreter, the exact engine and the checker; the derivative of sources and indexing is none."""
     every = {operation.__name__: operation for operation in operations(Operation)}
-    assert len(every) == 20
+    assert len(every) == 21
     assert set(LITERAL) == set(every.values())
     steps = {SteppedMatMul, SteppedParameter}  # which a pass rewrites, so that they are never lowered
     assert set(every.values()) - set(BOUNDED) == {Pool, *steps}
     assert set(every.values()) - COVERED == {Pool, Rotate, *steps}  # no theorem speaks of these
     lowered = {*VECTORS, *SCALARS, *LINEAR}
     assert set(every.values()) <= lowered | steps
-    without = {"Gaussian", "Data", "Normal", "Constant", "Root", "Take", "Join", "Pool"}
+    without = {"Gaussian", "Data", "Normal", "Constant", "Hyperparameter", "Root", "Take", "Join", "Pool"}
     assert {name for name, kind in every.items() if kind not in RULES} == without
 
 

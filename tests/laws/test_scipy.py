@@ -108,7 +108,7 @@ def test_generators():
         np.testing.assert_array_equal(law.rvs(5, seed=3), law.rvs(5, rng=np.random.default_rng(3)))
         rng = np.random.default_rng(3)
         assert (law.rvs(5, rng=rng) != law.rvs(5, rng=rng)).all()
-        with pytest.raises(ns.LawError, match="seed=1 and rng=2 say the same thing: give one"):
+        with pytest.raises(ns.LawError, match="seed=1 must be left out with rng: both determine the draws"):
             law.rvs(5, seed=1, rng=2)
-        with pytest.raises(ns.LawError, match="rng='a' must be a numpy Generator, an integer or None"):
+        with pytest.raises(ns.LawError, match=r"rng='a' must be a numpy.random.Generator or an integer"):
             law.rvs(5, rng="a")

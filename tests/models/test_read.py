@@ -95,7 +95,11 @@ REFUSED = [
     ("llama3", {ROPE: {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing from this rotary positions"),
     ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True of this qwen3 configuration"),
     ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types=.* of this qwen3 configuration"),
-    ("gemma2", {"layer_types": ["full_attention"] * 3}, "layer_types=.* of this gemma2 configuration must alternate"),
+    (
+        "gemma2",
+        {"layer_types": ["full_attention"] * 3},
+        "layer_types=.* of this gemma2 configuration must be alternating",
+    ),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True of this gemma2"),
     ("bert", {"is_decoder": True}, "is_decoder=True of this bert configuration"),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' of this bert"),

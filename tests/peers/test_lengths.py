@@ -10,7 +10,7 @@ from scipy import stats
 
 from netsor import models
 from netsor.studies._document import FLAG, OK, UNDECIDED
-from netsor.studies.audit._rule import RuleInput
+from netsor.studies.audit._findings import RuleInput
 from netsor.studies.audit._rules import RULES, judged
 
 from .test_audit import real

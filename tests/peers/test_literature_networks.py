@@ -5,8 +5,8 @@ import torch
 from scipy import stats
 from transformers import BertConfig, BertModel
 
-from netsor.studies.literature import _dong as dong
-from netsor.studies.literature import _yang as yang
+from netsor_papers.literature import _dong as dong
+from netsor_papers.literature import _yang as yang
 
 
 def tangent_kernel(width, generator):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies.literature import _deepscale, _giorlandino
-from netsor.studies.literature._giorlandino import VOCABULARY_SIZE, encoder, ids, query_gradient
+from netsor_papers.literature import _deepscale, _giorlandino
+from netsor_papers.literature._giorlandino import VOCABULARY_SIZE, encoder, ids, query_gradient
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

@@ -34,7 +34,7 @@ def test_torch_has_the_law_of_numpy(case, precision):
 
 def test_every_step_computes_what_numpy_computes():
     """Random programs, step by step, on the same arrays."""
-    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, torch), 0
+    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16), 0
 
     def compute(step, given):
         tensors = {id(a): torch.tensor(np.ascontiguousarray(a)) for a in given}  # one that is given twice is one
@@ -50,7 +50,7 @@ def test_every_step_computes_what_numpy_computes():
 def test_torch_computes_what_numpy_computes():
     """Random programs as a whole, on the same random numbers: some of these use matrices again, in full frames."""
     for plan, drawn, found in random_plans([0, 1, 2, 7, 63, 80]):
-        work = _torch._Block(choose(**TORCH), 0, 0, 16, torch)
+        work = _torch._Block(choose(**TORCH), 0, 0, 16)
         with torch.no_grad():
             made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
         assert_same(found, [array.numpy() for array in made], atol=1e-10)
@@ -81,9 +81,9 @@ def test_torch_sees_small_parts():
     """Rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
     rows = np.concatenate([nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
-    ways = _torch.library("cpu").ways
-    c = _gram_schmidt.reduced(xp, torch.tensor(products), torch.tensor(rows), ways).numpy()
-    q = _gram_schmidt.orthonormalise(xp, torch.tensor(rows), ways=ways).numpy()
+    linalg = _torch.library("cpu").linalg
+    c = _gram_schmidt.reduced(xp, torch.tensor(products), torch.tensor(rows), linalg).numpy()
+    q = _gram_schmidt.orthonormalise(xp, torch.tensor(rows), linalg=linalg).numpy()
     ours = _gram_schmidt.reduced(np, products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
@@ -115,11 +115,10 @@ def test_torch_factors_singular_matrices(case, precision):
         return lambda *arrays: slow.append(arrays[0].shape) or rule(*arrays)
 
     whole = _torch.library("cpu")
-    library = replace(whole, columns=counted(whole.columns), singly=counted(whole.singly))
-    ways = library.ways
+    linalg = replace(whole, columns=counted(whole.columns), gram_schmidt=counted(whole.gram_schmidt)).linalg
 
     def compute(rule, *arrays):
-        return rule(xp, *(torch.tensor(np.array(a)) for a in arrays), ways=ways).numpy()
+        return rule(xp, *(torch.tensor(np.array(a)) for a in arrays), linalg=linalg).numpy()
 
     factor_cases.assert_factors(case, precision, compute)
     assert not slow
@@ -144,11 +143,11 @@ def test_vectors_in_single_precision_that_hardly_differ():
     cases["few directions"] = some[..., :7]
     cases["many"] = x + 1e-8 * rng.standard_normal((5, 256, 100))  # a factor's rounding is more than vectors differ by
     cases["copies"] = np.concatenate([some[:, :20], some[:, :20]], axis=-2)
-    work = _torch._Block(choose("torch", "cpu", "float32"), 0, 0, 0, torch)
+    library = _torch.library("cpu")
     for scale in (1e-8, 1.0, 1e8):
         for name, given in cases.items():
             rows = torch.tensor(scale * given, dtype=torch.float32)
-            c = work.reduced(rows @ rows.mT, rows).double().numpy()
+            c = _gram_schmidt.reduced(library.xp, rows @ rows.mT, rows, library.linalg).double().numpy()
             wide = rows.double().numpy()
             expected, size = wide @ np.swapaxes(wide, -1, -2), np.linalg.norm(wide, axis=-1)
             size = np.where(size > 0, size, 1.0)
@@ -167,9 +166,9 @@ def test_differences_that_single_precision_holds(rows, delta):
     given = rng.standard_normal((3, 1, 300)) + delta * rng.standard_normal((3, rows, 300))
     given[:, -1] = given[:, 1]
     x, others = (torch.tensor(a, dtype=torch.float32) for a in (given, rng.standard_normal((3, 5, 300))))
-    work = _torch._Block(choose(**TORCH, precision="float32"), 0, 0, 0, torch)
-    c = work.reduced(x @ x.mT, x)
-    along = work.oriented(c, x, others).double().numpy()
+    library = _torch.library("cpu")
+    c = _gram_schmidt.reduced(library.xp, x @ x.mT, x, library.linalg)
+    along = _gram_schmidt.oriented(library.xp, c, x, others, library.linalg).double().numpy()
     c, x, others = (a.double().numpy() for a in (c, x, others))
     found, expected = np.diff(c, axis=-2), np.diff(x, axis=-2)
     np.testing.assert_allclose((found**2).sum(axis=-1), (expected**2).sum(axis=-1), rtol=0.1)

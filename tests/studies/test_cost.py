@@ -1,6 +1,7 @@
 """What studies take, told before they begin: workers, and the memory of the draws that each computes together."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from netsor.engine.backends._numpy import block_bytes
 from netsor.models import read
 from netsor.studies import _cost, _process_pool
 from netsor.studies._cost import BASE, Cost, Draw, overhead_seconds, worker_count
-from netsor.studies.audit import _audit
+from netsor.studies.audit._audit import AuditStudy
 from netsor.studies.audit._config import Request as AuditRequest
-from netsor.studies.coord_check import _check
+from netsor.studies.coord_check._check import CoordCheckStudy
 from netsor.studies.coord_check._config import Request
 from netsor.studies.coord_check._parametrisation import parametrisation
 
@@ -77,7 +78,7 @@ def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypa
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
     every = [subject for rule in request.checks for subject in request.subjects(rule)]
     sizes = [2 * block_bytes(c.plan, 64) + max(c.draw().planning_bytes, c.plan.bytes) for c in every]
-    found = _check.estimate(request)
+    found = CoordCheckStudy(request).estimate()
     assert found.bytes == max(sizes)
     assert found.random_numbers == 64 * sum(c.plan.random_numbers for c in every)
 
@@ -94,18 +95,18 @@ def test_shallow_plans_tell_what_a_deep_one_takes(name, gradients):
 PEAK = """
 import json, sys
 from netsor.models import read
-from netsor.studies.audit import _audit, _config
-from netsor.studies.coord_check import _check, _config as _coord
+from netsor.studies.audit import _config
+from netsor.studies.coord_check import _config as _coord
 from netsor.studies.coord_check._parametrisation import parametrisation
 name, options, rule = json.loads(sys.argv[1])
 model = read(name).replace(layers=2)
 if rule is None:
-    request, measure = _config.Request((model,), **options), _audit.measure
-    part = request.parts(request.subjects[0])[0]
+    request = _config.Request((model,), **options)
+    task = request.tasks(request.subjects[0])[0]
 else:
-    request, measure = _coord.Request(model, (parametrisation("sp", rule),), optimiser=rule, **options), _check.measure
-    part = request.parts(request.subjects(request.rules[0])[-1], 0)[0]
-measure(part)
+    request = _coord.Request(model, (parametrisation("sp", rule),), optimiser=rule, **options)
+    task = request.tasks(request.subjects(request.rules[0])[-1], 0)[0]
+task.run()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -128,9 +129,10 @@ def test_a_worker_takes_no_more_memory_than_is_announced(name, options, rule):
     """The memory of a worker was understated with ranges, and by a factor of three for Adam."""
     model = read(name).replace(layers=2)
     if rule is None:
-        said = _audit.estimate(AuditRequest((model,), **options)).bytes
+        said = AuditStudy(AuditRequest((model,), **options)).estimate().bytes
     else:
-        said = _check.estimate(Request(model, (parametrisation("sp", rule),), optimiser=rule, **options)).bytes
+        request = Request(model, (parametrisation("sp", rule),), optimiser=rule, **options)
+        said = CoordCheckStudy(request).estimate().bytes
     command = [sys.executable, "-c", PEAK, json.dumps([name, options, rule])]
     environment = {**os.environ, **_process_pool.ENVIRONMENT}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -149,21 +151,26 @@ def test_a_backend_says_what_it_takes():
     assert compiling == pytest.approx(jax.seconds(deep, 0))
     assert Draw.of(plan, jax).compiling == compiling > Draw.of(plan).compiling == 0
     requests = (Request(stack, widths=[16, 64], lr=0.1, draws=8, backend=backend) for backend in (Numpy(), jax))
-    here, there = map(_check.estimate, requests)
+    here, there = (CoordCheckStudy(request).estimate() for request in requests)
     assert there.seconds - here.seconds > 10 * COMPILE_SECONDS / _cost.cores()
     assert there.bytes > here.bytes
 
 
-def test_a_log_has_a_line_for_each_part(monkeypatch, capsys):
+def test_a_log_has_a_line_for_each_part(monkeypatch, caplog):
     """Unless a terminal shows a bar, or lines would follow each other too soon."""
+    caplog.set_level("INFO", "netsor")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     assert _process_pool.with_progress(iter("ab"), 2, "audit", "part") == ["a", "b"]
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["audit: 1 of 2 parts", "audit: 2 of 2 parts"]
+    assert [line.split(",")[0] for line in caplog.messages] == ["audit: 1 of 2 parts", "audit: 2 of 2 parts"]
+    caplog.clear()
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 60.0)
     _process_pool.with_progress(iter("ab"), 2, "audit", "part")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     _process_pool.with_progress(iter("ab"), 2, "audit", "part", progress=False)
+    monkeypatch.setattr(logging.getLogger("netsor"), "level", logging.WARNING)  # for all calls
+    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    monkeypatch.undo()
+    monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(_process_pool, "on_terminal", lambda: True)
     _process_pool.with_progress(iter("ab"), 2, "audit", "part")
-    assert " of 2 parts" not in capsys.readouterr().err
+    assert caplog.messages == []

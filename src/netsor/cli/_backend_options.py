@@ -91,7 +91,7 @@ def pop_backend(options: dict[str, Any], auto: bool = False) -> BackendChoice:
     if address != "local" and (match is None or not 0 < int(match["port"]) < 2**16):
         raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
     if importlib.util.find_spec("distributed") is None:
-        raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install 'netsor[dask]'")
+        raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
     return BackendChoice(found, local=True) if address == "local" else BackendChoice(found, _joined(address))
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from .._executors import threads_start
 from ..engine._parallel import cores, in_bytes, memory
 from ..engine._plan import Plan
 from ..engine._sampler import MAX_STORED_REPLICAS
@@ -84,7 +85,8 @@ def slow_notice(what: str) -> Iterator[None]:
     """Say what is being done, if it is not done within SILENT seconds."""
     timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C ends it"])
     timer.daemon = True
-    timer.start()
+    if threads_start():
+        timer.start()
     try:
         yield
     finally:

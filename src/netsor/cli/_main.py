@@ -8,11 +8,13 @@ a worker or a cluster closes a connection. Commands add codes of their own, such
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -21,7 +23,6 @@ from ._options import cli
 from ._output import echo_error
 from ._signals import Watch
 
-PACKAGE = Path(__file__).parent.parent
 INTERRUPTED = 130
 CLOSED = 128 + 13  # SIGPIPE
 
@@ -62,7 +63,7 @@ def _invoked(watch: Watch) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
             warnings.filterwarnings("ignore", "tqdm:")  # its own, of a progress bar that cannot be drawn
-            with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
+            with _logged(), cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
                 cli.invoke(context)
         return 0
     except BrokenPipeError:
@@ -82,13 +83,37 @@ def _invoked(watch: Watch) -> int:
         return _report_unexpected(error)
 
 
+class _Lines(logging.Handler):
+    """What the library logs, as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        echo_error(record.getMessage())
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    log, lines = logging.getLogger("netsor"), _Lines(logging.INFO)
+    before, log.propagate = (log.level, log.propagate), False
+    log.setLevel(logging.INFO)
+    log.addHandler(lines)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
 def _report_unexpected(error: BaseException) -> int:
     """An error that no command expected."""
     from ._load_program import LOADED, one_line
 
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
-    raised = bool(own) and own[-1] is frames[-1] and (frames[-1].line or "").startswith("raise ")
+    papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
+    folders = [Path(__file__).parent.parent, *map(Path, papers)]
+    own = [(frame, f) for frame in frames for f in folders if Path(frame.filename).is_relative_to(f)]
+    raised = bool(own) and own[-1][0] is frames[-1] and (frames[-1].line or "").startswith("raise ")
     match error:
         case SystemExit():
             echo_error(f"FILE:PROGRAM: {one_line(error)}")
@@ -106,7 +131,7 @@ def _report_unexpected(error: BaseException) -> int:
         case _ if any(frame.filename in LOADED for frame in frames):
             echo_error(f"FILE:PROGRAM failed: {type(error).__name__}: {one_line(error)}")
         case _:
-            place = f"{Path(own[-1].filename).relative_to(PACKAGE)}:{own[-1].lineno}" if own else "start"
+            place = f"{Path(own[-1][0].filename).relative_to(own[-1][1])}:{own[-1][0].lineno}" if own else "start"
             echo_error(
                 f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {one_line(error)}"
             )

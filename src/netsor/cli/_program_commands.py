@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def law_command(
     draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
 ) -> None:
-    """The law of one output coordinate of the attention layer, or of a program of one's own.
+    """The law of one output coordinate of the attention layer, or of your own program.
 
     FILE:PROGRAM is a .py file (which is run) or module, a colon, and the name of a program in it or of a function that
     returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
@@ -107,7 +107,7 @@ def compare_command(
 ) -> None:
     """Width N against width ∞: KL, total variation, Wasserstein-1, Kolmogorov, each with an error.
 
-    Of a program of one's own, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
+    For your own program, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
     """
     from ..laws import distances
     from ._budget import announce
@@ -119,7 +119,7 @@ def compare_command(
         raise click.UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
         raise click.UsageError(
-            "--keep-head-dim and --infinite-heads exclude each other: the latter takes d to infinity"
+            "--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity"
         )
     with stdout_to_stderr(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
@@ -158,7 +158,7 @@ NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 def plan_command(as_json: bool, **options: Any) -> None:
     """What would be drawn and computed for one replica, and what it costs; nothing is drawn.
 
-    Of the attention layer, or of a program of one's own, FILE:PROGRAM with --bind; FILE is run. With --backend and
+    Of the attention layer, or of your own program, FILE:PROGRAM with --bind; FILE is run. With --backend and
     --device it is the plan that law makes there: a device that is named need not be here, since a plan depends on cpu
     or cuda alone. It is the same in both precisions; bytes are those of double precision.
     """

@@ -13,6 +13,7 @@ import sys
 import threading
 
 from .. import _early_sigint
+from .._executors import threads_start
 from ._output import echo_error
 
 GRACE = 0.7  # seconds for the main thread to clean up and end
@@ -37,7 +38,7 @@ class Watch:
         if signal.getsignal(signal.SIGINT) in (_early_sigint.leave, signal.default_int_handler):
             signal.signal(signal.SIGINT, _once)
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (self._warnings, QUIET)))
-        if sys.platform != "win32":
+        if sys.platform != "win32" and threads_start():
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, end == self._pipe[0])

@@ -3,65 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import click
 
 from .._validate import shown
 from ..engine._parallel import in_bytes
 from ..models import Transformer, read, settings
-from ..studies._cache import Store
-from ..studies._cost import Cost
+from ..studies import Cost, Result, Study
 from ._backend_options import BackendChoice, executor_context
 from ._budget import LONGEST, in_time, slow_notice
 from ._load_program import one_line
 from ._output import check_name, echo, echo_error, echo_json, reason
 from ._signals import Watch
 
-LOST = "nothing was kept; with --out DIR finished draws are"
-NOTHING_STORED = "nothing was kept: finished draws are kept of models only"
+Found = TypeVar("Found", bound=Result)
 
 
-def resume_message(what: str) -> str:
-    """What an interrupted study leaves in its folder."""
-    return f"finished {what} are kept, and the same command goes on from there"
-
-
-class StudyJob(NamedTuple):
-    """A study that was asked for, with what is to be told of it."""
-
-    request: Any  # with `out`, `workers` and `own`
-    cost: Cost
-    what: str  # such as "gpt2: 200 draws of 16 tokens"
-    less: str  # what would take less time
-    more: str = ""  # said after what it takes
-
-
-def run_study(
-    watch: Watch, where: BackendChoice, asked: Callable[[], StudyJob], prepare: Callable[[Any], object],
-    run: Callable[[Any, Executor | None], Any],
-) -> Any:  # fmt: skip
-    """Run the study that is `asked` for, after its folder is prepared."""
+def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found]]) -> Found:
+    """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
     with usage_errors(), slow_notice("planning"):
-        request, cost, what, less, more = asked()
-    on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated
+        study = make()
+        cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # what a device takes is not estimated
+        less = study.cheaper(cost) if on_cores else ""
+    request = study.request
     if on_cores and cost.clock > LONGEST:
-        raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less} take less")
-    if request.out is not None and not request.own and Store(request.out / "parts").any():
+        raise click.UsageError(
+            f"{request.title} would take about {in_time(cost.clock)}; {less or f'{request.smaller} take less'}"
+        )
+    more = request.remark + (f"; {less}" if less else "")
+    if request.store is not None and request.store.any():
         more = f"; what is finished in --out is not drawn again{more}"
-    left = LOST if request.out is None else NOTHING_STORED if request.own else resume_message("draws")
+    left = f"finished {request.kept} are kept, and the same command goes on from there"
+    if request.out is None:
+        left = f"nothing was kept; with --out DIR finished {request.kept} are"
+    elif request.own:
+        left = f"nothing was kept: finished {request.kept} are kept of models only"
     with usage_errors(), report_errors(watch, request.out, left):
-        prepare(request)
-        taken = f"on {where.backend.device}"
-        if on_cores:
-            taken = f"about {in_time(cost.clock)} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker"
-            taken += "s" * (cost.workers > 1)
-        echo_error(f"{what}, from about {_rounded(cost.random_numbers)} random numbers, {taken}{more}")
+        study.prepare()
+        echo_error(f"{request.title}, {_taken(cost, where)}{more}")
         with executor_context(where, request.workers) as how:
-            return run(request, how.get("executor"))
+            return study.run(how.get("executor"))
+
+
+def _taken(cost: Cost, where: BackendChoice) -> str:
+    """Random numbers, time and memory, in words."""
+    size = 10 ** max(0, len(str(cost.random_numbers)) - 2)  # two digits, since it is an estimate
+    numbers = f"from about {round(cost.random_numbers / size) * size:,} random numbers, " if cost.random_numbers else ""
+    if where.backend.kind != "cpu":
+        return f"{numbers}on {where.backend.device}"
+    needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
+    return f"{numbers}about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
+
+
+def typed() -> str:
+    """The command line, for the manifest."""
+    return shlex.join(["netsor", *sys.argv[1:]])
 
 
 def printed(
@@ -110,12 +111,6 @@ def usage_errors(about: str = "") -> Iterator[None]:
         if not about and getattr(error, "argument", None) is not None:
             raise
         raise click.UsageError(about + one_line(error)) from None
-
-
-def _rounded(count: int) -> str:
-    """Two digits, since it is an estimate."""
-    size = 10 ** max(0, len(str(count)) - 2)
-    return f"{round(count / size) * size:,}"
 
 
 def model_of(option: str, source: str) -> Transformer:

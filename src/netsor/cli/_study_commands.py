@@ -13,10 +13,24 @@ from typing import Any
 import click
 
 from .._validate import real, shown
-from ._backend_options import pop_backend, where_options
+from ._backend_options import BackendChoice, pop_backend, where_options
 from ._options import DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
 from ._output import check_name, echo, echo_error, stdout_to_stderr
 from ._signals import Watch
+
+
+def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
+    """The backend of a study, taken out of its options; the folder and the command line are put into them."""
+    from ._study import typed
+
+    if out is not None:
+        check_name("--out", out)
+    from ..engine.backends import Numpy
+
+    where = pop_backend(options, auto) if "backend" in options else BackendChoice(Numpy())
+    options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed()}
+    return where
+
 
 FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left its band of --baseline
 
@@ -50,7 +64,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
 )
-@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, in place of --tokens.")
+@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
 @click.option(
     "--draws",
     type=MIN_DRAWS,
@@ -100,16 +114,14 @@ def audit_command(
     With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
     earlier audit are never overwritten.
     """
-    from ._audit_run import against, audited, earlier_of, rules_of
-    from ._study import printed, usage_errors
+    from ._study import printed, run_study, usage_errors
+    from ._study_requests import against, audit_study, earlier_of, rules_of
 
-    if out is not None:
-        check_name("--out", out)
     rules = rules_of(fail_on, options)
     earlier = earlier_of(baseline)
-    where = pop_backend(options, auto=True)
+    where = study_options(options, out, auto=True)
     with stdout_to_stderr(as_json):
-        found = audited(watch, out, where, options, rules, earlier)
+        found = run_study(watch, where, lambda: audit_study(options, rules, earlier))
     verdict, left = against(found, earlier)
     with usage_errors(f"--fail-on {shown(fail_on)}: "):  # what only the draws tell, as that no branch adds anything
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
@@ -162,7 +174,11 @@ TOLERANCE = Number(real, above=0, most=1)
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=MIN_FOUR, default=32, show_default=True, help="Initialisations at each width.")
 @click.option(
-    "--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="How far an exponent may be from its promise."
+    "--tolerance",
+    type=TOLERANCE,
+    default=0.1,
+    show_default=True,
+    help="How far an exponent may be off.",
 )
 @click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
@@ -182,19 +198,17 @@ def coord_check_command(
     FILE is run. No weight is drawn and nothing is trained. With --out a check of a model that was interrupted goes on
     where it stopped; files in the folder that are not of an earlier check are never overwritten.
     """
-    from ._coord_check_run import checked
-    from ._study import printed
+    from ._study import printed, run_study
+    from ._study_requests import coord_check_study
 
-    if out is not None:
-        check_name("--out", out)
-    where = pop_backend(options)
+    where = study_options(options, out)
     with stdout_to_stderr(as_json):
-        found = checked(watch, out, where, options)
+        found = run_study(watch, where, lambda: coord_check_study(options))
     printed(found, out, as_json, verbose)
     bad = [check for check in found if not check.kept]
     if fail and bad:
         told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as promised: {told}")
+        echo_error(f"not as expected: {told}")
         raise click.exceptions.Exit(FAILED)
 
 
@@ -225,10 +239,13 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
     the folder that are not of an earlier run are never overwritten.
     """
-    from ._reproduce_run import reproduced
+    from netsor_papers.paper._reproduce import PaperStudy, Request
 
-    check_name("--out", out)
-    reproduced(watch, names, out, pop_backend(options), options)
+    from ._study import run_study
+
+    where = study_options(options, out)
+    done = run_study(watch, where, lambda: PaperStudy(Request(names, **options)))
+    echo("\n".join([f"report: {done.report}", *done.summary]))
 
 
 @cli.command("literature")
@@ -242,22 +259,18 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
-    """Published results on transformers at initialisation, each beside the exact law, with a verdict.
+    """Published results on transformers at initialisation, each compared with the exact law, with a verdict.
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
     that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
     overwritten.
     """
-    from ..studies.literature._study import Options, prepare, run
-    from ._budget import announce
-    from ._study import report_errors, resume_message
+    from netsor_papers.literature._study import LiteratureStudy, Request
 
-    check_name("--out", out)
-    asked = Options(names, Path(out), **options)
-    with report_errors(watch, asked.out, resume_message("parts")):
-        prepare(asked)
-        announce(asked.seconds)
-        done = run(asked)
+    from ._study import run_study
+
+    where = study_options(options, out)
+    done = run_study(watch, where, lambda: LiteratureStudy(Request(names, **options)))
     echo(f"{done.table(verbose)}\n\nreport: {done.report}")
 
 
@@ -274,10 +287,10 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     one's own too, for its widths and the numbers that its function takes; FILE is run.
     """
     if arguments and program is None:
-        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM that it is about")
+        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
     for package in ("marimo", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            raise click.UsageError(f"explore needs {package}, which is not installed: pip install 'netsor[explore]'")
+            raise click.UsageError(f"explore needs {package}, which is not installed: pip install marimo uvicorn")
     from ..explore import Target, serve
     from ._load_program import find
 

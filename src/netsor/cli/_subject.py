@@ -21,8 +21,8 @@ from ..engine._parallel import check_memory, memory
 from ..engine.backends import Backend, Numpy
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
+from ..paper import layer
 from ..studies._cost import planning_bytes
-from ..studies.paper import layer
 from ._budget import Cost, check_budget, layer_bytes, plan_cost, slow_notice
 from ._load_program import bound, load
 from ._options import MAX_EXACT_INT, SIGMAS
@@ -85,7 +85,7 @@ def subject(
     if target is None:
         for option, values in (("--bind", binds), ("--arg", arguments)):
             if values:
-                raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
+                raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
         if options["activation"] != "clip" and _is_given("clip"):
             raise click.UsageError(f"--clip {options['clip']:g} is for --activation clip, not {options['activation']}")
         return _built_in(draws, both, backend, options["coordinates"], **{name: options[name] for name in LAYER})

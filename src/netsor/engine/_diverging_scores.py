@@ -50,8 +50,11 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     """
     values = topological_order(outputs)
     made, backward = _gaussian_sources(values), _after_transposes(values)
-    unclear = [p for p in scores if _in_limit(p) and p not in backward]
-    unclear = [p for p in unclear if not _independent(*(made[x] for x in p.op.inputs))]
+    unclear = []
+    for p in scores:
+        x, y = (made[factor] for factor in p.op.inputs)
+        if _in_limit(p) and p not in backward and (x is None or y is None or not x.isdisjoint(y)):
+            unclear.append(p)
     if not unclear:
         return set()
     new, asked = _without_scores(values), asked_entries(outputs)
@@ -103,10 +106,6 @@ def _after_transposes(values: Sequence[Value]) -> set[Value]:
         if transpose or not found.isdisjoint(value.op.inputs):
             found.add(value)
     return found
-
-
-def _independent(x: frozenset[Source] | None, y: frozenset[Source] | None) -> bool:
-    return x is not None and y is not None and x.isdisjoint(y)
 
 
 def _without_scores(values: Sequence[Value]) -> dict[Value, Any]:

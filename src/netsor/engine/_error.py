@@ -40,7 +40,15 @@ class ExactError(ValueError):
         return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
-class NoLimitError(ExactError):
+class UnplacedError(ExactError):
+    """An error that names no line of the user's code."""
+
+    def __init__(self, problem: str) -> None:
+        self.plain = problem
+        ValueError.__init__(self, problem)
+
+
+class NoLimitError(UnplacedError):
     """A program that provably has no limit at infinite width; it says which score diverges.
 
     Parameters
@@ -62,17 +70,9 @@ class NoLimitError(ExactError):
     program has no limit
     """
 
-    def __init__(self, problem: str) -> None:
-        self.plain = problem
-        ValueError.__init__(self, problem)
 
-
-class InfiniteError(ExactError):
+class InfiniteError(UnplacedError):
     """A Gaussian expectation that is infinite, or that no rule resolves; it says of which function."""
-
-    def __init__(self, problem: str) -> None:
-        self.plain = problem
-        ValueError.__init__(self, problem)
 
 
 class QuadratureWarning(UserWarning):

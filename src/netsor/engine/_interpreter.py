@@ -33,8 +33,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "lost": _gram_schmidt.nan_if_lost,
     "reduced": _gram_schmidt.reduced,
     "oriented": _gram_schmidt.oriented,
-    "alike": _ops.alike,
-    "identified": _ops.identified,
     "kernel": _expectation_ops.kernel,
     "moments": _expectation_ops.moments,
     "tilted": _expectation_ops.tilted,

@@ -6,14 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..activations import Function
-from ..language._check_function import content_of
+from ..language._check_function import content
 from ._cost_model import CPU
 
 Array = Any
@@ -31,20 +29,31 @@ FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 @dataclass(frozen=True, eq=False)
 class Register:
-    """A named array of a plan: its shape in one replica; its value, if that is the same for all replicas."""
+    """A named array of a plan: its shape in one replica; its value, if that is the same for all replicas.
+
+    The value of a hyperparameter is a placeholder, which `Plan.bind` replaces: nothing is computed from it in advance.
+    """
 
     shape: Shape
     value: Array | None = None  # (1, *shape)
+    hyperparameter: str | None = None
 
     @property
     def varies(self) -> bool:
-        """Whether it differs between replicas."""
-        return self.value is None
+        """Whether it differs between replicas, or between uses of the plan."""
+        return self.value is None or self.hyperparameter is not None
 
     @property
     def size(self) -> int:
         """Its entries in one replica."""
         return math.prod(self.shape)
+
+
+def given_number(name: str, number: float) -> Register:
+    """The register of a hyperparameter, whose array no step may overwrite."""
+    value = np.full(1, number)
+    value.flags.writeable = False
+    return Register((), value, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,15 +201,3 @@ def kind_of(step: Step, place: int, made: Mapping[Register, int]) -> Any:
     )
     params = {name: value for name, value in step.params.items() if name not in ("key", "by")}
     return key_of(step.kind, args, params) or id(step), step.out.shape
-
-
-def content(value: Any) -> Any:
-    """What two parameters of steps are compared by: arrays by their numbers, functions by what they compute."""
-    match value:
-        case np.ndarray():
-            return content_of(value)
-        case Function():
-            return content(value.f), value.breaks, content(value.smoothed), value.parity
-        case partial():
-            return value.func, value.args, tuple((name, content(given)) for name, given in value.keywords.items())
-    return value

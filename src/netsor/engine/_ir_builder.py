@@ -14,7 +14,7 @@ from ..activations import Function
 from ..language._check_function import content_of
 from . import _psd_cholesky
 from ._interpreter import RULES
-from ._ir import Array, Register, Shape, Step, key_of, terms
+from ._ir import Array, Register, Shape, Step, given_number, key_of, terms
 
 MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
 INVERSE_RTOL = 1e-15  # off 1: a number times its inverse
@@ -53,6 +53,10 @@ class Builder:
         if key not in self.known:
             self.known[key] = Register(numbers.shape, np.array(numbers, dtype=np.float64)[None])
         return self.known[key]
+
+    def hyperparameter(self, name: str) -> Register:
+        """A number that is given when the plan runs."""
+        return self.known.setdefault(("hyperparameter", name), given_number(name, 1.0))
 
     def draw(self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any) -> Register:
         """Random numbers of one stream: `normals`, or `chi` with degrees of freedom along the last axis."""

@@ -5,6 +5,7 @@ Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import pickle
@@ -17,11 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-try:
-    import resource
-except ImportError:  # on Windows
-    resource = None  # type: ignore[assignment]
-
+from .._executors import InlineExecutor, threads_start
 from .._validate import ArgumentError, progress_of, whole
 
 T = TypeVar("T")
@@ -110,7 +107,9 @@ def memory() -> float:
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
         with suppress(OSError, ValueError):
             known.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    if resource is not None:
+    with suppress(ImportError):  # on Windows, and in a browser
+        import resource
+
         soft = resource.getrlimit(resource.RLIMIT_AS)[0]
         if soft != resource.RLIM_INFINITY:
             known.append(soft)
@@ -140,30 +139,35 @@ def run(
 
     `work(part, tick)` calls `tick(draws)` after every block of draws. That moves the progress bar, and raises once the
     run has ended early: after an interrupt no thread works longer than a block. There are `workers` threads (as many
-    as cores, if None), or any `concurrent.futures.Executor`; one with other processes reports progress by whole chunks,
-    and finishes the chunks that it has begun. Up to `together` chunks are one task of an executor, because each task
-    has an overhead. A Dask cluster is sent the work once, and repeats the chunks of a worker that died. `progress` is a
-    function of (draws done, draws in all), or True for a bar on a terminal.
+    as cores, if None; where none can start, chunks are done here), or any `concurrent.futures.Executor`; one with other
+    processes reports progress by whole chunks, and finishes the chunks that it has begun. Up to `together` chunks are
+    one task of an executor, because each task has an overhead. A Dask cluster is sent the work once, and repeats the
+    chunks of a worker that died. `progress` is a function of (draws done, draws in all), or True for a bar on a
+    terminal.
     """
     if workers is not None:
         workers = whole(workers, "workers")
     progress_of(progress)
     check_executor(executor, "threads")
-    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
-    pool = own or executor
-    assert pool is not None
+    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None and threads_start() else None
+    pool = own or executor or InlineExecutor()
     slots = at_once(workers, executor)
     ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
     if executor is None:
         together = 1
     together = max(1, min(together, len(parts) // (4 * slots)))
     waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
-    sent = _sent(executor, work)
+    client = getattr(executor, "_client", None)  # of Dask: every worker gets a copy of the work once
+    sent: Any = work if client is None else client.scatter(work, broadcast=True, hash=False)
     pending: dict[Future[list[T]], Sequence[range]] = {}
     total = sum(map(len, parts))
     finished = shown = 0
     tick = Tick()
-    bar = _bar(total) if progress is True and on_terminal() else None
+    bar = None
+    if progress is True and on_terminal() and not quiet():
+        from tqdm import tqdm  # slow to import, and of use on a terminal alone
+
+        bar = tqdm(total=total, unit=" draws", delay=1, leave=False)
     try:
         while True:
             for some in waiting:
@@ -198,16 +202,15 @@ def check_executor(executor: object, otherwise: str) -> None:
         raise ArgumentError("executor", executor, f"a concurrent.futures.Executor, or None for {otherwise}")
 
 
+def quiet() -> bool:
+    """Whether progress is switched off for all calls: the level of the logger "netsor" is set above INFO."""
+    return logging.getLogger("netsor").level > logging.INFO
+
+
 def on_terminal() -> bool:
     """Whether a progress bar can be seen."""
     ask = getattr(sys.stderr, "isatty", None)  # stderr may be None, or an object of the user's
     return ask is not None and ask()
-
-
-def _bar(total: int) -> Any:
-    from tqdm import tqdm  # slow to import, and of use on a terminal alone
-
-    return tqdm(total=total, unit=" draws", delay=1, leave=False)
 
 
 def _result(future: Future[list[T]]) -> list[T]:
@@ -231,12 +234,6 @@ def at_once(workers: int | None, executor: Executor | None) -> int:
         return max(1, int(sum(client.nthreads().values())))
     said = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # of MPI, and of Python
     return said if isinstance(said, int) and said > 0 else cores()
-
-
-def _sent(executor: Executor | None, work: Any) -> Any:
-    """The work as it is passed to tasks: on a Dask cluster, a reference to a copy on every worker."""
-    client = getattr(executor, "_client", None)
-    return work if client is None else client.scatter(work, broadcast=True, hash=False)
 
 
 def _parts(

@@ -6,14 +6,15 @@ Arrays that are the same for all replicas are computed while the plan is made, a
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .._repr_html import note, table, title
 from ._cost_model import CPU
-from ._ir import VIEWS, Loop, Register, Step, kind_of, loops
+from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
 
 LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
 
@@ -173,7 +174,28 @@ class Plan:
     @property
     def constant(self) -> bool:
         """Whether the law does not depend on any random number: then one replica is the law."""
-        return not (self.mean.varies or self.columns.varies)
+        return not any(step.kind in DRAWS for step in self.steps)
+
+    def bind(self, numbers: Mapping[str, float]) -> Plan:
+        """The plan with numbers for its hyperparameters.
+
+        Parameters
+        ----------
+        numbers : mapping of str to float
+            The numbers by name.
+        """
+        new = {name: given_number(name, number) for name, number in numbers.items()}
+
+        def given(register: Register) -> Register:
+            return new.get(register.hyperparameter or "", register)
+
+        made = copy.copy(self)
+        made.mean, made.columns = given(self.mean), given(self.columns)
+        made.steps = [
+            replace(step, args=tuple(map(given, step.args))) if any(a.hyperparameter for a in step.args) else step
+            for step in self.steps
+        ]
+        return made
 
     def seconds(self, draws: int) -> float:
         """Roughly the seconds that so many draws take on one core.

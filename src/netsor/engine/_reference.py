@@ -19,20 +19,21 @@ from .._validate import shown, whole
 from ..language import _operation as ops
 from ..language._array import Operation, Source, Value, rule_for
 from ..language._graph import narrow, topological_order, weights_of
-from ..language._operation import OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._operation import SteppedMatMul, SteppedParameter, scalars_of
 from ..language._parameters import Weight
 from ..language._rotary import Rotate
 from ..language._score import Pool
 from ..language._vector import Vector
+from ..optim import Coefficients, Rates, orthogonalised
 from ._parallel import check_memory, cores, memory
 from ._rng_keys import chunks, generator
 from ._sampler import Sampling
 
 Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None
+_Moved = tuple[Array, Mapping[Any, Any]]  # a parameter, and what each of its optimisers remembers
 
 CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
-MUON_SINGULAR_VALUE_RTOL = 1e-5  # over the largest: singular values of a gradient that Muon's polar factor leaves out
 
 
 def simulate(
@@ -135,7 +136,8 @@ class _Literal:
         )
         self.drawn: dict[Value, Array] = {}
         self.matrices: dict[tuple[Source, int], Array] = {}
-        self.after: dict[tuple[Source, int, tuple[OptimiserStep, ...]], Array] = {}
+        self.after: dict[tuple[object, ...], _Moved] = {}  # matrices, by the steps that they have made
+        self.states: dict[Value, Mapping[Any, Any]] = {}  # what optimisers remember of initial vectors
 
     def normals(self, source: Source, member: int, *shape: int) -> Array:
         stream = generator(self.seed, self.sources[source], member, self.chunk)
@@ -155,18 +157,18 @@ class _Literal:
 
     def moved(self, op: SteppedMatMul, member: int) -> Array:
         """W after its steps, (replicas, out, in), really moved."""
-        steps: tuple[OptimiserStep, ...] = ()
-        w = self.matrix(op.weight.drawn, member)
+        key: tuple[object, ...] = (op.weight.source, member)
+        found: _Moved = (self.matrix(op.weight.drawn, member), {})
         for number, rule in enumerate(op.steps):
-            steps = (*steps, rule)
-            key = op.weight.source, member, steps
-            if key not in self.after:
-                self.after[key] = self._after(w, op, member, number)
-            w = self.after[key]
-        return w
+            key = (*key, rule)
+            gradient = None if key in self.after else self._gradient(op, member, number)
+            if gradient is not None:
+                self.after[key] = _updated(found, gradient, op, number, self)
+            found = self.after.setdefault(key, found)
+        return found[0]
 
-    def _after(self, w: Array, op: SteppedMatMul, member: int, number: int) -> Array:
-        gradient, rule = None, op.steps[number]
+    def _gradient(self, op: SteppedMatMul, member: int, number: int) -> Array | None:
+        total = None
         for left, right, part in zip(op.left, op.right, op.parts, strict=True):
             if part.step == number and member in part.members:
                 pair = [
@@ -174,8 +176,8 @@ class _Literal:
                     for a in (self.drawn[left], self.drawn[right])
                 ]
                 made = part.size(self.widths) * (np.swapaxes(pair[0], -1, -2) @ pair[1])
-                gradient = made if gradient is None else gradient + made
-        return w if gradient is None else updated(w, gradient, rule, self.widths)
+                total = made if total is None else total + made
+        return total
 
     def evaluate(self, value: Value) -> None:
         """Compute a value whose inputs are computed."""
@@ -218,32 +220,34 @@ def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Array:
 
 def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Array:
     d = sum(size * run.drawn[x] for size, x in zip(op.sizes(run.widths), op.d, strict=True))
-    return updated(run.drawn[op.x], np.asarray(d), op.rule, run.widths)
+    before = run.drawn[op.x], run.states.get(op.x, {})
+    w, run.states[value] = _updated(before, np.asarray(d), op, 0, run)
+    return w
 
 
-def updated(w: Array, gradient: Array, rule: OptimiserStep, widths: Mapping[str, float]) -> Array:
-    """A parameter after a step."""
-    lr = rule.of(rule.lr, widths)
-    if rule.optimiser == "muon":
-        gradient = rule.of(rule.scale, widths) * _orthogonalised(gradient, rule)
-    elif rule.optimiser == "adam":
-        size = np.abs(gradient) + rule.eps
-        gradient = gradient / np.where(size > 0, size, 1.0)
-    return (1.0 - lr * rule.weight_decay) * w - lr * gradient
+def _updated(
+    before: _Moved, gradient: Array, op: SteppedMatMul | SteppedParameter, number: int, run: _Literal
+) -> _Moved:
+    """A parameter, and what its optimisers remember, after a step."""
+    rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
+    axes = (1,) * (gradient.ndim - 1)
+    lr, decay = (x if isinstance(x, float) else run.drawn[x].reshape(-1, *axes) for x in scalars_of(op, number))
+    rate, adjusted = (of(run.widths) * lr for of in (rule.rate, rule.adjusted))
+    rates = Rates(rate, adjusted, rule.weight_decay * decay, rule.eps(run.widths))
+    w, state = rule.optimiser.update(_OnArrays(), before[0], gradient, before[1].get(rule.optimiser), rates)
+    return w, {**before[1], rule.optimiser: state}
 
 
-def _orthogonalised(g: Array, rule: OptimiserStep) -> Array:
-    """The polar factor of matrices, or its polynomial."""
-    if rule.newton_schulz is None:
-        u, s, v = np.linalg.svd(g, full_matrices=False)
-        kept = s > MUON_SINGULAR_VALUE_RTOL * s[:, :1]
-        return np.asarray((u * kept[:, None, :]) @ v)
-    size = np.sqrt((g * g).sum(axis=(-2, -1), keepdims=True))
-    x = g / np.where(size > 0, size, 1.0)
-    for a, b, c in rule.newton_schulz:
-        square = x @ np.swapaxes(x, -1, -2)
-        x = a * x + (b * square + c * square @ square) @ x
-    return np.asarray(x)
+class _OnArrays:
+    """What optimisers do with drawn parameters."""
+
+    def elementwise(self, f: Callable[..., Array], *given: Array) -> Array:
+        """A function of entries."""
+        return f(*given)
+
+    def orthogonalised(self, g: Array, iterations: Coefficients | None, eps: float) -> Array:
+        """Of each matrix."""
+        return np.asarray(orthogonalised(g, iterations, eps))
 
 
 def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:
@@ -294,6 +298,7 @@ LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Array]] = {
     ops.Normal: lambda run, op, value: op.std * run.normals(op.source, 0, *op.shape),
     ops.Data: lambda run, op, value: op.vectors[None],
     ops.Constant: lambda run, op, value: op.numbers[None],
+    ops.Hyperparameter: lambda run, op, value: np.array([run.widths[op.name]]),
     ops.Root: lambda run, op, value: np.array([op.of(run.widths)]),
     ops.MatMul: _matmul,
     SteppedMatMul: _stepped,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
+from .._executors import thread_pool
 from .._validate import ArgumentError, whole
 from ._interpreter import RULES, in_numpy, run
 from ._ir import VIEWS, Register, Step
@@ -89,7 +89,7 @@ class Latent:
         with one_blas_thread():
             if self.workers == 1 or len(parts) == 1:
                 return [one(part) for part in parts]
-            with ThreadPoolExecutor(min(self.workers, len(parts))) as pool:
+            with thread_pool(min(self.workers, len(parts))) as pool:
                 return list(pool.map(one, parts))
 
     def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Array], Array]:

@@ -15,15 +15,15 @@ import numpy as np
 
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
-from ..studies.audit._audit import estimate, joined, measure, result_of
+from ..studies.audit._audit import AuditStudy, joined, result_of
 from ..studies.audit._config import LENGTHS, AuditCase, Request, longest
 from ..studies.audit._config import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
+from ..studies.audit._findings import join_words
 from ..studies.audit._measurements import Draws
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
 from ..studies.audit._results import Audit, Comparison
-from ..studies.audit._rule import join_words
 from ._view import MAX_SECONDS, Band, Curve, Panel, Rows, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all
@@ -48,7 +48,7 @@ class AuditViewRequest:
     tokens: tuple[int, ...] | None = None  # as many as are quick, if None
     limit: bool = False
     gradients: bool = False
-    sharp: bool = False  # as many draws as an audit has, in place of the fewest that decide
+    sharp: bool = False  # as many draws as an audit has, rather than the fewest that decide
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
@@ -131,9 +131,9 @@ def _seconds(request: Request) -> float:
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     """The audit, here and now; what is kept is not drawn again. What `tell` raises ends it."""
     tell(0.0, seconds)
-    estimate(request)  # which refuses what does not fit in memory
+    AuditStudy(request).estimate()  # which refuses what does not fit in memory
     measured: dict[AuditCase, Draws] = {}
-    parts = {subject: request.parts(subject) for subject in request.subjects}
+    parts = {subject: request.tasks(subject) for subject in request.subjects}
     keys = {subject: (subject, request.draws_of(subject.tokens)) for subject in parts}
     weights = {subject: subject.draw.seconds for subject, key in keys.items() if key not in _kept}
     total = sum(weights[subject] * key[1] for subject, key in keys.items() if subject in weights)
@@ -147,7 +147,7 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
                 def told(draws: int, _: int, one: float = one, before: float = before) -> None:
                     tell(seconds * ((before + one * draws) / total), seconds)
 
-                arrays.append(measure(part, progress=told))
+                arrays.append(part.run(told))
                 done += one * part.draws
             while len(_kept) >= CACHED_SUBJECTS:
                 del _kept[next(iter(_kept))]
@@ -183,6 +183,7 @@ def _time(seconds: float) -> str:
 
 
 UNCHANGED = "as it is"
+STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # to choose from; None: the model's own
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ class Model:
         given += ["quick=True"] if not self.sharp else []
         if self.limit == (not self.sharp):  # what is not the default
             given += [f"widths={'both' if self.limit else 'actual'!r}"]
-        given += ["gradients=True"] if self.gradients else []
+        given += [f"gradients={self.gradients}"]
         return "\n".join(
             [
                 "import netsor as ns",

@@ -23,7 +23,7 @@ from ..engine._parallel import cores, in_bytes, memory
 from ..language import inf
 from ..laws import Estimate, HeadSum, Law, kl
 from ..models._metric_program import ProgramModel
-from ..studies import paper
+from ..paper import layer
 from ..studies._cost import Draw
 from ._audit_view import AuditViewRequest, Tell
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
@@ -33,6 +33,10 @@ DENSITY_STDS = 4.5  # standard deviations to each side that a density is drawn o
 DRAWS = (5_000, 2_000, 1_000, 500, 200)  # numbers of draws to choose from: the largest that takes less than QUICK
 QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
 SLOW = 3.0  # seconds that even the fewest draws may take
+# What sliders move over
+WIDTHS = (*(2**k for k in range(2, 17)), inf)
+HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
+CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 GAUSSIAN, INFINITE_HEADS = "the Gaussian of its variance", "infinitely many heads"
 GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
 
@@ -138,7 +142,7 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
             raise ValueError("the density leaves double precision: less extreme values are needed")
         band: Any = (value - error, value + error) if error.any() and np.isfinite(error).all() else (None, None)
         curves.append(Curve(named.label, named.look, y, value, *band))
-    top = Panel("density", "output coordinate y", "density", tuple(curves), floor=0.0)
+    top = Panel("density", "output coordinate y", "density, logarithmic", tuple(curves), log=True)  # tails show there
     if len(curves) == 1:
         return (top,)
     base = next((c for c in curves if c.look == "limit"), curves[-1])
@@ -219,7 +223,7 @@ class Layer:
         """The law at these widths, the limit, and the Gaussian of infinitely many heads."""
         if self.head_dim is not None and self.head_dim > self.width:
             raise ValueError(f"head dimension {text(self.head_dim)} must be at most the width {text(self.width)}")
-        net = paper.layer(**self.arguments)
+        net = layer(**self.arguments)
         plan = net.plan(**self.widths)  # type: ignore[arg-type]
         draws, note = afford([plan], self.draws)
         limit, end = _limit(tuple(self.arguments.items()), draws), dict.fromkeys(self.widths, inf)
@@ -240,7 +244,7 @@ class Layer:
 @functools.lru_cache(maxsize=64)
 def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
     """The limit law, kept while the width slider is moved, because it does not change then."""
-    net: Program = paper.layer(**dict(arguments))
+    net: Program = layer(**dict(arguments))
     return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
 
 

@@ -16,13 +16,11 @@ from typing import Any
 
 import marimo as mo
 
-from ..language import inf
 from ..models import RECIPES, names
-from ..studies import paper
-from ._audit_view import UNCHANGED, Model, Tell, Variant, lengths
-from ._components import fold, message, notes, table
-from ._law_views import Layer, ProgramSettings, Slider, Target, text
-from ._view import Rows, View, as_csv, as_file, as_svg, error_text
+from ..paper import ACTIVATIONS
+from ._audit_view import STDS, UNCHANGED, Model, Tell, Variant, lengths
+from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Layer, ProgramSettings, Slider, Target, text
+from ._view import Rows, View, as_csv, as_file, error_text, fold, message, view_html
 
 REST = 0.12  # seconds without a move of the sliders before distances are computed
 OFTEN = 0.3  # seconds between two updates of a progress bar
@@ -108,14 +106,7 @@ def _beside(controls: str, view: str) -> Any:
 
 
 def _view(view: View, rows: Rows, waiting: str, saved: str) -> str:
-    many = " netsor-many" if view.columns > 1 else ""
-    code = mo.md(f"```python\n{view.code}\n```").text
-    plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
-    told = "" if view.result is None else view.result._repr_html_()
-    return (
-        f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
-        f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
-    )
+    return view_html(view, rows, waiting, saved, mo.md(f"```python\n{view.code}\n```").text)
 
 
 def _saved(view: View, name: str) -> str:
@@ -128,11 +119,7 @@ def _saved(view: View, name: str) -> str:
     return f'<div class="netsor-files">{mo.hstack(buttons, justify="start", wrap=True)}</div>'
 
 
-WIDTHS = (*(2**k for k in range(2, 17)), inf)
-HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
-CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 LIVE, MANY = "as many as are quick", 50_000
-STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # None: the model's own
 SECOND, NONE, SAME = "second ", "nothing", "the same model, changed as below"
 
 
@@ -158,11 +145,11 @@ def layer_controls() -> Any:
     ends = {"over √d": "sqrt", "over d": "linear"}
     return mo.ui.dictionary(
         {
-            "heads": whole("Heads H", 64, 2),
+            "heads": whole("Heads H", 64, 1),
             "tokens": whole("Tokens s", 32, 4),
-            "width": width_slider("Width n"),
+            "width": width_slider("Width n", 16),  # one head, narrow: far from a Gaussian
             "head_dim": mo.ui.slider(0, len(HEAD_DIMS) - 1, 1, label="Head dimension d", full_width=True),
-            "activation": mo.ui.dropdown(list(paper.ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
+            "activation": mo.ui.dropdown(list(ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
             "clip": mo.ui.slider(steps=CLIPS, value=100.0, label="Clip at", show_value=True, full_width=True),
             "scaling": mo.ui.dropdown(ends, value="over √d", label="Scores", full_width=True),
             "mask": mo.ui.checkbox(label="Causal mask"),
@@ -268,9 +255,9 @@ def model_controls() -> Any:
         {
             **variant("", mo.ui.dropdown(known, value="gpt2", label="Model", full_width=True)),
             "tokens": mo.ui.text(label="Tokens, one length or several", placeholder="16, 128", full_width=True),
-            "limit": mo.ui.checkbox(label="The limit beside it"),
+            "limit": mo.ui.checkbox(label="Add the limit"),
             "gradients": mo.ui.checkbox(label="Gradients"),
-            **variant(SECOND, mo.ui.dropdown([NONE, SAME, *known], value=NONE, label="Beside it", full_width=True)),
+            **variant(SECOND, mo.ui.dropdown([NONE, SAME, *known], value=NONE, label="Compare with", full_width=True)),
         }
     )
 

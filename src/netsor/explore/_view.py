@@ -27,6 +27,7 @@ Array = npt.NDArray[np.float64]
 
 MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
 DASHED = (0, (4.0, 2.0))
+MOST_DECADES = 8.0  # of a logarithmic axis
 
 # What a curve is decides how it looks: finite widths dotted, limits solid, the Gaussian black. Of a model: bands at its
 # widths, a colour for each of two, whose limits are dashed
@@ -88,6 +89,8 @@ class Panel:
         low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
         if self.floor is not None:
             low = min(low, self.floor)
+        if self.log:
+            low = max(low, high - MOST_DECADES)
         room = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
         left, right = float(xs.min()), float(xs.max())
         if left == right:
@@ -200,6 +203,10 @@ def _panel(panel: Panel) -> str:
     def up(y: Any) -> Any:
         return floor - (y - bottom) / (top - bottom) * (floor - above)
 
+    def edge(y: Array | None) -> Array | None:
+        """An edge of a band, which ends at the axis."""
+        return None if y is None else up(np.maximum(np.nan_to_num(panel.up(y), nan=bottom, neginf=bottom), bottom))
+
     parts = [_text(WIDE / 2, 13, panel.title, "middle", 'class="netsor-title"')]
     parts.append(f'<path d="M{LEFT},{above}V{floor:.1f}H{WIDE - RIGHT}" class="netsor-axis"/>')
     for value in ticks(left, right):
@@ -211,8 +218,9 @@ def _panel(panel: Panel) -> str:
     parts.append(_text((LEFT + WIDE) / 2, high - 4, panel.across, "middle"))
     parts.append(_text(0, 0, panel.unit, "middle", f'transform="translate(11 {(above + floor) / 2:.1f}) rotate(-90)"'))
     for curve in panel.curves:
-        band = (None if y is None else up(panel.up(y)) for y in (curve.low, curve.high))
-        drawn = _curve(curve, across(curve.x), up(panel.up(curve.y)), *band)
+        at = panel.up(curve.y)
+        at = up(np.where(at < bottom, np.nan, at))
+        drawn = _curve(curve, across(curve.x), at, edge(curve.low), edge(curve.high))
         parts.append(f'<g class="netsor-{curve.look}">{drawn}</g>')
     for k, curve in enumerate(entries):
         colour, line = _look(curve)
@@ -269,3 +277,55 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the program ends the process (sys.exit({text}))"
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
+
+
+def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "", code: str = "") -> str:
+    """What a page shows of a view: `saved` are buttons for files, `code` is its Python as HTML."""
+    many = " netsor-many" if view.columns > 1 else ""
+    plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
+    told = "" if view.result is None else view.result._repr_html_()
+    return (
+        f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
+    )
+
+
+def table(rows: Rows, waiting: str = "") -> str:
+    """The numbers, a column for each law; pointing at one shows all of its digits. `waiting` ends the table."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    body = ""
+    for name, row in rows.items():
+        cells = "".join(_cell(row.get(column, "")) for column in columns)
+        body += f'<tr data-row="{html.escape(name, quote=True)}"><th scope="row">{html.escape(name)}</th>{cells}</tr>'
+    if waiting:
+        body += f'<tr><td colspan="{len(columns) + 1}">{html.escape(waiting)}</td></tr>'
+    return (
+        f'<div class="netsor-wide"><table class="netsor-numbers"><thead><tr><td></td>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(value: Estimate | Band | str) -> str:
+    if isinstance(value, str):
+        return f"<td>{html.escape(value)}</td>"
+    if isinstance(value, Band):
+        text = f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
+        return f'<td title="median (5 % to 95 %)" data-value="{value.value!r}">{text}</td>'
+    digits = f"{float(value.value)!r} ± {float(value.error)!r}"
+    return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(value.brief())}</td>'
+
+
+def message(text: str) -> str:
+    """What is wrong, and where on the page it is said."""
+    return f'<div class="netsor-message" role="alert">{html.escape(text)}</div>'
+
+
+def notes(lines: tuple[str, ...]) -> str:
+    """Remarks below the numbers."""
+    return "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in lines)
+
+
+def fold(title: str, inside: str) -> str:
+    """Content that is hidden until its title is clicked."""
+    return f'<details class="netsor-fold"><summary>{html.escape(title)}</summary>{inside}</details>'

@@ -20,12 +20,12 @@ from ._apply import (
 )
 from ._array import Value
 from ._grad import grad
-from ._parameters import Weight, data, gaussian, normal, weight
+from ._parameters import Weight, data, gaussian, hyperparameter, normal, weight
 from ._probe import probe
 from ._rotary import rotary
 from ._scalar import Scalar
 from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, softmax, stack
-from ._step import step
+from ._step import step, train
 from ._tangent import grad_norm, ntk
 from ._vector import Vector, ones
 from ._width import Width, inf
@@ -50,6 +50,7 @@ __all__ = [
     "gelu_tanh",
     "grad",
     "grad_norm",
+    "hyperparameter",
     "identity",
     "inf",
     "join",
@@ -71,5 +72,6 @@ __all__ = [
     "stack",
     "step",
     "tanh",
+    "train",
     "weight",
 ]

@@ -167,6 +167,10 @@ class Operation:
         """The operation that makes these entries of the result, but for its inputs: fields that have axes of it."""
         return replace(self, **{name: getattr(self, name)[box(keep)] for name in self.indexed})
 
+    def taken(self, whole: Value, flat: Ints) -> Operation:
+        """The operation that makes entries of `whole`, what this one makes, at flat positions."""
+        return Take(whole, flat)
+
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
         """The values that the operation reads, in the order of its fields."""
@@ -355,7 +359,7 @@ class Value:
             return self
         if isinstance(self.op, Take):  # an index of an index is one index
             return cast(Self, self.op.x).take(self.op.flat.ravel()[flat], operation)
-        return self._like(Take(self, flat), flat.shape)
+        return self._like(self.op.taken(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
         """The given axes (all, if None) merged into one, at the end: what a sum runs over."""

@@ -145,7 +145,7 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
         _point("matrices of score factors are used for nothing else", _used_elsewhere(facts)),
         _point("inputs of score factors are bounded", _unbounded(facts)),
         _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
-        _point("no matrix acts with its transpose beside scores", _transposed(facts)),
+        _point("no matrix acts with its transpose if there are scores", _transposed(facts)),
         _point("a vector that depends on a score is not multiplied again", _deep(facts)),
         _point("no mean enters a program with scores", _means(facts)),
         _point("coordinates are treated alike", _rotated(facts)),
@@ -227,7 +227,7 @@ def _of_function(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
 # reduce to them. This set claims proofs: an operation that is not in it makes a program conjectured, whatever else is
 # known of it.
 COVERED: frozenset[type[Operation]] = frozenset(
-    {Gaussian, ops.Data, Constant, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
+    {Gaussian, ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
     | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
 )
 
@@ -239,7 +239,7 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Dot: lambda op, inputs: inputs if op.power == 1 else False,
     Nonlin: _of_function,
     Apply: _of_function,
-    **dict.fromkeys((ops.Data, Constant, Normal, ops.Root, Add, Scale, Mix), _if_inputs_are),
+    **dict.fromkeys((ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, Add, Scale, Mix), _if_inputs_are),
     **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _if_inputs_are),
 }
 
@@ -363,7 +363,7 @@ def _means(facts: _CheckContext) -> Iterator[str]:
 def _rotated(facts: _CheckContext) -> Iterator[str]:
     for value in facts.values:
         if isinstance(value.op, Rotate):
-            yield f"{facts.at(value)} turns coordinates by angles of their own, of which the paper says nothing"
+            yield f"{facts.at(value)} rotates pairs of coordinates, which the paper does not cover"
 
 
 def _fixed_widths(facts: _CheckContext) -> Iterator[str]:

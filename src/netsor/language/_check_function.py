@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -41,6 +42,40 @@ def content_of(array: NumpyArray) -> Content:
     return key
 
 
+def content(value: Any) -> Any:
+    """What two values are compared by: arrays by their numbers, functions by their code and what they captured."""
+    match value:
+        case np.ndarray():
+            return content_of(value)
+        case Function():
+            return content(value.f), value.breaks, content(value.smoothed), value.parity
+        case partial():
+            given = tuple((name, content(x)) for name, x in value.keywords.items())
+            return content(value.func), tuple(map(content, value.args)), given
+        case FunctionType():  # one that is defined in a loop over layers is a new object each time
+            own = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+            try:
+                captured = (*own, *(cell.cell_contents for cell in value.__closure__ or ()))
+            except ValueError:  # a variable that has no value yet
+                return value
+            return value.__code__, id(value.__globals__), tuple(map(_captured, captured))
+    return value
+
+
+def _captured(value: Any) -> Any:
+    """The same for what a function captured: numbers and text by value and type, other objects by identity."""
+    match value:
+        case float():
+            return value.hex()  # 0 and -0 differ
+        case str() | int() | None:
+            return type(value), value
+        case np.ndarray():
+            return content_of(value)
+        case tuple():
+            return tuple(map(_captured, value))
+    return id(value)
+
+
 def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
     key = content_of(mask)
@@ -55,11 +90,22 @@ def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
 Array = npt.NDArray[np.float64]
 
 LEADING = (2, 3)  # the axes in front, over which a function is vectorised
-PERMUTATION = np.array([4, 1, 5, 0, 3, 2])  # another order of the six positions
+# Other places for the six positions: another order, some of them, one, and more axes
+REARRANGED: tuple[Callable[[NumpyArray], NumpyArray], ...] = (
+    lambda a: a.reshape(6, *a.shape[2:])[[4, 1, 5, 0, 3, 2]],
+    lambda a: a.reshape(6, *a.shape[2:])[1:3],
+    lambda a: a[:1, 1:2],
+    lambda a: a.reshape(1, 2, 1, 3, *a.shape[2:]),
+)
+AGAIN = (
+    "gives other numbers when it is called again: functions are deterministic and keep no state; random numbers come "
+    "from ns.gaussian and ns.weight"
+)
 SCALES = (1.0, 1e-6, 1e3)
 MAX_RESCALED_ARGUMENTS = 10**5  # numbers in the arguments above which they are tried at one scale alone, to save time
 
 _found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
+_equal: WeakValueDictionary[object, Callable[..., Any]] = WeakValueDictionary()  # the first function of each content
 _of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
 
 
@@ -105,7 +151,7 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
     found, given = _known_shapes(f.f)
     key = operation, tuple(cores), scalars, given
     if key not in found:
-        found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
+        found[key] = _Trial(f, operation, tuple(cores), scalars).shape()
     return found[key]
 
 
@@ -113,19 +159,14 @@ def _known_shapes(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
     """Known shapes of a function, and a key for the arguments of a partial: each block of a network makes its own."""
     if isinstance(f, np.ufunc):
         return _of_numpy.setdefault(f, {}), None
+    function, given = (f.func, content(f)[1:]) if isinstance(f, partial) else (f, None)
     try:
-        if isinstance(f, partial):
-            given = tuple(map(_content, f.args)), tuple((name, _content(x)) for name, x in f.keywords.items())
-            hash(given)
-            return _found.setdefault(f.func, {}), given
-        return _found.setdefault(f, {}), None
+        hash(given)
+        if isinstance(function, FunctionType) and function not in _found:
+            function = _equal.setdefault(content(function), function)
+        return _found.setdefault(function, {}), given
     except TypeError:  # an object without a hash or a weak reference is checked again
         return {}, None
-
-
-def _content(given: Any) -> Any:
-    """An argument of a partial as a key; arrays by their numbers."""
-    return content_of(given) if isinstance(given, np.ndarray) else given
 
 
 class _Raised(Exception):
@@ -133,7 +174,7 @@ class _Raised(Exception):
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _Trial:
     f: Function
     operation: str
     cores: tuple[Shape, ...]
@@ -174,25 +215,16 @@ class _Probe:
         made = self._call(x)
         if made.shape[:2] != LEADING or (self._elementwise and made.shape != LEADING):
             self._refuse(self._not_vectorised(f"became {made.shape}"))
-        again = (
-            "gives other numbers when it is called again: functions are deterministic and keep no state; random "
-            "numbers come from ns.gaussian and ns.weight"
-        )
-        self._same(made, self._call(x), again)
+        self._same(made, self._call(x), AGAIN)
         apart = self._not_vectorised("gives other numbers when its arguments stand elsewhere in the array")
-        whole, core = made.reshape(6, *made.shape[2:]), made.shape[2:]
-        flat = [a.reshape(6, *a.shape[2:]) for a in x]
-        self._same(whole[PERMUTATION], self._call([a[PERMUTATION] for a in flat]), apart)
-        self._same(whole[1:3], self._call([a[1:3] for a in flat]), apart)
-        self._same(made[:1, 1:2], self._call([a[:1, 1:2] for a in x]), apart)
-        further = self._call([a.reshape(1, 2, 1, 3, *a.shape[2:]) for a in x])
-        self._same(made.reshape(1, 2, 1, 3, *core), further, apart)
+        for moved in REARRANGED:
+            self._same(moved(made), self._call([moved(a) for a in x]), apart)
         for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
             column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
             repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
             self._same(self._call(repeated), self._call(column), "does not broadcast its arguments, as np.add does")
-        self._same(made, self._call(x), again)
-        return core
+        self._same(made, self._call(x), AGAIN)
+        return made.shape[2:]
 
     def _call(self, arguments: list[Array]) -> Array:
         """f of copies of the arguments, which it must leave unchanged."""
@@ -228,17 +260,17 @@ class _Probe:
         return not any(self.cores)
 
     def _not_vectorised(self, problem: str) -> str:
-        became = problem.startswith("became")
-        if self.operation == "nonlin":
-            found = f"arrays of shape {LEADING} {problem}" if became else f"it {problem}"
+        of_coordinates = self.operation == "nonlin"
+        found = "arrays of shape" if of_coordinates else "the leading axes"
+        found = f"{found} {LEADING} {problem}" if problem.startswith("became") else f"it {problem}"
+        if of_coordinates:
             return (
                 f"is not coordinatewise: {found}; use functions like np.where and np.exp, and ns.mean_dot or "
                 "ns.layer_norm for what needs all coordinates"
             )
-        found = f"the leading axes {LEADING} {problem}" if became else f"it {problem}"
-        if self._elementwise:
-            return f"is not vectorised: {found}; with axes=1 it sees the last axis whole"
-        return f"is not vectorised: {found}; let it act on the last axes alone, as with axis=-1"
+        whole = "with axes=1 it sees the last axis whole"
+        alone = "let it act on the last axes alone, as with axis=-1"
+        return f"is not vectorised: {found}; {whole if self._elementwise else alone}"
 
     def _refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(self.operation, f"{self.f.name} {problem}") from cause

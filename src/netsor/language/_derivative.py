@@ -39,7 +39,6 @@ from ._operation import (
     SteppedMatMul,
     SteppedParameter,
 )
-from ._parameters import Weight
 from ._rotary import Rotate
 from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
@@ -94,7 +93,8 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b."""
     weight = op.weight
-    left = scale(width_ratio((weight.in_width,), (weight.fan,)), _multiplied(weight.adjoint, d))
+    back = weight.adjoint.each(d) if weight.batch else weight.adjoint @ d
+    left = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
     yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
 
 
@@ -104,10 +104,6 @@ def _stepped(op: SteppedMatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     turned = replace(op, weight=weight.adjoint, x=d, each=batch > 0)
     left = scale(width_ratio((weight.in_width,), (weight.fan,)), Vector(turned, d.shape, weight.in_width))
     yield 0, left if op.each or not batch else left.sum(tuple(range(batch)))
-
-
-def _multiplied(weight: Weight, d: Vector) -> Vector:
-    return weight.each(d) if weight.batch else weight @ d
 
 
 def _nonlin(op: Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
@@ -133,11 +129,6 @@ def _nonlin(op: Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
             yield k, {unit: scale(float(slope), p) for unit, p in along(d, one, units).items()}
 
 
-def _add(op: Add, made: Vector, d: Vector, wants: Wants) -> Found:
-    yield 0, d
-    yield 1, d
-
-
 def _scale(op: Scale, made: Vector, d: Vector, wants: Wants) -> Found:
     """y = c x: δ_x = c δ_y, ∂c = n^(−1/2) ⟨δ_y, x⟩."""
     if wants(0):
@@ -158,10 +149,6 @@ def _concat(op: Concat, made: Vector, d: Vector, wants: Wants) -> Found:
     """Parts in R^d of a vector in R^(count·d): √d against √(count·d)."""
     count = op.x.shape[op.axis]
     yield 0, scale(count**-0.5, split(d, count, op.axis))
-
-
-def _split(op: Split, made: Vector, d: Vector, wants: Wants) -> Found:
-    yield 0, scale(op.count**0.5, concat(d, op.axis))
 
 
 def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
@@ -211,10 +198,6 @@ def _apply(op: Apply, made: Scalar, d: Units, wants: Wants) -> Found:
                     yield k, {unit: scale(float(slope), by)}
 
 
-def _product(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    return op.scalars[1 - k] * d
-
-
 def _matrices(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     left, right = (d, _swapped(op.scalars[1])) if k == 0 else (_swapped(op.scalars[0]), d)
     product: Scalar = left @ right
@@ -225,35 +208,23 @@ def _total(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     return d[..., None].broadcast_to(op.scalars[0].shape)
 
 
-def _average(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    return _total(op, made, d, k) / op.scalars[0].shape[-1]
-
-
 def _power(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     (exponent,) = op.f.parameters
     return exponent * (op.scalars[0] ** (exponent - 1.0) * d) if exponent else 0.0 * d
 
 
-def _reciprocal_root(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    return -0.5 * (made * made * made * d)
-
-
-def _softmax(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    """∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0."""
-    return made * (d - (made * d).sum(-1)[..., None])
-
-
 FUNCTIONS: dict[Any, Callable[[Apply, Scalar, Scalar, int], Scalar]] = {
     ADD: lambda op, made, d, k: d,
     SUBTRACT: lambda op, made, d, k: -d if k else d,
-    MULTIPLY: _product,
+    MULTIPLY: lambda op, made, d, k: op.scalars[1 - k] * d,
     MATMUL: _matrices,
     INVERSE: lambda op, made, d, k: -1.0 * (made * made * d),
     SUM: _total,
-    MEAN: _average,
+    MEAN: lambda op, made, d, k: _total(op, made, d, k) / op.scalars[0].shape[-1],
     base(power(2.0)): _power,
-    rsqrt: _reciprocal_root,
-    row_softmax: _softmax,
+    rsqrt: lambda op, made, d, k: -0.5 * (made * made * made * d),
+    # ∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0
+    row_softmax: lambda op, made, d, k: made * (d - (made * d).sum(-1)[..., None]),
 }
 
 
@@ -299,11 +270,11 @@ RULES: dict[type[Operation], Rule] = {
     SteppedMatMul: _stepped,
     SteppedParameter: lambda op, made, d, wants: iter(()),  # it begins there
     Nonlin: _nonlin,
-    Add: _add,
+    Add: lambda op, made, d, wants: iter([(0, d), (1, d)]),
     Scale: _scale,
     Mix: _mix,
     Concat: _concat,
-    Split: _split,
+    Split: lambda op, made, d, wants: iter([(0, scale(op.count**0.5, concat(d, op.axis)))]),
     Rotate: _rotate,
     Dot: _dot,
     Apply: _apply,

@@ -120,7 +120,8 @@ class Reverse:
         counts = isinstance(value.op, MatMul | SteppedMatMul) and self.chosen(value.op)
         if not found or value in self.constants or not (counts or any(x in self._live for x in value.op.inputs)):
             return
-        keep = whole_axes(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
+        asked = [places.ravel() for parts in found.values() for places, _ in parts]
+        keep = whole_axes(value, around(np.concatenate(asked), value.shape))
         d: Any = {unit: _filled(value, keep, parts) for unit, parts in found.items()}
         if isinstance(value.op, Take | Join):
             self._pass_index(value, keep, d)
@@ -165,11 +166,6 @@ def _places(value: Value) -> Ints:
 
 def _part(x: Value, keep: Keep) -> Value:
     return x[box(keep)] if x.shape and not all(axis.all() for axis in keep) else x
-
-
-def _bounds(value: Value, places: Sequence[Ints]) -> Keep:
-    """The smallest box of entries that holds these."""
-    return around(np.concatenate([p.ravel() for p in places]), value.shape)
 
 
 def _gathered(origin: Ints, d: Any) -> Part:

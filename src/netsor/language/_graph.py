@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import Shape
+from .._validate import Shape, real
 from ._array import Axes, Keep, Value, align_axes, around, box, every, within
 from ._operation import (
     Apply,
     Constant,
     Dot,
     Gaussian,
+    Hyperparameter,
     Join,
     MatMul,
     Normal,
@@ -38,7 +39,7 @@ from ._parameters import Weight
 from ._scalar import Scalar
 from ._score import MASKED_SOFTMAX
 from ._vector import Vector
-from ._width import Width
+from ._width import Width, bind_widths
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
@@ -92,6 +93,19 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
     return list(found)
 
 
+def bind_names(
+    values: Sequence[Value], given: Mapping[str, float], allow_inf: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Check the user's numbers for the widths and the hyperparameters of a program, and return both."""
+    names = {value.op.name for value in values if isinstance(value.op, Hyperparameter)}
+    missing = sorted(names - given.keys())
+    if missing:
+        raise ValueError(f"hyperparameter {', '.join(missing)} is not bound: give {missing[0]}=…, a finite number")
+    numbers = {name: real(number, name) for name, number in given.items() if name in names}
+    widths = {name: number for name, number in given.items() if name not in names}
+    return bind_widths(widths_of(values), widths, allow_inf), numbers
+
+
 def transposed(values: Iterable[Value]) -> set[Source]:
     """The sources of which some matrix acts transposed."""
     return {weight.source for weight in weights_of(values) if weight.transposed}
@@ -116,16 +130,12 @@ def names_of(values: Sequence[Value]) -> dict[Value | Source, str]:
         counts[base] += 1
         names[source] = base if given[source.name] == 1 and source.name else f"{base}_{counts[base]}"
     for value in values:
-        letter = _letter(value)
+        letter = value.op.letter or ("a" if isinstance(value, Scalar) else "u")
+        if isinstance(value.op, Dot):
+            letter = "p" if value.op.power == 0.5 else "m"
         counts[letter] += 1
         names[value] = f"{letter}{counts[letter]}"
     return names
-
-
-def _letter(value: Value) -> str:
-    if isinstance(value.op, Dot):
-        return "p" if value.op.power == 0.5 else "m"
-    return value.op.letter or ("a" if isinstance(value, Scalar) else "u")
 
 
 def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:

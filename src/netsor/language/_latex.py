@@ -6,12 +6,11 @@ An array of vectors is written with an index for each axis, g^{(2)}_{ij}; a batc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
 
 from . import _operation as ops
-from ._array import Operation, Value, VectorAccess
+from ._array import Value, VectorAccess
 from ._check import CONJECTURED, NO_LIMIT, Report
 from ._graph import LETTERS, names_of, narrow, topological_order, transposed
 from ._latex_formulas import (
@@ -32,13 +31,14 @@ from ._latex_formulas import (
     transposes,
     variance,
 )
-from ._operation import Constant, Data, Dot, MatMul, Source, SteppedMatMul
+from ._operation import Acting, Constant, Data, Dot, MatMul, Source, SteppedMatMul, steps_of
 from ._parameters import Weight
 from ._print import initial_law
 from ._probe import Probe
 from ._rotary import Rotate
 from ._score import Pool
 from ._vector import Vector
+from ._width import Width
 
 
 def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Probe] = ()) -> str:
@@ -128,21 +128,84 @@ class Writer:
 
     def program(self, value: Value) -> list[str]:
         """The line of a value; a weight is introduced where it first acts."""
-        i = letters(value.shape)
+        op, i = value.op, letters(value.shape)
         ranges = ", ".join(rf"{index} \le {size}" for index, size in zip(i, value.shape, strict=True) if size > 1)
-        where = rf"\qquad ({ranges})" if ranges else ""
-        if type(value.op) in LINES:
-            return LINES[type(value.op)](self, value.op, value, i, where)
-        return [f"{self.ref(value, i)} = {formula(value, i, self.ref)} {where}"]
+        where, name = rf"\qquad ({ranges})" if ranges else "", self.ref(value, i)
+        match op:
+            case Constant():
+                return [] if value.size == 1 else [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
+            case Data(vectors):
+                return [rf"{name} \in {space(Width(vectors.shape[-1]))} \text{{ given}} {where}"]
+            case ops.Gaussian(_, mean, factor) if isinstance(value, Vector):
+                law = escape(initial_law(mean, factor).replace("…", r"..."))
+                given = " with independent coordinates" if factor.any() else " given"
+                return [rf"{name} \in {space(value.width)} \text{{{given}, {law}}} {where}"]
+            case ops.Normal():
+                return [rf"{self.drawn(value, name)} {where}"]
+            case ops.Hyperparameter(given):
+                return [rf"{name} = \text{{{escape(given)}}} \text{{ given}}"]
+            case ops.Root(over, under):
+                top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (over, under))
+                return [rf"{name} = \sqrt{{{top}/({bottom})}}"]
+            case MatMul() | SteppedMatMul():
+                return self._product_lines(op, value, i, where)
+        return [f"{name} = {formula(value, i, self.ref)} {where}"]
+
+    def _product_lines(self, op: Acting, value: Value, i: Indices, where: str) -> list[str]:
+        """W x after the law of W, where it first acts; after steps, W' x and the sums of l r^T that moved W."""
+        weight = op.weight.drawn
+        matrix = self.matrix(weight, i[: len(weight.batch)])
+        after = rf"({matrix})^{{({len(steps_of(op))})}}" if steps_of(op) else matrix
+        turned = rf"({after})^{{\top}}" if op.weight.transposed else after
+        if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
+            turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
+        line = f"{self.ref(value, i)} = {turned} {self.ref(op.x, self.multiplied(value, i))} {where}"
+        if isinstance(op, SteppedMatMul):
+            dots = [r"\cdot"] * 2
+            pairs = zip(op.left, op.right, strict=True)
+            along = ", ".join(rf"{self.ref(a, dots)} {self.ref(b, dots)}^{{\top}}" for a, b in pairs)
+            steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser.name}"
+            return [line, rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {along}"]
+        if self.uses(weight.source)[0] is not value:
+            return [line]
+        entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
+        size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
+        return [rf"{matrix} \in {size} \text{{ with independent entries }} {entries}", line]
 
     def limit(self, value: Value) -> list[str]:
         """The law of the limit of a value, by the rule of Definition 3.1 for its operation."""
-        i = letters(value.shape)
-        if type(value.op) in LIMITS:
-            return LIMITS[type(value.op)](self, value.op, value, i)
-        if value.op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES):
-            return [f"{self.z(value, i)} = {formula(value, i, self.z)}"]
-        return [rf"{self.z(value, i)} \text{{ is not known}}"]
+        op, i = value.op, letters(value.shape)
+        z, j = self.z(value, i), primed(i)
+        match op:
+            case Constant() | Data() | ops.Hyperparameter() | ops.Root():
+                return []
+            case ops.Gaussian(_, mean, factor):
+                if not factor.any():  # a multiple of (1, …, 1)
+                    one = (mean == mean.ravel()[0]).all()
+                    return [f"{z} = " + (decimal(mean.ravel()[0]) if one else r"\text{ its mean}")]
+                law = escape(initial_law(mean, factor).replace("…", "..."))
+                return [rf"{z} \text{{ distributed as {law}}}"]
+            case ops.Normal():
+                return [self.drawn(value, z)]
+            case MatMul(weight):
+                return self.both_ways(value) if weight.source in self.transposed else [self.covariance(value, value)]
+            case Dot(x, y, 1.0):
+                left, right = factors(op, i)
+                return [rf"{z} = {self.product(x, left, y, right)}"]
+            case Dot():
+                cov = rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {self.score_covariance(value, i, j)}"
+                return [rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z", cov]
+            case ops.Concat(x, axis) if isinstance(value, Vector):
+                # (1/n) Σ_α over the joint space is the mean over its parts
+                k = LETTERS[len(i)]
+                of, with_ = ([*index[:axis], k, *index[axis:]] for index in (i, j))
+                average = rf"\frac{{1}}{{{x.shape[axis]}}} \sum_{{{k}}} {self.product(x, of, x, with_)}"
+                return [rf"{self.product(value, i, value, j)} = {average}"]
+            case Rotate(x, _, base, fraction, stretch) if isinstance(value, Vector):
+                turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {self.product(x, i, x, j)}"
+                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {kappa(base, fraction, stretch)}"]
+        known = op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES) and not isinstance(op, Pool)
+        return [f"{z} = {formula(value, i, self.z)}" if known else rf"{z} \text{{ is not known}}"]
 
     def drawn(self, value: Value, name: str) -> str:
         """The law of random scalars."""
@@ -234,111 +297,3 @@ class Writer:
     def uses(self, source: Source) -> list[Value]:
         """The values that a matrix made."""
         return [v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is source]
-
-
-# What introduces something new is a line of its own kind: `rule(w, op, value, i, where)`
-
-
-def _given(w: Writer, op: Data, value: Vector, i: Indices, where: str) -> list[str]:
-    return [rf"{w.ref(value, i)} \in {space(value.width)} \text{{ given}} {where}"]
-
-
-def _numbers(w: Writer, op: Constant, value: Value, i: Indices, where: str) -> list[str]:
-    return [] if value.size == 1 else [rf"{w.ref(value, i)} \in \mathbb{{R}} \text{{ given}} {where}"]
-
-
-def _root(w: Writer, op: ops.Root, value: Value, i: Indices, where: str) -> list[str]:
-    top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (op.over, op.under))
-    return [rf"{w.ref(value, i)} = \sqrt{{{top}/({bottom})}}"]
-
-
-def _initial(w: Writer, op: ops.Gaussian, value: Vector, i: Indices, where: str) -> list[str]:
-    law = escape(initial_law(op.mean, op.factor).replace("…", r"..."))
-    coordinate = rf"\text{{ with independent coordinates, {law}}}" if op.factor.any() else rf"\text{{ given, {law}}}"
-    return [rf"{w.ref(value, i)} \in {space(value.width)} {coordinate} {where}"]
-
-
-def _matmul(w: Writer, op: MatMul, value: Vector, i: Indices, where: str) -> list[str]:
-    batch, weight = i[: len(op.weight.batch)], op.weight.drawn
-    entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
-    size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
-    drawn = rf"{w.matrix(weight, batch)} \in {size} \text{{ with independent entries }} {entries}"
-    turned = rf"({w.matrix(weight, batch)})^{{\top}}" if op.weight.transposed else w.matrix(weight, batch)
-    if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
-        turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
-    line = f"{w.ref(value, i)} = {turned} {w.ref(op.x, w.multiplied(value, i))}"
-    return ([drawn] if w.uses(weight.source)[0] is value else []) + [f"{line} {where}"]
-
-
-def _stepped(w: Writer, op: SteppedMatMul, value: Vector, i: Indices, where: str) -> list[str]:
-    """W' x, and by which sums of l r^T its steps moved W."""
-    matrix = w.matrix(op.weight.drawn, i[: len(op.weight.batch)])
-    after = rf"({matrix})^{{({len(op.steps)})}}"  # after so many steps
-    turned = rf"({after})^{{\top}}" if op.weight.transposed else after
-    if op.weight.fan != op.weight.drawn.fan:
-        turned = rf"\sqrt{{{dimension(op.weight.drawn.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
-    dots = [r"\cdot"] * 2
-    pairs = [rf"{w.ref(a, dots)} {w.ref(b, dots)}^{{\top}}" for a, b in zip(op.left, op.right, strict=True)]
-    steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser}"
-    moved = rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {', '.join(pairs)}"
-    return [f"{w.ref(value, i)} = {turned} {w.ref(op.x, w.multiplied(value, i))} {where}", moved]
-
-
-LINES: dict[type[Operation], Callable[[Writer, Any, Any, Indices, str], list[str]]] = {
-    Constant: _numbers,
-    Data: _given,
-    ops.Gaussian: _initial,
-    ops.Normal: lambda w, op, value, i, where: [rf"{w.drawn(value, w.ref(value, i))} {where}"],
-    ops.Root: _root,
-    MatMul: _matmul,
-    SteppedMatMul: _stepped,
-}
-
-# The limits that are not the formulas of the program, with Z in place of vectors: `rule(w, op, value, i)`
-
-
-def _initial_limit(w: Writer, op: ops.Gaussian, value: Vector, i: Indices) -> list[str]:
-    law = escape(initial_law(op.mean, op.factor).replace("…", "..."))
-    if not op.factor.any():  # a multiple of (1, …, 1)
-        constant = decimal(op.mean.ravel()[0]) if (op.mean == op.mean.ravel()[0]).all() else r"\text{ its mean}"
-        return [f"{w.z(value, i)} = {constant}"]
-    return [rf"{w.z(value, i)} \text{{ distributed as {law}}}"]
-
-
-def _matmul_limit(w: Writer, op: MatMul, value: Vector, i: Indices) -> list[str]:
-    return w.both_ways(value) if op.weight.source in w.transposed else [w.covariance(value, value)]
-
-
-def _dot_limit(w: Writer, op: Dot, value: Value, i: Indices) -> list[str]:
-    if op.power == 1:
-        left, right = factors(op, i)
-        return [rf"{w.z(value, i)} = {w.product(op.x, left, op.y, right)}"]
-    j = primed(i)
-    cov = rf"\operatorname{{Cov}}({w.z(value, i)}, {w.z(value, j)}) = {w.score_covariance(value, i, j)}"
-    return [rf"{w.z(value, i)} \text{{ jointly Gaussian, mean 0, independent of all }} Z", cov]
-
-
-def _concat_limit(w: Writer, op: ops.Concat, value: Vector, i: Indices) -> list[str]:
-    """(1/n) Σ_α over the joint space is the mean over its parts."""
-    x, axis, k = op.x, op.axis, LETTERS[len(i)]
-    of, with_ = ([*j[:axis], k, *j[axis:]] for j in (i, primed(i)))
-    average = rf"\frac{{1}}{{{x.shape[axis]}}} \sum_{{{k}}} {w.product(x, of, x, with_)}"
-    return [rf"{w.product(value, i, value, primed(i))} = {average}"]
-
-
-def _rotate_limit(w: Writer, op: Rotate, value: Vector, i: Indices) -> list[str]:
-    j = primed(i)
-    turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {w.product(op.x, i, op.x, j)}"
-    return [rf"{w.product(value, i, value, j)} = {turned}, \quad {kappa(op.base, op.fraction, op.stretch)}"]
-
-
-LIMITS: dict[type[Operation], Callable[[Writer, Any, Any, Indices], list[str]]] = {
-    **dict.fromkeys((Constant, Data, ops.Root), lambda w, op, value, i: []),
-    ops.Gaussian: _initial_limit,
-    ops.Normal: lambda w, op, value, i: [w.drawn(value, w.z(value, i))],
-    MatMul: _matmul_limit,
-    Dot: _dot_limit,
-    ops.Concat: _concat_limit,
-    Rotate: _rotate_limit,
-    Pool: lambda w, op, value, i: [rf"{w.z(value, i)} \text{{ is not known}}"],
-}

@@ -1,14 +1,13 @@
-"""The parts of LaTeX formulas: indices, numbers, spaces, escaped text, and one formula for each operation."""
+"""The parts of LaTeX formulas: indices, numbers, spaces, escaped text, and the formula of each operation."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from .._validate import Shape
 from . import _operation as ops
-from ._array import Operation, Value
+from ._array import Value
 from ._graph import LETTERS, take_as_index
 from ._operation import MatMul, Take
 from ._parameters import Weight
@@ -124,85 +123,9 @@ OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 Reference = Callable[[Value, Indices], str]  # how a formula writes its inputs: a value, or the limit of one
 
 
-def formula(value: Value, i: Indices, ref: Reference) -> str:
-    """The entry i of a value, by the rule of its operation, or as a function of its inputs."""
-    op = value.op
-    if type(op) in FORMULAS:
-        return FORMULAS[type(op)](op, i, ref)
-    inputs = []
-    for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
-        sizes = zip(x.shape, axes, strict=True)
-        inputs.append(ref(x, [r"\cdot" if k is None else "1" if n == 1 else i[k] for n, k in sizes]))
-    whole = [i[k] for k in op.whole(value.ndim)]
-    entry = f"_{{{','.join(whole)}}}" if whole else ""
-    return rf"\operatorname{{{type(op).__name__.lower()}}}({', '.join(inputs)}){entry}"
-
-
 def factors(op: ops.Dot, i: Indices) -> tuple[list[str], list[str]]:
     """The indices of the two factors of a dot."""
     return [*broadcast_to(op.x.shape[:-1], i[:-2]), i[-2]], [*broadcast_to(op.y.shape[:-1], i[:-2]), i[-1]]
-
-
-# One rule an operation, `rule(op, i, ref)`
-
-
-def _nonlin(op: ops.Nonlin, i: Indices, ref: Reference) -> str:
-    arguments = [ref(v, broadcast_to(v.shape, i)) for v in op.vectors]
-    if op.f in OPERATORS:
-        return f" {OPERATORS[op.f]} ".join(arguments)
-    arguments += [decimal(p) for p in op.f.parameters]
-    given = "; " + ", ".join(ref(p, broadcast_to(p.shape, i)) for p in op.scalars) if op.scalars else ""
-    return rf"\operatorname{{{escape(op.f.name)}}}({', '.join(arguments)}{given})"
-
-
-def _add(op: ops.Add, i: Indices, ref: Reference) -> str:
-    return " + ".join(ref(x, broadcast_to(x.shape, i)) for x in (op.x, op.y))
-
-
-def _scale(op: ops.Scale, i: Indices, ref: Reference) -> str:
-    return r" \, ".join(ref(x, broadcast_to(x.shape, i)) for x in (op.c, op.x))
-
-
-def _mix(op: ops.Mix, i: Indices, ref: Reference) -> str:
-    a, x, j = op.a, op.x, LETTERS[len(i)]
-    coefficient = ref(a, [*broadcast_to(a.shape[:-2], i[:-1]), "1" if a.shape[-2] == 1 else i[-1], j])
-    return rf"\sum_{{{j}}} {coefficient} \, {ref(x, [*broadcast_to(x.shape[:-1], i[:-1]), j])}"
-
-
-def _concat(op: ops.Concat, i: Indices, ref: Reference) -> str:
-    first, last = ([*i[: op.axis], k, *i[op.axis :]] for k in ("1", str(op.x.shape[op.axis])))
-    return rf"({ref(op.x, first)}; \dots; {ref(op.x, last)})"
-
-
-def _split(op: ops.Split, i: Indices, ref: Reference) -> str:
-    return rf"({ref(op.x, [*i[: op.axis], *i[op.axis + 1 :]])})_{{\text{{part }} {i[op.axis]}}}"
-
-
-def _dot(op: ops.Dot, i: Indices, ref: Reference) -> str:
-    left, right = factors(op, i)
-    scale = rf"{dimension(op.x.width)}^{{{'-1/2' if op.power == 0.5 else '-1'}}}"
-    return rf"{scale} \langle {ref(op.x, left)}, {ref(op.y, right)} \rangle"
-
-
-def _apply(op: ops.Apply, i: Indices, ref: Reference) -> str:
-    cut, whole = op.leading, [r"\cdot"] * op.axes
-    arguments = [ref(p, broadcast_to(p.shape[: p.ndim - op.axes], i[:cut]) + whole) for p in op.scalars]
-    if op.f in OPERATORS and op.axes == 0:
-        return f" {OPERATORS[op.f]} ".join(arguments)
-    arguments += [decimal(p) for p in op.f.parameters]
-    entry = f"_{{{','.join(i[cut:])}}}" if i[cut:] else ""
-    return rf"\operatorname{{{escape(op.f.name)}}}({', '.join(arguments)}){entry}"
-
-
-def _rotate(op: Rotate, i: Indices, ref: Reference) -> str:
-    turned = "" if op.fraction == 1 else rf"^{{({decimal(op.fraction)})}}"
-    bent = "" if op.stretch is None else rf"{', '.join(map(decimal, op.stretch))}, "
-    return rf"R{turned}_{{{decimal(op.base)}, {bent}t({i[-1]})}} \, {ref(op.x, i)}"
-
-
-def _take(op: ops.Take, i: Indices, ref: Reference) -> str:
-    # π: a selection that no formula in the indices gives
-    return ref(op.x, taken_indices(op, i) or ([rf"\pi({','.join(i)})"] if op.x.shape else []))
 
 
 def taken_indices(op: ops.Take, i: Indices) -> list[str] | None:
@@ -214,27 +137,59 @@ def taken_indices(op: ops.Take, i: Indices) -> list[str] | None:
     return [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in found]
 
 
-def _join(op: ops.Join, i: Indices, ref: Reference) -> str:
-    inside = [r"\cdot", *i[1:]]
-    return rf"({', '.join(ref(part, inside) for part in op.parts)})_{{{i[0]}}}"
+def called(name: str, arguments: str, entry: Indices = ()) -> str:
+    """A function of arguments, or an entry of its result."""
+    return rf"\operatorname{{{escape(name)}}}({arguments})" + (f"_{{{','.join(entry)}}}" if entry else "")
 
 
-def _pool(op: Pool, i: Indices, ref: Reference) -> str:
-    every = [r"\cdot"] * op.x.ndim
-    return rf"\operatorname{{{escape(op.f.name)}}}({ref(op.x, every)})_{{{i[0]}}}"
+def formula(value: Value, i: Indices, ref: Reference) -> str:
+    """The entry i of a value, by its operation; as a function of its inputs, if that has no case here."""
+    op, whole = value.op, r"\cdot"
 
+    def at(x: Value) -> str:
+        return ref(x, broadcast_to(x.shape, i))
 
-FORMULAS: dict[type[Operation], Callable[[Any, Indices, Reference], str]] = {
-    ops.Nonlin: _nonlin,
-    ops.Add: _add,
-    ops.Scale: _scale,
-    ops.Mix: _mix,
-    ops.Concat: _concat,
-    ops.Split: _split,
-    ops.Dot: _dot,
-    ops.Apply: _apply,
-    ops.Take: _take,
-    ops.Join: _join,
-    Rotate: _rotate,
-    Pool: _pool,
-}
+    match op:
+        case ops.Nonlin(f, vectors, scalars):
+            if f in OPERATORS:
+                return f" {OPERATORS[f]} ".join(map(at, vectors))
+            given = "; " + ", ".join(map(at, scalars)) if scalars else ""
+            return called(f.name, ", ".join([*map(at, vectors), *map(decimal, f.parameters)]) + given)
+        case ops.Apply(f, scalars, axes):
+            cut = op.leading
+            read = [ref(p, broadcast_to(p.shape[: p.ndim - axes], i[:cut]) + [whole] * axes) for p in scalars]
+            if f in OPERATORS and axes == 0:
+                return f" {OPERATORS[f]} ".join(read)
+            return called(f.name, ", ".join([*read, *map(decimal, f.parameters)]), i[cut:])
+        case ops.Add(x, y):
+            return f"{at(x)} + {at(y)}"
+        case ops.Scale(c, x):
+            return rf"{at(c)} \, {at(x)}"
+        case ops.Mix(a, x):
+            j = LETTERS[len(i)]
+            coefficient = ref(a, [*broadcast_to(a.shape[:-2], i[:-1]), "1" if a.shape[-2] == 1 else i[-1], j])
+            return rf"\sum_{{{j}}} {coefficient} \, {ref(x, [*broadcast_to(x.shape[:-1], i[:-1]), j])}"
+        case ops.Concat(x, axis):
+            first, last = ([*i[:axis], k, *i[axis:]] for k in ("1", str(x.shape[axis])))
+            return rf"({ref(x, first)}; \dots; {ref(x, last)})"
+        case ops.Split(x, axis):
+            return rf"({ref(x, [*i[:axis], *i[axis + 1 :]])})_{{\text{{part }} {i[axis]}}}"
+        case ops.Dot(x, y, power):
+            left, right = factors(op, i)
+            scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
+            return rf"{scale} \langle {ref(x, left)}, {ref(y, right)} \rangle"
+        case ops.Take(x):  # π: a selection that no formula in the indices gives
+            return ref(x, taken_indices(op, i) or ([rf"\pi({','.join(i)})"] if x.shape else []))
+        case ops.Join(parts):
+            return rf"({', '.join(ref(part, [whole, *i[1:]]) for part in parts)})_{{{i[0]}}}"
+        case Rotate(x, _, base, fraction, stretch):
+            turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
+            bent = "" if stretch is None else rf"{', '.join(map(decimal, stretch))}, "
+            return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {ref(x, i)}"
+        case Pool(f, x):
+            return called(f.name, ref(x, [whole] * x.ndim), i[:1])
+    inputs = []
+    for argument, along in zip(op.inputs, op.reads(value.ndim), strict=True):
+        sizes = zip(argument.shape, along, strict=True)
+        inputs.append(ref(argument, [whole if k is None else "1" if n == 1 else i[k] for n, k in sizes]))
+    return called(type(op).__name__.lower(), ", ".join(inputs), [i[k] for k in op.whole(value.ndim)])

@@ -188,10 +188,15 @@ def paper(name: str, outputs: Sequence[Value], verdict: Report, document: bool) 
 
 def display(outputs: Sequence[Value], verdict: Report) -> str:
     """The law alone, as one displayed formula, for MathJax and KaTeX."""
+    return f"$${formula(outputs, verdict)}$$"
+
+
+def formula(outputs: Sequence[Value], verdict: Report) -> str:
+    """The law alone, for math mode."""
     _, limits, box, _ = _parts(narrow(outputs), verdict)
     said = rf"\text{{{_plain(_status(verdict))}}}"
     lines = " \\\\\n".join([said, *limits, *([box] if box else [])])
-    return f"$$\\begin{{gathered}}\n{lines}\n\\end{{gathered}}$$"
+    return f"\\begin{{gathered}}\n{lines}\n\\end{{gathered}}"
 
 
 def _parts(outputs: Sequence[Value], verdict: Report) -> tuple[list[str], list[str], str, _Paper]:

@@ -30,18 +30,18 @@ class Expansion:
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
-        self.values = values
         self.transposed = transposed(values)
         self.matrix: Ints = np.full(1, -1)
-        self._tables: dict[Value, tuple[Ints, Ints, npt.NDArray[np.float64]]] = {}  # positions, columns, numbers
-        self._first = self._numbered()
-        self._initial()
-        self._others()
-        self._products()
         self.rows: dict[Value, scipy.sparse.csr_array] = {}
-        for value in values:
-            if isinstance(value, Vector):
-                self.rows[value] = self._rows(value)
+        vectors = [value for value in values if isinstance(value, Vector)]
+        tables = self._columns(vectors)
+        for value in vectors:
+            if value in tables:
+                position, column, numbers = tables[value]
+                shape = value.size, len(self.matrix)
+                self.rows[value] = scipy.sparse.csr_array((numbers, (position, column)), shape=shape)
+            else:
+                self.rows[value] = self._combination(value)
 
     def columns(self, value: Value) -> Ints:
         """The columns that any vector of the array has."""
@@ -59,19 +59,53 @@ class Expansion:
         shape = value.size, int(self.matrix.max(initial=-1)) + 1
         return scipy.sparse.csr_array((np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape)
 
-    # The columns
-
-    def _numbered(self) -> dict[Source, int]:
-        """The number of the first matrix of a weight, and of E_0 of an initial vector."""
-        first: dict[Source, int] = {}
-        known = 0
-        for value in self.values:
+    def _columns(self, vectors: Sequence[Vector]) -> dict[Value, tuple[Ints, Ints, npt.NDArray[np.float64]]]:
+        """Positions, columns and numbers of the vectors that are no combinations of others."""
+        tables: dict[Value, tuple[Ints, Ints, npt.NDArray[np.float64]]] = {}
+        first: dict[Source, int] = {}  # the number of the first matrix of a weight, and of E_0 of an initial vector
+        normals: dict[Source, Ints] = {}  # the columns of E_0, E_1, …
+        identity: dict[Value, Ints] = {}  # a number for every vector, the same wherever indexing or stacking moves it
+        keys: dict[Vector, Ints] = {}  # matrix and x of each product, in one number: W x written twice is one column
+        matrices, total = 0, sum(value.size for value in vectors)
+        count = 0
+        for value in vectors:
+            identity[value] = count + np.arange(value.size).reshape(value.shape)
+            count += value.size
             match value.op:
-                case Gaussian(source, _, factor) if source not in first:
-                    first[source], known = known, known + factor.shape[-1]
-                case MatMul(weight) if weight.source not in first:
-                    first[weight.source], known = known, known + weight.count
-        return first
+                case Take(x, flat):
+                    identity[value] = identity[x].ravel()[flat]
+                case Join(parts):
+                    identity[value] = np.concatenate([identity[part] for part in parts])
+                case Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
+                    pass
+                case Gaussian(source, mean, factor):
+                    if source not in first:
+                        first[source], matrices = matrices, matrices + factor.shape[-1]
+                        normals[source] = self._add(first[source] + np.arange(factor.shape[-1]))
+                    table = np.column_stack([mean.ravel(), factor.reshape(value.size, -1)])
+                    position, column = np.nonzero(table)
+                    tables[value] = position, np.append(0, normals[source])[column], table[position, column]
+                case MatMul(weight, x) if weight.source not in self.transposed:
+                    if weight.source not in first:
+                        first[weight.source], matrices = matrices, matrices + weight.count
+                    members = weight.members.reshape(weight.batch + (1,) * (value.ndim - len(weight.batch)))
+                    matrix = np.broadcast_to(first[weight.source] + members, value.shape).ravel()
+                    keys[value] = matrix * total + identity[x].ravel()[_positions(x, value.shape)]
+                case op:
+                    there = (
+                        op.vectors.reshape(value.size, -1).any(axis=1) if isinstance(op, Data) else np.ones(value.size)
+                    )
+                    present = np.flatnonzero(there)
+                    tables[value] = present, self._add(np.full(len(present), -1)), np.ones(len(present))
+        if keys:
+            different, which = np.unique(np.concatenate(list(keys.values())), return_inverse=True)
+            columns, start = self._add(different // total)[which], 0
+            for value in keys:
+                assert isinstance(value.op, MatMul)
+                size = value.size if value.op.weight.std > 0 else 0  # W = 0 makes no column
+                tables[value] = np.arange(size), columns[start : start + size], np.ones(size)
+                start += value.size
+        return tables
 
     def _add(self, matrices: Ints) -> Ints:
         """New columns, one for each of these matrices."""
@@ -79,59 +113,7 @@ class Expansion:
         self.matrix = np.concatenate([self.matrix, matrices])
         return start + np.arange(len(matrices))
 
-    def _initial(self) -> None:
-        normals: dict[Source, Ints] = {}
-        for value in self.values:
-            if isinstance(value.op, Gaussian):
-                source, mean, factor = value.op.source, value.op.mean, value.op.factor
-                if source not in normals:
-                    normals[source] = self._add(self._first[source] + np.arange(factor.shape[-1]))
-                table = np.column_stack([mean.ravel(), factor.reshape(value.size, -1)])
-                position, column = np.nonzero(table)
-                self._tables[value] = position, np.append(0, normals[source])[column], table[position, column]
-
-    def _others(self) -> None:
-        for value in self.values:
-            if not isinstance(value, Vector):
-                continue
-            match value.op:
-                case Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())) | Gaussian():
-                    continue
-                case MatMul(weight) if weight.source not in self.transposed:
-                    continue
-                case Data(vectors):
-                    present = np.flatnonzero(vectors.reshape(value.size, -1).any(axis=1))
-                case _:
-                    present = np.arange(value.size)
-            self._tables[value] = present, self._add(np.full(len(present), -1)), np.ones(len(present))
-
-    def _products(self) -> None:
-        """W x that is written twice is one column; if W = 0, none."""
-        made = [
-            (v, v.op) for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source not in self.transposed
-        ]
-        if not made:
-            return
-        identity = _identities(self.values)
-        count = sum(value.size for value in self.values if isinstance(value, Vector))
-        keys = []  # of each product: its matrix and x, in one number
-        for value, op in made:
-            members = op.weight.members.reshape(op.weight.batch + (1,) * (value.ndim - len(op.weight.batch)))
-            matrix = np.broadcast_to(self._first[op.weight.source] + members, value.shape).ravel()
-            keys.append(matrix * count + identity[op.x].ravel()[_positions(op.x, value.shape)])
-        different, which = np.unique(np.concatenate(keys), return_inverse=True)
-        columns, start = self._add(different // count)[which], 0
-        for value, op in made:
-            size = value.size if op.weight.std > 0 else 0
-            self._tables[value] = np.arange(size), columns[start : start + size], np.ones(size)
-            start += value.size
-
-    # The rows
-
-    def _rows(self, value: Vector) -> scipy.sparse.csr_array:
-        if value in self._tables:
-            position, column, numbers = self._tables[value]
-            return scipy.sparse.csr_array((numbers, (position, column)), shape=(value.size, len(self.matrix)))
+    def _combination(self, value: Vector) -> scipy.sparse.csr_array:
         rows, csr = self.rows, scipy.sparse.csr_array
         match value.op:
             case Take(x, flat):
@@ -158,21 +140,3 @@ class Expansion:
 def _positions(x: Value, shape: tuple[int, ...]) -> Ints:
     """The flat position in x of each entry of a value of this shape that x is broadcast to."""
     return np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel()
-
-
-def _identities(values: Sequence[Value]) -> dict[Value, Ints]:
-    """A number for every vector, the same wherever indexing or stacking moves it."""
-    numbers: dict[Value, Ints] = {}
-    count = 0
-    for value in values:
-        if not isinstance(value, Vector):  # there are as many scores as pairs of tokens
-            continue
-        match value.op:
-            case Take(x, flat):
-                numbers[value] = numbers[x].ravel()[flat]
-            case Join(parts):
-                numbers[value] = np.concatenate([numbers[part] for part in parts])
-            case _:
-                numbers[value] = count + np.arange(value.size).reshape(value.shape)
-                count += value.size
-    return numbers

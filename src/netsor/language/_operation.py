@@ -9,15 +9,16 @@ indexing, the algebra of vectors and scalars, `W @ x`; rotary positions have a f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .._validate import TraceError, as_number, shown
+from ..optim import Optimiser, Rate
 from ._array import Axes, Entrywise, Ints, Keep, Operation, Source, Take, Value, VectorAccess, align_axes, box
 from ._parameters import Data, MatMul, Normal, Weight
-from ._scalar import Apply, Constant, Floats
+from ._scalar import Apply, Constant, Floats, Hyperparameter, Scalar
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
 
@@ -30,6 +31,7 @@ __all__ = [
     "Dot",
     "Floats",
     "Gaussian",
+    "Hyperparameter",
     "Ints",
     "Join",
     "MatMul",
@@ -120,12 +122,10 @@ class Join(Operation):
     parts: tuple[Value, ...]
 
 
-# Steps of an optimiser. A step moves W to (1 − ηλ) W − η U, with G = Σ_i δ_i x_i^T over all uses of W and U the
-# optimiser's function of G. The vectors δ_i and x_i are inputs of the operation W' x, so no part of a network is
-# written twice: a literal simulation really moves the matrix, and the exact engine rewrites the operation. As in
-# training, a step is in the past: gradients pass from W' x to x, and never to δ_i and x_i.
-
-Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
+# Steps of an optimiser, which moves W along a function of G = Σ_i δ_i x_i^T, over all uses of W, and of earlier G. The
+# vectors δ_i and x_i are inputs of the operation W' x, so no part of a network is written twice: a literal simulation
+# really moves the matrix, and the exact engine rewrites the operation. As in training, a step is in the past: gradients
+# pass from W' x to x, and never to δ_i and x_i.
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,14 +133,24 @@ class OptimiserStep:
     """What a step does with the gradient of one parameter of R^{out × in}."""
 
     name: str  # of the parameter, for messages
-    optimiser: str  # "sgd", "muon" or "adam"
-    lr: Rate  # η
-    weight_decay: float  # λ
-    eps: float  # ε̂ of Adam
-    newton_schulz: tuple[tuple[float, float, float], ...] | None  # of Muon, a step each; None: the polar factor itself
-    scale: Rate  # what Muon's matrix is multiplied by
+    optimiser: Optimiser
+    lr: Rate  # η, up to a scalar
+    weight_decay: float  # λ, up to a scalar
+    scalars: tuple[bool, bool]  # whether a scalar of the program multiplies η, and λ
     in_width: Width
     out_width: Width
+
+    def rate(self, widths: Mapping[str, float]) -> float:
+        """η at these widths, up to a scalar."""
+        return self.of(self.lr, widths)
+
+    def adjusted(self, widths: Mapping[str, float]) -> float:
+        """η times what the optimiser multiplies it by."""
+        return self.rate(widths) * self.of(self.optimiser.adjustment, widths)
+
+    def eps(self, widths: Mapping[str, float]) -> float:
+        """ε of the optimiser."""
+        return self.of(self.optimiser.epsilon, widths)
 
     def of(self, rate: Rate, widths: Mapping[str, float]) -> float:
         """A rate at these widths."""
@@ -151,12 +161,12 @@ class OptimiserStep:
             with np.errstate(all="ignore"):
                 made = as_number(rate(*sizes))
         except Exception as error:  # a user's function may raise anything
-            raise TraceError("step", f"lr or scale of {self.name} fails at the widths {sizes}: {error}") from error
+            raise TraceError("step", f"lr, scale or eps of {self.name} fails at the widths {sizes}: {error}") from error
         if made is None or not math.isfinite(made):
             raise TraceError(
                 "step",
-                f"lr or scale of {self.name} is {shown(made)} at fan-in {sizes[0]:g} and fan-out {sizes[1]:g}: it must "
-                "be a finite number",
+                f"lr, scale or eps of {self.name} is {shown(made)} at fan-in {sizes[0]:g} and fan-out {sizes[1]:g}: it "
+                "must be a finite number",
             )
         return made
 
@@ -190,12 +200,13 @@ class SteppedMatMul(Entrywise):
     each: bool
     left: tuple[Vector, ...]
     right: tuple[Vector, ...]
+    scalars: tuple[Scalar, ...]  # learning rates and weight decays that are values of the program
     parts: tuple[GradientTerm, ...]
     steps: tuple[OptimiserStep, ...]
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All uses of the past."""
-        return align_axes(self.x.ndim, ndim), *((None,) * v.ndim for v in (*self.left, *self.right))
+        return align_axes(self.x.ndim, ndim), *((None,) * v.ndim for v in self.inputs[1:])
 
     def at(self, keep: Keep) -> SteppedMatMul:
         """Some of the matrices."""
@@ -204,8 +215,8 @@ class SteppedMatMul(Entrywise):
 
 
 @dataclass(frozen=True, eq=False)
-class SteppedParameter(Entrywise):
-    """V or S: an initial vector or random scalars after a step: (1 − ηλ) x − η U, with G the sum of d, each in a unit.
+class SteppedParameter(Operation):
+    """V or S: an initial vector or random scalars after a step, with G the sum of d, each in a unit.
 
     d is √n ∂L/∂x of vectors, ∂L/∂x of scalars, and √unit more if there is a unit.
     """
@@ -213,6 +224,7 @@ class SteppedParameter(Entrywise):
     acts, kind, letter = VectorAccess.ON_COORDINATES, "after a step", "h"
     x: Value
     d: tuple[Value, ...]
+    scalars: tuple[Scalar, ...]
     units: tuple[str | None, ...]
     rule: OptimiserStep
 
@@ -223,6 +235,13 @@ class SteppedParameter(Entrywise):
 
 
 Acting = MatMul | SteppedMatMul
+
+
+def scalars_of(op: SteppedMatMul | SteppedParameter, number: int = 0) -> list[Scalar | float]:
+    """By what η and λ of a step are multiplied: scalars of the program, or 1."""
+    steps = op.steps if isinstance(op, SteppedMatMul) else (op.rule,)
+    given = iter(op.scalars[sum(sum(rule.scalars) for rule in steps[:number]) :])
+    return [next(given) if there else 1.0 for there in steps[number].scalars]
 
 
 def steps_of(op: Acting) -> tuple[OptimiserStep, ...]:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from .._validate import NUMBERS, Shape, TraceError, as_name, as_shape, scale, scaled, shown
 from ._array import Entrywise, Keep, Operation, Source, VectorAccess, box, index_positions
-from ._scalar import Floats, Scalar
+from ._scalar import Floats, Hyperparameter, Scalar
 from ._vector import Gaussian, Vector
-from ._width import Width, as_width
+from ._width import Width, as_width, bindable
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -166,7 +166,7 @@ def weight(
     name
         The name in `print(net)` and `net.latex()`.
     entry_std
-        The standard deviation of the entries themselves, as in N(0, 0.02²), in place of std; for an in_width that is a
+        The standard deviation of the entries themselves, as in N(0, 0.02²), instead of std; for an in_width that is a
         number.
 
     Returns
@@ -333,6 +333,33 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
     shape = as_shape(shape, "normal")
     sigma = scale(std, "std", "normal")
     return Scalar(Normal(Source(as_name(name, "normal")), sigma, shape), shape)
+
+
+def hyperparameter(name: str) -> Scalar:
+    """A number that you give when you evaluate the program, such as a learning rate: `net.draw(…, lr=0.1)`.
+
+    At finite widths the plan does not depend on it, so a grid of numbers is planned once.
+
+    Parameters
+    ----------
+    name : str
+        The keyword of `law`, `draw`, `simulate` and `plan` that gives the number.
+
+    Returns
+    -------
+    Scalar
+        The same number in every draw.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> net = ns.Program(ns.hyperparameter("scale") * ns.dot(ns.gaussian(n), ns.gaussian(n)))
+    >>> [f"{net.law(n=16, draws=2_000, scale=scale).std():.1f}" for scale in (1.0, 2.0)]
+    ['1.0', '2.0']
+    """
+    if not isinstance(name, str):
+        raise TraceError("hyperparameter", "name", name, "a string")
+    return Scalar(Hyperparameter(bindable(name, "hyperparameter")), ())
 
 
 def data(vectors: npt.ArrayLike) -> Vector:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from . import _operation as ops
 from ._array import Operation, Value
 from ._graph import names_of, narrow, take_as_index, topological_order, widths_of
-from ._operation import Acting, Constant, Floats, MatMul, Source, SteppedMatMul, steps_of
-from ._parameters import Weight
+from ._operation import Constant, Floats, MatMul, Source, SteppedMatMul, steps_of
 from ._probe import Probe
 from ._rotary import Rotate
 from ._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
@@ -46,23 +44,19 @@ def parts(
         if isinstance(value.op, MatMul | SteppedMatMul) and value.op.weight.source not in introduced:
             weight = value.op.weight.drawn
             introduced.add(weight.source)
-            rows.append((names[weight.source], _entries(weight), ""))
+            many = "matrix" if weight.members.size == 1 else f"{weight.members.size} matrices"
+            entries = f"entries N(0, {weight.std**2:g}/{weight.fan})"
+            rows.append((names[weight.source], f"{many} {weight.out_width}×{weight.in_width}, {entries}", ""))
         if not _inlined(value):
-            rows.append(
-                (f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), _made(value))
-            )
+            made = "×".join(map(str, value.shape)) or "1"
+            made += f" in R^{value.width}" if isinstance(value, Vector) else ""
+            rows.append((f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), made))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
     returned = ", ".join(_reference(output, names) for output in outputs)
     shown = zip(probes, every[count:], strict=True)
     watched = [f"probe {each.name}: {_reference(value, names)}" for each, value in shown]
     return head, rows, "\n".join([*watched, f"return {returned}"])
-
-
-def _entries(weight: Weight) -> str:
-    size = weight.members.size
-    many = "matrix" if size == 1 else f"{size} matrices"
-    return f"{many} {weight.out_width}×{weight.in_width}, entries N(0, {weight.std**2:g}/{weight.fan})"
 
 
 def _inlined(value: Value) -> bool:
@@ -76,55 +70,66 @@ def _reference(value: Value, names: dict[Value | Source, str]) -> str:
     return names[value]
 
 
-Reference = Callable[[Value], str]  # how the line of a value writes its inputs
-
-
 def expression(value: Value, names: dict[Value | Source, str]) -> str:
-    """The right-hand side of the line of a value: by its rule, or as a function of its inputs."""
-
-    def ref(x: Value) -> str:
-        return _reference(x, names)
-
+    """The right-hand side of the line of a value, by its operation; as a function of its inputs if that has no case."""
     op = value.op
-    if isinstance(op, MatMul | SteppedMatMul):
-        steps = steps_of(op)
-        moved = f", moved along {', '.join(map(ref, op.inputs[1:]))}" if steps else ""
-        return _matmul(op, names[op.weight.source] + "'" * len(steps), ref) + moved
-    if type(op) in EXPRESSIONS:
-        return EXPRESSIONS[type(op)](op, ref)
-    return f"{_name(op)}({', '.join(map(ref, op.inputs))})"
+
+    def ref(*values: Value) -> str:
+        return ", ".join(_reference(x, names) for x in values)
+
+    match op:
+        case MatMul(weight, x, each) | SteppedMatMul(weight, x, each):
+            steps = steps_of(op)
+            matrix = names[weight.source] + "'" * len(steps) + (".T" if weight.transposed else "")
+            if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by
+                matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
+            moved = f", moved along {ref(*op.inputs[1:])}" if steps else ""
+            return (f"{matrix}.each({ref(x)})" if each else f"{matrix} {ref(x)}") + moved
+        case ops.Nonlin(f, read, scalars) | ops.Apply(f, read, scalars):
+            if f in INFIX:
+                return f" {INFIX[f]} ".join(map(ref, read))
+            arguments = ", ".join([ref(x) for x in read] + [f"{p:g}" for p in f.parameters])
+            return (
+                f"{f.name}({arguments}; {ref(*scalars)})"
+                if isinstance(scalars, tuple) and scalars
+                else f"{f.name}({arguments})"
+            )
+        case ops.Gaussian(_, mean, factor):
+            return initial_law(mean, factor)
+        case ops.Normal(std=std):
+            return f"N(0, {std**2:g})"
+        case ops.Data(vectors):
+            return f"given vectors in R^{vectors.shape[-1]}"
+        case ops.Constant(numbers):
+            return f"given numbers of shape {numbers.shape}"
+        case ops.Hyperparameter(name):
+            return name
+        case ops.Root():
+            return str(op)
+        case ops.Add(x, y):
+            return f"{ref(x)} + {ref(y)}"
+        case ops.Scale(c, x):
+            return f"{ref(c)} {ref(x)}"
+        case ops.Mix(a, x):
+            return f"{ref(a)} @ {ref(x)}"
+        case ops.Concat(x, axis):
+            return f"concat({ref(x)}, axis={axis})"
+        case ops.Split(x, axis, count):
+            return f"split({ref(x)}, {count}, axis={axis})"
+        case ops.Dot(x, y, power):
+            return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{ref(x, y)}>"
+        case ops.Take(x, flat):
+            indices = take_as_index(flat, x.shape)
+            return f"selected from {ref(x)}" if indices is None else ref(x) + f"[{', '.join(indices)}]" * bool(indices)
+        case Rotate(x):
+            return f"rotary({ref(x)})"
+        case Pool(f, x):
+            return f"{f.name}({ref(x)})"
+    return f"{_name(op)}({ref(*op.inputs)})"
 
 
 def _name(op: Operation) -> str:
     return type(op).__name__.lower()
-
-
-def _matmul(op: Acting, name: str, ref: Reference) -> str:
-    weight = op.weight
-    matrix = name + (".T" if weight.transposed else "")
-    if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by
-        matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
-    return f"{matrix}.each({ref(op.x)})" if op.each else f"{matrix} {ref(op.x)}"
-
-
-def _nonlin(op: ops.Nonlin, ref: Reference) -> str:
-    if op.f in INFIX:
-        return f" {INFIX[op.f]} ".join(map(ref, op.vectors))
-    arguments = ", ".join([ref(v) for v in op.vectors] + [f"{p:g}" for p in op.f.parameters])
-    return f"{op.f.name}({arguments}" + (f"; {', '.join(map(ref, op.scalars))})" if op.scalars else ")")
-
-
-def _apply(op: ops.Apply, ref: Reference) -> str:
-    if op.f in INFIX:
-        return f" {INFIX[op.f]} ".join(map(ref, op.scalars))
-    return f"{op.f.name}({', '.join([ref(p) for p in op.scalars] + [f'{p:g}' for p in op.f.parameters])})"
-
-
-def _take(op: ops.Take, ref: Reference) -> str:
-    indices = take_as_index(op.flat, op.x.shape)
-    if indices is None:
-        return f"selected from {ref(op.x)}"
-    return f"{ref(op.x)}[{', '.join(indices)}]" if indices else ref(op.x)
 
 
 def initial_law(mean: Floats, factor: Floats) -> str:
@@ -135,28 +140,3 @@ def initial_law(mean: Floats, factor: Floats) -> str:
     if not cov.any():
         return f"{mean_text}·(1, …, 1)"
     return f"N({mean_text}, {f'{cov[0, 0]:g}' if np.array_equal(cov, cov[0, 0] * np.eye(len(cov))) else 'cov'})"
-
-
-EXPRESSIONS: dict[type[Operation], Callable[[Any, Reference], str]] = {
-    ops.Gaussian: lambda op, ref: initial_law(op.mean, op.factor),
-    ops.Normal: lambda op, ref: f"N(0, {op.std**2:g})",
-    ops.Data: lambda op, ref: f"given vectors in R^{op.vectors.shape[-1]}",
-    ops.Constant: lambda op, ref: f"given numbers of shape {op.numbers.shape}",
-    ops.Root: lambda op, ref: str(op),
-    ops.Nonlin: _nonlin,
-    ops.Add: lambda op, ref: f"{ref(op.x)} + {ref(op.y)}",
-    ops.Scale: lambda op, ref: f"{ref(op.c)} {ref(op.x)}",
-    ops.Mix: lambda op, ref: f"{ref(op.a)} @ {ref(op.x)}",
-    ops.Concat: lambda op, ref: f"concat({ref(op.x)}, axis={op.axis})",
-    ops.Split: lambda op, ref: f"split({ref(op.x)}, {op.count}, axis={op.axis})",
-    ops.Dot: lambda op, ref: f"{op.x.width}^(-{'1/2' if op.power == 0.5 else '1'}) <{ref(op.x)}, {ref(op.y)}>",
-    ops.Apply: _apply,
-    ops.Take: _take,
-    Rotate: lambda op, ref: f"rotary({ref(op.x)})",
-    Pool: lambda op, ref: f"{op.f.name}({ref(op.x)})",
-}
-
-
-def _made(value: Value) -> str:
-    count = "×".join(map(str, value.shape)) or "1"
-    return f"{count} in R^{value.width}" if isinstance(value, Vector) else count

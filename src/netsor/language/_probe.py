@@ -27,40 +27,29 @@ class ProbeKind(NamedTuple):
 
     of: type[Value]
     axes: int  # the last axes, which must be there
+    alone: bool  # with no axes before them
     words: str
 
 
-TOKENS = "vectors (tokens,)"
+TOKENS, INSIDE = "vectors (tokens,)", "vectors (…, tokens)"
+SCORES = "scalars (…, tokens, tokens)"
 NAMES = {
-    "embedding": ProbeKind(Vector, 1, f"{TOKENS}, the stream before the first block"),
-    "stream": ProbeKind(Vector, 1, f"{TOKENS}, the stream after a block, which ends with it"),
-    "attention": ProbeKind(Vector, 1, f"{TOKENS}, what attention adds to the stream"),
-    "mlp": ProbeKind(Vector, 1, f"{TOKENS}, what the perceptron adds to the stream"),
-    "cross": ProbeKind(Vector, 1, f"{TOKENS}, what attention to an encoder adds to the stream"),
-    "middle": ProbeKind(Vector, 1, f"{TOKENS}, the stream between the branches, if a norm follows each sum"),
-    "query": ProbeKind(Vector, 1, "vectors (…, tokens)"),
-    "key": ProbeKind(Vector, 1, "vectors (…, tokens)"),
-    "value": ProbeKind(Vector, 1, "vectors (…, tokens)"),
-    "hidden": ProbeKind(Vector, 1, "vectors (…, tokens), what the last matrix of the perceptron acts on"),
-    "scores": ProbeKind(Scalar, 2, "scalars (…, tokens, tokens), what a softmax is given"),
-    "weights": ProbeKind(Scalar, 2, "scalars (…, tokens, tokens), rows that sum to 1"),
-    "experts": ProbeKind(
-        Scalar, 2, "scalars (tokens, experts), what a token gives to each expert, 0 where it is not asked"
-    ),
-    "logits": ProbeKind(Scalar, 2, "scalars (tokens, words)"),
-    "loss": ProbeKind(Scalar, 0, "one scalar, which gradients are of"),
+    "embedding": ProbeKind(Vector, 1, True, f"{TOKENS}, the stream before the first block"),
+    "stream": ProbeKind(Vector, 1, True, f"{TOKENS}, the stream after a block, which ends with it"),
+    "attention": ProbeKind(Vector, 1, True, f"{TOKENS}, what attention adds to the stream"),
+    "mlp": ProbeKind(Vector, 1, True, f"{TOKENS}, what the perceptron adds to the stream"),
+    "cross": ProbeKind(Vector, 1, True, f"{TOKENS}, what attention to an encoder adds to the stream"),
+    "middle": ProbeKind(Vector, 1, True, f"{TOKENS}, the stream between the branches, if a norm follows each sum"),
+    "query": ProbeKind(Vector, 1, False, INSIDE),
+    "key": ProbeKind(Vector, 1, False, INSIDE),
+    "value": ProbeKind(Vector, 1, False, INSIDE),
+    "hidden": ProbeKind(Vector, 1, False, f"{INSIDE}, what the last matrix of the perceptron acts on"),
+    "scores": ProbeKind(Scalar, 2, False, f"{SCORES}, what a softmax is given"),
+    "weights": ProbeKind(Scalar, 2, False, f"{SCORES}, rows that sum to 1"),
+    "experts": ProbeKind(Scalar, 2, True, "scalars (tokens, experts), what a token gives to each expert, or 0"),
+    "logits": ProbeKind(Scalar, 2, True, "scalars (tokens, words)"),
+    "loss": ProbeKind(Scalar, 0, True, "one scalar, which gradients are of"),
 }
-ALONE = (
-    "embedding",
-    "stream",
-    "attention",
-    "cross",
-    "middle",
-    "mlp",
-    "experts",
-    "logits",
-    "loss",
-)  # with no axes before the last
 
 
 class Probe(NamedTuple):
@@ -111,7 +100,7 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     if not isinstance(name, str) or name not in NAMES:
         raise TraceError("probe", "name", name, f"one of {', '.join(NAMES)}")
     kind = NAMES[name]
-    if not isinstance(x, kind.of) or x.ndim < kind.axes or (name in ALONE and x.ndim > kind.axes):
+    if not isinstance(x, kind.of) or x.ndim < kind.axes or (kind.alone and x.ndim > kind.axes):
         raise TraceError("probe", f"{name} must be {kind.words}, got {shown(x)}")
     if not isinstance(found, list):
         why = found or "must be called in a function that @ns.program decorates, while that is called"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .._array_api import array_namespace
 from .._validate import Shape, TraceError, numbers, real, shown
 from ..activations import Function
-from ._array import Axes, Entrywise, Operation, Take, Value, align_axes
+from ._array import Axes, Entrywise, Operation, Value, align_axes
 
 
 def _power(x: Any, k: float) -> Any:
@@ -72,21 +72,6 @@ class Scalar(Value):
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         return type(self)(op, shape)
-
-    def take(self, flat: npt.ArrayLike, operation: str) -> Self:
-        """The entries at flat positions, in the shape of `flat`; of given numbers, they are given numbers.
-
-        Parameters
-        ----------
-        flat : array_like of int
-            Positions in the flattened array.
-        operation : str
-            What errors name.
-        """
-        taken = super().take(flat, operation)
-        if isinstance(self.op, Constant) and isinstance(taken.op, Take):
-            return self._like(Constant(self.op.numbers.ravel()[taken.op.flat]), taken.shape)
-        return taken
 
     def __repr__(self) -> str:
         return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"
@@ -154,6 +139,18 @@ class Constant(Entrywise):
 
     kind, letter, indexed = "given", "c", ("numbers",)
     numbers: Floats
+
+    def taken(self, whole: Value, flat: npt.NDArray[np.intp]) -> Constant:
+        """Some of the numbers."""
+        return Constant(self.numbers.ravel()[flat])
+
+
+@dataclass(frozen=True, eq=False)
+class Hyperparameter(Operation):
+    """S: a number that is given by its name when the program is evaluated."""
+
+    kind, letter = "hyperparameter", "c"
+    name: str
 
 
 @dataclass(frozen=True, eq=False)

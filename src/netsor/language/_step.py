@@ -1,16 +1,22 @@
-"""One step of an optimiser: the same outputs with the weights after it, as values of the same program."""
+"""Steps of optimisers: the same outputs with the weights after them, as values of the same program."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._validate import TraceError, as_floats, as_whole, one_of, real, shown
+from .._array_api import array_namespace
+from .._validate import TraceError, also_spelled, as_floats, as_whole, one_of, real, shown, whole
+from ..activations import Function
+from ..optim import MAX_NS_STEPS, SGD, AdamW, Muon, Optimiser, Rate
 from ._array import Source, Value
-from ._grad import Parameter, Parameters, Reverse, Term, as_loss, terms_of
+from ._derivative import scale as multiple
+from ._derivative import width_ratio
+from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
 from ._operation import (
     Gaussian,
@@ -18,49 +24,58 @@ from ._operation import (
     MatMul,
     Normal,
     OptimiserStep,
-    Rate,
     SteppedMatMul,
     SteppedParameter,
     initial_value,
     steps_of,
 )
 from ._parameters import Weight
-from ._scalar import Scalar, constant
+from ._scalar import Scalar, applied, constant
+from ._score import mean_dot
+from ._tangent import pooled
 from ._vector import Vector, mix
 from ._width import Width
 
+CLIP_EPS = 1e-6  # added to the norm, as `torch.nn.utils.clip_grad_norm_` does
 MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
-STEPS = 100  # at most: (1.5, −0.5, 0) takes a singular value from rounding error, 1e-16, to 1 in 91 steps
 NAMELESS = "a parameter without a name"
+MATRICES = "matrices"  # the key of all weights that have none of their own
 LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
 
 
+@also_spelled(optimizer="optimiser")
 def step(
     outputs: Any,
     loss: Scalar,
-    lr: Rate | Mapping[Any, Rate],
-    optimiser: str = "sgd",
+    lr: Rate | Scalar | Mapping[Any, Any] | None = None,
+    optimiser: str | Optimiser | Mapping[Any, Optimiser] = "sgd",
     weights: Parameter | Sequence[Parameter] | None = None,
     *,
     eps: float = 0.0,
     newton_schulz: int | tuple[float, float, float] | None = None,
-    weight_decay: float = 0.0,
+    weight_decay: float | Scalar = 0.0,
     scale: Rate | None = None,
+    clip_norm: float | None = None,
+    lr_factor: float | Scalar = 1.0,
 ) -> Any:
     """The outputs after one step of an optimiser on the loss, as values of the same program.
 
-    A step moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient of the loss by **the entries of W
-    themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
+    `optimiser` is an object of `ns.optim`, or a dictionary of them by weight or by name, with "matrices" for all other
+    weights and None for all other parameters. An object remembers: in the next step it continues with its moments. A
+    string is an optimiser without memory. Its step moves a matrix W to (1 − η·weight_decay) W − η U. With G the
+    gradient of the loss by **the entries of W themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no
+    factor taken out), U is
 
-    - "sgd": G. Momentum's first step is the same.
+    - "sgd": G.
     - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest,
       which Muon's own polynomial leaves near 0), or that polynomial of Newton and Schulz. Each matrix of a batch, such
       as a head of attention, has its own step.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
     Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
-    W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i: the law after the step is exact at every finite width. Adam's step needs every
-    entry of G, in · out · (uses) operations a replica and matrix, and is refused above 8·10⁹ entries.
+    W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i: the law after the step is exact at every finite width. Adam's first step needs
+    every entry of G, in · out · (uses) operations a replica and matrix, and is refused above 8·10⁹ entries; with
+    moments, and where a matrix acts on more vectors than it has rows, its entries are drawn.
 
     Parameters
     ----------
@@ -69,24 +84,30 @@ def step(
     loss
         A scalar of the program; several are summed.
     lr
-        η: a number, a function of fan-in and fan-out, or a dictionary of these, by weight or by name (`name=` of
-        `ns.weight` and `ns.gaussian`), with None for all others. Fan-in and fan-out are numbers; a vector of R^n has
-        fan-in 1 and fan-out n. At infinite width the power of n in η is found at large numbers.
+        η of an optimiser that is a string: a number, a function of fan-in and fan-out, a scalar of the program such as
+        `ns.hyperparameter("lr")`, or a dictionary of these, by weight or by name (`name=` of `ns.weight` and
+        `ns.gaussian`), with None for all others. Fan-in and fan-out are numbers; a vector of R^n has fan-in 1 and
+        fan-out n. At infinite width the power of n in η is found at large numbers.
     optimiser
-        "sgd", "muon" or "adam".
+        An object of `ns.optim`, a dictionary of them, or "sgd", "muon" or "adam".
     weights
         The parameters that move: weights, initial vectors (biases, embeddings, a readout) and random scalars; by
         default all matrices that the loss depends on. Equal random vectors, such as those of a token that occurs twice,
         are one parameter; vectors without variance (biases that start at 0) are separate ones.
     eps
-        ε̂ of Adam.
+        ε̂ of "adam".
     newton_schulz
-        For Muon: a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
+        For "muon": a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
         coefficients for five steps, or a list of three for each step, at most 100; by default the polar factor itself.
     weight_decay
-        λ, decoupled as in AdamW.
+        λ of a string, decoupled as in AdamW.
     scale
-        For Muon: a factor of its matrix, a number or a function of fan-in and fan-out; 1 by default.
+        For "muon": a factor of its matrix, a number or a function of fan-in and fan-out; 1 by default.
+    clip_norm
+        The largest norm of the gradient of all parameters that move; a longer one is scaled down, as
+        `torch.nn.utils.clip_grad_norm_` does. For finite widths.
+    lr_factor
+        What every learning rate is multiplied by in this step: a number, as a schedule has it here, or a scalar.
 
     Returns
     -------
@@ -111,43 +132,129 @@ def step(
         if not isinstance(value, Value):
             raise TraceError("step", "outputs", value, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
-    one_of(optimiser, "optimiser", "step", ("sgd", "muon", "adam"))
-    decay = real(weight_decay, "weight_decay", "step", least=0)
+    factor, by = (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step"), None)
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
-    rates, small = _Rates(lr), real(eps, "eps", "step", least=0)
-    steps, factor = _newton_schulz(newton_schulz), 1.0 if scale is None else _rate(scale, "scale")
-    for name, given, owner in (("eps", small, "adam"), ("newton_schulz", steps, "muon"), ("scale", scale, "muon")):
-        if given and optimiser != owner:
-            raise TraceError("step", f"{name}={shown(given)} is for optimiser={owner!r}, got {optimiser!r}")
-    if optimiser == "muon" and chosen.leaves:
-        raise TraceError(
-            "step",
-            f"weights={chosen.leaves[0]!r} is no matrix, and optimiser='muon' moves matrices alone: move it by a step "
-            "of its own, with another optimiser",
-        )
+    options = {"eps": eps, "newton_schulz": newton_schulz, "weight_decay": weight_decay, "scale": scale}
+    rates = None
+    if isinstance(optimiser, Optimiser | Mapping):
+        for name, option in {"lr": lr, **options}.items():
+            if option is not None and not (isinstance(option, float) and option == 0):
+                raise TraceError("step", f"{name}={shown(option)} is for an optimiser by name: give it to the object")
+        optimisers = _ByParameter(optimiser, "optimiser", _optimiser)
+    else:
+        rates = _ByParameter(lr, "lr", _rate)
+        optimisers = _ByParameter(_without_memory(optimiser, **options), "optimiser", _optimiser)
 
-    def rule(of: Weight | Value) -> OptimiserStep:
-        name = _source(of).name or NAMELESS
-        return OptimiserStep(name, optimiser, rates.of(of), decay, small, steps, factor, *_sizes(of))
+    def rule(of: Weight | Value, scalars: list[Scalar]) -> OptimiserStep:
+        """The step of one parameter; what is a scalar of the program in it is added to `scalars`."""
+        name, own = _source(of).name or NAMELESS, optimisers.of(of)
+        if own.matrices_only and not isinstance(of, Weight):
+            raise TraceError(
+                "step",
+                f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give it another optimiser, "
+                f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}",
+            )
+        rate, decay = own.lr if rates is None else rates.of(of), own.weight_decay
+        lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
+        given = [number if isinstance(number, Scalar) else None for number in (lr, decay)]
+        scalars += [_one_number(number) for number in given if number is not None]
+        rate, decay = (1.0 if isinstance(number, Scalar) else number for number in (rate, decay))
+        there = given[0] is not None, given[1] is not None
+        return OptimiserStep(name, own, _times(factor, rate), decay, there, *_sizes(of))
 
     found = _gradients(p, listed, chosen)
     if not found.terms and not found.leaves:
         raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
-    rates.check({source.name for source in found.latest} | {_source(leaf).name for leaf in found.leaves})
-    matrices = {source: (rule(terms[0][0].used.drawn), terms) for source, terms in found.terms.items()}
+    names = {source.name for source in found.latest} | {_source(leaf).name for leaf in found.leaves}
+    for keys in (optimisers, rates):
+        if keys is not None:
+            keys.check(names)
+    if clip_norm is not None:
+        found = _clipped(found, real(clip_norm, "clip_norm", "step", above=0))
+    matrices: dict[Source, _Move] = {}
+    for source, terms in found.terms.items():
+        scalars: list[Scalar] = []
+        matrices[source] = _Move(rule(terms[0][0].used.drawn, scalars), terms, tuple(scalars))
     shifted: dict[Value, Value] = {}
     for leaf, parts in found.leaves.items():
         units, d = zip(*parts, strict=True)
-        shifted[leaf] = replace(
-            leaf, op=SteppedParameter(leaf, tuple(_tied_gradients(leaf, x) for x in d), units, rule(leaf))
-        )
+        scalars = []
+        own = rule(leaf, scalars)
+        shifted[leaf] = replace(leaf, op=SteppedParameter(leaf, d, tuple(scalars), units, own))
     made = _rebuilt(listed, matrices, found.latest, shifted)
     return type(outputs)(made) if several else made[0]
 
 
+def train(
+    outputs: Any,
+    loss: Scalar | Sequence[Scalar],
+    optimiser: Optimiser | Mapping[Any, Optimiser],
+    steps: int,
+    weights: Parameter | Sequence[Parameter] | None = None,
+    *,
+    schedule: Callable[[int], float | Scalar] | None = None,
+    clip_norm: float | None = None,
+) -> list[Any]:
+    """The outputs before training and after each of some steps: `ns.step` as often, with one optimiser.
+
+    Parameters
+    ----------
+    outputs
+        A value of the program, or a list or tuple of them.
+    loss
+        A scalar of the program, or a list of them, one for each batch: the steps take them in turn.
+    optimiser
+        An object of `ns.optim`, or a dictionary of them as in `ns.step`.
+    steps
+        The number of steps.
+    weights
+        The parameters that move, as in `ns.step`.
+    schedule
+        A function of the step 0, 1, … that the learning rates are multiplied by, as in PyTorch's `LambdaLR`. A warm-up
+        over five steps is `lambda t: min(1.0, (t + 1) / 5)`.
+    clip_norm
+        The largest norm of the gradient of all parameters, as in `ns.step`.
+
+    Returns
+    -------
+    list
+        The outputs after 0, 1, …, `steps` steps.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> w, r = ns.weight(n, 2, name="in"), ns.gaussian(n, name="out")
+    >>> f = ns.dot(r, ns.tanh(w @ ns.data([[1.0, 0.5], [-0.3, 0.8]])))
+    >>> loss = ((f - np.array([1.0, -1.0])) ** 2).mean()
+    >>> adam = ns.optim.AdamW(ns.hyperparameter("lr"))
+    >>> net = ns.Program(ns.train(loss, loss, adam, 4, [w, r], schedule=lambda t: (t + 1) / 4, clip_norm=1.0)[-1])
+    >>> [f"{net.draw(n=64, draws=100, lr=lr).mean():.2f}" for lr in (0.0, 0.05, 0.1)]
+    ['1.22', '0.19', '0.16']
+    """
+    several = isinstance(outputs, list | tuple)
+    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
+    count = whole(steps, "steps", "train")
+    now = [*(outputs if several else [outputs]), *losses]
+    made = [outputs]
+    for t in range(count):
+        factor = 1.0 if schedule is None else schedule(t)
+        by = now[len(now) - len(losses) + t % len(losses)]
+        now = step(now, by, optimiser=optimiser, weights=weights, lr_factor=factor, clip_norm=clip_norm)
+        made.append(type(outputs)(now[: -len(losses)]) if several else now[0])
+    return made
+
+
+class _Move(NamedTuple):
+    """A step of a matrix."""
+
+    rule: OptimiserStep
+    terms: list[tuple[Term, str | None]]
+    scalars: tuple[Scalar, ...]
+
+
 class _Gradients(NamedTuple):
     terms: dict[Source, list[tuple[Term, str | None]]]  # of each matrix, with its unit
-    leaves: dict[Value, list[tuple[str | None, Value]]]
+    leaves: dict[Value, list[tuple[str | None, Any]]]
     latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
 
 
@@ -166,19 +273,19 @@ def _gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> _Grad
     seed = [(p, constant(np.ones(p.shape)))]
     first = Reverse(seed, chosen.leaves, counts, unit=None)
     terms: dict[Source, list[tuple[Term, str | None]]] = {}
-    leaves: dict[Value, list[tuple[str | None, Value]]] = {}
+    leaves: dict[Value, list[tuple[str | None, Any]]] = {}
     for unit in first.units:
         reverse = first if unit is None else Reverse(seed, chosen.leaves, counts, unit=unit)
         for use in reverse.uses:
             terms.setdefault(use.op.weight.source, []).extend((term, unit) for term in terms_of(0, use, chosen))
         for leaf in chosen.leaves:
-            leaves.setdefault(leaf, []).append((unit, reverse.of(leaf)))
+            leaves.setdefault(leaf, []).append((unit, _tied_gradients(leaf, reverse.of(leaf))))
     return _Gradients(terms, leaves, latest)
 
 
 def _rebuilt(
     outputs: Sequence[Value],
-    matrices: Mapping[Source, tuple[OptimiserStep, list[tuple[Term, str | None]]]],
+    matrices: Mapping[Source, _Move],
     latest: Mapping[Source, tuple[OptimiserStep, ...]],
     shifted: Mapping[Value, Value],
 ) -> list[Value]:
@@ -197,34 +304,32 @@ def _rebuilt(
             inputs = [new[x] for x in op.inputs]
             same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
             made = op if same else op.with_inputs(*inputs)
-        if isinstance(made, MatMul | SteppedMatMul) and made.weight.source in matrices:
-            rule, terms = matrices[made.weight.source]
-            if steps_of(made) == latest[made.weight.source]:
-                made = _with_step(made, rule, terms)
+        acts = isinstance(made, MatMul | SteppedMatMul) and made.weight.source in matrices
+        if acts and steps_of(made) == latest[made.weight.source]:
+            made = _with_step(made, matrices[made.weight.source])
         new[value] = value if made is op else replace(value, op=made)
     return [new[output] for output in outputs]
 
 
-def _with_step(
-    op: MatMul | SteppedMatMul, rule: OptimiserStep, terms: Sequence[tuple[Term, str | None]]
-) -> SteppedMatMul:
+def _with_step(op: MatMul | SteppedMatMul, move: _Move) -> SteppedMatMul:
     """The operation with its matrices moved."""
-    before = op if isinstance(op, SteppedMatMul) else SteppedMatMul(op.weight, op.x, op.each, (), (), (), ())
-    parts = tuple(GradientTerm(len(before.steps), term.members, term.used, unit) for term, unit in terms)
+    before = op if isinstance(op, SteppedMatMul) else SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
+    parts = tuple(GradientTerm(len(before.steps), term.members, term.used, unit) for term, unit in move.terms)
     return replace(
         before,
-        left=before.left + tuple(term.left for term, _ in terms),
-        right=before.right + tuple(term.right for term, _ in terms),
+        left=before.left + tuple(term.left for term, _ in move.terms),
+        right=before.right + tuple(term.right for term, _ in move.terms),
+        scalars=before.scalars + move.scalars,
         parts=before.parts + parts,
-        steps=(*before.steps, rule),
+        steps=(*before.steps, move.rule),
     )
 
 
-def _tied_gradients(leaf: Value, d: Value) -> Value:
-    """The gradients of initial vectors: those that are equal, as for a token that occurs twice, are one parameter."""
+def _tied(leaf: Value) -> np.ndarray | None:
+    """Which initial vectors are equal, as for a token that occurs twice, and so one parameter; None if none are."""
     first = initial_value(leaf)[0].op
     if not isinstance(first, Gaussian):
-        return d
+        return None
     rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
     _, which = np.unique(rows, axis=0, return_inverse=True)
     between = rows[:, 1:] @ rows[:, 1:].T
@@ -237,49 +342,139 @@ def _tied_gradients(leaf: Value, d: Value) -> Value:
             f"weights={leaf!r} are correlated, so which of them are parameters is not known: write them as sums of "
             "independent ones (ns.gaussian with cov a number), and list those",
         )
-    if same.sum() == leaf.size:
+    return None if same.sum() == leaf.size else same.astype(np.float64)
+
+
+def _tied_gradients(leaf: Value, d: Value) -> Value:
+    """The gradients of initial vectors, those of equal ones summed."""
+    same = _tied(leaf)
+    if same is None:
         return d
     assert isinstance(d, Vector)
-    return mix(constant(same.astype(np.float64)), d.reshape(-1)).reshape(*leaf.shape)
+    return mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
 
 
-class _Rates:
-    """Learning rates as the user gave them."""
+def _clipped(found: _Gradients, most: float) -> _Gradients:
+    """The gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
+    squares = [_square_of_matrices(terms) for terms in found.terms.values()]
+    squares += [_square_of_leaf(leaf, parts) for leaf, parts in found.leaves.items()]
+    total = sum(squares[1:], start=squares[0])
+    by = applied(Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True), (total,), ())
+    terms = {
+        source: [(replace(term, left=by * term.left), unit) for term, unit in terms]
+        for source, terms in found.terms.items()
+    }
+    leaves = {leaf: [(unit, by * d) for unit, d in parts] for leaf, parts in found.leaves.items()}
+    return _Gradients(terms, leaves, found.latest)
 
-    def __init__(self, lr: Any) -> None:
-        self.given: dict[Source | str | None, Rate] = {}
-        for key, rate in (lr if isinstance(lr, Mapping) else {None: lr}).items():
+
+def _clip_factor(square: Any, most: float) -> Any:
+    xp = array_namespace(square)
+    return xp.clip(most / (xp.sqrt(xp.clip(square, 0.0, None)) + CLIP_EPS), None, 1.0)
+
+
+def _square_of_matrices(terms: Sequence[tuple[Term, str | None]]) -> Scalar:
+    """|G|² over all entries: Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix."""
+    squares = []
+    groups: dict[tuple[int, ...], list[tuple[Term, str | None]]] = {}
+    if len({term.members for term, _ in terms}) == 1:
+        groups[terms[0][0].members] = list(terms)
+    else:
+        for term, unit in terms:
+            for k, member in enumerate(term.members):
+                groups.setdefault((member,), []).append((alone(term, k), unit))
+    for members, own in groups.items():
+        left = pooled([multiple(_size_of(term, unit), term.left) for term, unit in own])
+        right = pooled([term.right for term, _ in own])
+        products = mean_dot(left, left) * mean_dot(right, right)
+        squares.append(products.sum() if len(products) == len(members) else len(members) * products.sum())
+    return sum(squares[1:], start=squares[0])
+
+
+def _size_of(term: Term, unit: str | None) -> Scalar | float:
+    """The root of what a product of ⟨l, l⟩/out and ⟨r, r⟩/in is multiplied by in |G|²: see `GradientTerm.size`."""
+    used, units = term.used, () if unit is None else (Width(unit),)
+    over = used.drawn.in_width, used.drawn.in_width, used.drawn.out_width
+    return width_ratio(over, (used.fan, used.out_width, *units))
+
+
+def _square_of_leaf(leaf: Value, parts: Sequence[tuple[str | None, Any]]) -> Scalar:
+    """The same of an initial vector or of random scalars; equal ones count once."""
+    made = [multiple(1.0 if unit is None else width_ratio((), (Width(unit),)), d) for unit, d in parts]
+    d = sum(made[1:], start=made[0]).reshape(-1)
+    same = _tied(leaf)
+    squares = mean_dot(d[:, None], d[:, None])[:, 0, 0] if isinstance(d, Vector) else d * d
+    return (squares if same is None else squares * (1.0 / same.sum(axis=1))).sum()
+
+
+class _ByParameter:
+    """What the user gave for each parameter: learning rates, or optimisers."""
+
+    def __init__(self, given: Any, name: str, checked: Callable[[Any, str], Any]) -> None:
+        self.name = name
+        self.given: dict[Source | str | None, Any] = {}
+        for key, each in (given if isinstance(given, Mapping) else {None: given}).items():
             match key:
                 case Weight() if len(np.unique(key.members)) < key.count:
                     raise TraceError(
                         "step",
-                        f"lr has the key {key!r}, a part of a batch of {key.count} matrices, which have one rate: give "
-                        "the batch, or make them weights of their own",
+                        f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one "
+                        f"{name}: give the batch, or make them weights of their own",
                     )
                 case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
-                    self.given[source] = _rate(rate, "lr")
+                    self.given[source] = checked(each, name)
                 case str() | None:
-                    self.given[key] = _rate(rate, "lr")
+                    self.given[key] = checked(each, name)
                 case _:
-                    raise TraceError("step", f"lr has the key {shown(key)}: give {LR}, or None for all others")
+                    raise TraceError(
+                        "step", f"{name} has the key {shown(key)}: give weights, their names, or None for all others"
+                    )
 
     def check(self, names: Collection[str | None]) -> None:
         """Refuse a name that nothing has: it would be misspelt."""
         for key in self.given:
-            if isinstance(key, str) and key not in names:
+            if isinstance(key, str) and key not in {*names, MATRICES}:
                 known = ", ".join(sorted(name for name in names if name)) or "none has a name"
-                raise TraceError("step", f"lr has the key {key!r}, which no weight of the program is called: {known}")
+                raise TraceError(
+                    "step", f"{self.name} has the key {key!r}, which no weight of the program is called: {known}"
+                )
 
-    def of(self, parameter: Weight | Value) -> Rate:
+    def of(self, parameter: Weight | Value) -> Any:
         source = _source(parameter)
-        for key in (source, source.name, None):
+        names = [*([source.name] if source.name else []), *([MATRICES] if isinstance(parameter, Weight) else [])]
+        for key in (source, *names, None):
             if key in self.given:
                 return self.given[key]
         raise TraceError(
             "step",
-            f"lr has no entry for {source.name or NAMELESS}, {parameter!r}: add one by its name, by "
+            f"{self.name} has no entry for {source.name or NAMELESS}, {parameter!r}: add one by its name, by "
             "the weight itself, or None for all others; or list the weights that move, weights=[…]",
         )
+
+
+def _optimiser(given: Any, name: str) -> Optimiser:
+    if not isinstance(given, Optimiser):
+        raise TraceError("step", name, given, "an object of ns.optim, a dictionary of them, 'sgd', 'muon' or 'adam'")
+    return given
+
+
+def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Optimiser:
+    """The optimiser that a string names, whose rates are given elsewhere."""
+    one_of(kind, "optimiser", "step", ("sgd", "muon", "adam"))
+    real(eps, "eps", "step", least=0)
+    decay = weight_decay if isinstance(weight_decay, Scalar) else real(weight_decay, "weight_decay", "step", least=0)
+    iterations, factor = _newton_schulz(newton_schulz), 1.0 if scale is None else _rate(scale, "scale")
+    owners = ("eps", eps, "adam"), ("newton_schulz", newton_schulz, "muon"), ("scale", scale, "muon")
+    for name, given, owner in owners:
+        if given and kind != owner:
+            raise TraceError("step", f"{name}={shown(given)} is for optimiser={owner!r}, got {kind!r}")
+    if kind == "sgd":
+        return SGD(1.0, weight_decay=decay)
+    if kind == "adam":
+        return AdamW(1.0, eps=eps, weight_decay=decay)
+    steps = None if iterations is None else len(iterations)
+    adjustment = factor if callable(factor) else lambda fan_in, fan_out: factor
+    return Muon(1.0, decay, 0.0, False, iterations or MUON, 0.0, steps, adjustment)
 
 
 def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
@@ -289,15 +484,17 @@ def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
     count = as_whole(given)
     triples: Any = given
     if count is not None:
-        triples = [MUON] * min(max(count, 0), STEPS + 1)
+        triples = [MUON] * min(max(count, 0), MAX_NS_STEPS + 1)
     elif isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list):
         triples = [given] * 5
     found = [as_floats(triple) for triple in triples] if isinstance(triples, list | tuple) else []
-    if not 1 <= len(found) <= STEPS or any(a is None or a.shape != (3,) or not np.isfinite(a).all() for a in found):
+    wrong = any(a is None or a.shape != (3,) or not np.isfinite(a).all() for a in found)
+    if not 1 <= len(found) <= MAX_NS_STEPS or wrong:
         raise TraceError(
             "step",
-            f"newton_schulz={shown(given)} must be a number of steps with Muon's coefficients, 1 to {STEPS}; three "
-            f"coefficients for five steps; or a list of three finite numbers for each of at most {STEPS} steps",
+            f"newton_schulz={shown(given)} must be a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; "
+            f"three coefficients for five steps; or a list of three finite numbers for each of at most {MAX_NS_STEPS} "
+            "steps",
         )
     return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
 
@@ -310,10 +507,21 @@ def _source(parameter: Weight | Value) -> Source:
     return op.source
 
 
-def _rate(rate: Any, name: str) -> Rate:
-    if callable(rate):
-        return rate  # type: ignore[no-any-return]
-    return real(rate, name, "step")
+def _rate(rate: Any, name: str) -> Any:
+    return rate if callable(rate) or isinstance(rate, Scalar) else real(rate, name, "step")
+
+
+def _times(factor: float, rate: Rate) -> Rate:
+    if not callable(rate):
+        return factor * rate
+    return rate if factor == 1 else lambda fan_in, fan_out: factor * rate(fan_in, fan_out)
+
+
+def _one_number(scalar: Scalar) -> Scalar:
+    """A learning rate or a weight decay that is a scalar of the program."""
+    if scalar.shape:
+        raise TraceError("step", f"lr or weight_decay {scalar!r} must be a single scalar: index it, or give a number")
+    return scalar
 
 
 def _sizes(parameter: Weight | Value) -> tuple[Width, Width]:

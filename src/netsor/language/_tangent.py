@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from .._validate import TraceError, one_of
+from .._validate import TraceError, also_spelled, one_of
 from ._array import Source, Value
 from ._derivative import scale, width_ratio
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
-from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
+from ._operation import Gaussian, Normal, OptimiserStep, initial_value, steps_of
 from ._parameters import Weight
 from ._scalar import Scalar, constant
 from ._score import join, mean_dot, stack
@@ -25,6 +25,7 @@ from ._vector import Vector, mix
 Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has made
 
 
+@also_spelled(parametrization="parametrisation")
 def ntk(
     p: Scalar,
     q: Scalar | None = None,
@@ -73,6 +74,7 @@ def ntk(
     return total.reshape(*first.shape, *second.shape) if total.shape != first.shape + second.shape else total
 
 
+@also_spelled(parametrization="parametrisation")
 def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -> Scalar:
     """The squared norm of the gradient of p with respect to one parameter, |∂p/∂W|², as a scalar of the program.
 
@@ -114,7 +116,8 @@ def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]],
         entry = p if not p.shape else p.reshape(-1)[output]
         reverse = Reverse([(entry, constant(np.ones(())))], chosen.leaves, chosen.counts)
         for use in reverse.uses:
-            terms.setdefault(version_of(use.op), []).extend(terms_of(output, use, chosen))
+            version = use.op.weight.source, steps_of(use.op)
+            terms.setdefault(version, []).extend(terms_of(output, use, chosen))
         leaves.append([reverse.of(leaf) for leaf in chosen.leaves])
     return terms, leaves
 
@@ -184,11 +187,6 @@ def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) ->
         flat = [[mix(constant(factor.T.copy()), d) for d in side] for side in flat]  # type: ignore[arg-type]
     columns: list[Any] = [stack(side, axis=1) for side in flat]  # (vectors, outputs)
     return mean_dot(*columns).sum(0)
-
-
-def version_of(op: Acting) -> Version:
-    """The matrix that acts, as it was after its last step."""
-    return op.weight.source, steps_of(op)
 
 
 def pooled(parts: Sequence[Vector]) -> Vector:

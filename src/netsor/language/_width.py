@@ -20,6 +20,18 @@ inf = math.inf
 RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates", "backend", "device", "precision"}
 
 
+def bindable(name: str, operation: str) -> str:
+    """A name as Python reads the keyword that will bind it: law(µ=4) says μ."""
+    read = unicodedata.normalize("NFKC", name)
+    if not read.isidentifier() or keyword.iskeyword(read) or read in RESERVED:
+        raise TraceError(
+            operation,
+            f"name={shown(name)} must be a Python identifier other than {', '.join(sorted(RESERVED))} and the words of "
+            "Python",
+        )
+    return read
+
+
 class Width:
     """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an integer, `Width(64)`.
 
@@ -48,14 +60,7 @@ class Width:
         self.factor = whole(factor, "factor", "Width")
         self.name: str | None = None
         if isinstance(name, str):
-            # as Python reads the keyword that will bind it: law(µ=4) says μ
-            self.name = unicodedata.normalize("NFKC", name)
-            if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name in RESERVED:
-                raise TraceError(
-                    "Width",
-                    f"name={shown(name)} must be a Python identifier other than {', '.join(sorted(RESERVED))} and the "
-                    "words of Python",
-                )
+            self.name = bindable(name, "Width")
         else:
             size = as_whole(name)
             if size is None or not 1 <= size < LARGEST:

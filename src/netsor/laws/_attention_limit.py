@@ -35,7 +35,7 @@ from ._gaussian_mixture import (
 )
 from ._law import Law
 from ._law_base import Provenance
-from ._mixture import Mixture, gaussian_like
+from ._mixture import Mixture
 from ._numerics import log_mean
 from ._replicas import Replicated, spread
 
@@ -426,15 +426,20 @@ class HeadSum(Law):
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
         return Estimate(value.astype(np.complex128), combined(spread(each), self._coarse * value))
 
+    def latex(self) -> str:
+        """The formula of the law: that of the program that has it; else by the variance that each head adds."""
+        if self._formula is not None:
+            return super().latex()
+        given = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
+        return (
+            rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {given}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
+        )
+
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule, and a normal
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
         var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
-
-    def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance."""
-        return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:
         made: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _validate as given
-from .._validate import AXES, NUMBERS, as_floats, as_whole, shown
+from .._validate import AXES, NUMBERS, Rng, as_floats, as_whole, shown
 from ._estimate import Array
 from ._law_base import LawError, Provenance
 
@@ -17,7 +17,6 @@ numbers = partial(given.numbers, error=LawError)
 real = partial(given.real, error=LawError)
 whole = partial(given.whole, error=LawError)
 Size = int | tuple[int, ...] | None
-Rng = np.random.Generator | int | None
 MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double
 HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
 HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
@@ -89,20 +88,14 @@ def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
     return shape
 
 
-def checked_generator(argument: Any, operation: str, rng: Rng = None) -> np.random.Generator:
-    """The random numbers of a seed (an integer, or None for others each time), or of a generator, in its place."""
-    if rng is not None:
-        if argument is not None:
-            raise LawError(operation, f"seed={shown(argument)} and rng={shown(rng)} say the same thing: give one")
-        if isinstance(rng, np.random.Generator):
-            return rng
-        if as_whole(rng) is None:
-            raise LawError(operation, "rng", rng, "a numpy Generator, an integer or None")
-        return checked_generator(rng, operation)
-    seed = as_whole(argument)
-    if argument is not None and (seed is None or seed < 0):
-        raise LawError(operation, "seed", argument, "an integer, 0 or more, or None")
-    return np.random.default_rng(seed)
+def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.Generator:
+    """The random numbers of a seed or of a generator; others each time if both are None."""
+    if seed is None and (rng is None or isinstance(rng, np.random.Generator)):
+        return rng or np.random.default_rng()
+    try:
+        return np.random.default_rng(given.chosen_seed(seed, rng))
+    except given.ArgumentError as error:
+        raise LawError(operation, error.name, error.value, error.allowed) from None
 
 
 def checked_order(argument: Any) -> int:

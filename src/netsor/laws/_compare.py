@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._array_api import one_blas_thread
 from .._mpl_style import DOTTED, GREY
-from .._validate import shown
+from .._validate import Rng, shown
 from ._checked import checked_draws, checked_generator, numbers, whole
 from ._distance_estimator import DistanceEstimator
 from ._empirical import Empirical
@@ -19,7 +19,7 @@ from ._estimate import Array, Estimate, combined
 from ._joint import Joint
 from ._law import Law
 from ._law_base import LawBase, LawError, Provenance
-from ._mixture import Mixture, gaussian_like
+from ._mixture import Mixture
 from ._numerics import integrated, resolved
 from ._plot import COLOURS, DENSITY_POINTS, add_arrows, add_line, curve_of, is_axes, range_of
 from ._replicas import Replicas, average
@@ -132,10 +132,6 @@ class ScipyLaw(Law):
         # by quadrature over the density
         y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._scales()))
         return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
-
-    def gaussian(self) -> Mixture:
-        """The Gaussian with its mean and variance."""
-        return gaussian_like(self)
 
 
 @one_blas_thread()
@@ -308,10 +304,11 @@ def _checked_names(names: Any) -> list[str]:
 
 
 MAX_DIRECTIONS = 10_000  # most directions
+DIRECTIONS_SEED = 2025  # unless one is given
 
 
 @one_blas_thread()
-def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -> Estimate:
+def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = None, rng: Rng = None) -> Estimate:
     """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
 
     Parameters
@@ -320,8 +317,10 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -
         The two laws, of which at least one is a Joint; an array (draws, entries) is a sample.
     directions : int
         The number of directions.
-    seed : int
-        The seed of the directions.
+    seed : int, optional
+        The seed of the directions; 2025 without `seed` and `rng`.
+    rng : numpy.random.Generator or int, optional
+        A generator, instead of `seed`.
 
     Returns
     -------
@@ -344,7 +343,8 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -
     count = whole(directions, "directions", "sliced_wasserstein", least=2)
     if count > MAX_DIRECTIONS:
         raise LawError("sliced_wasserstein", f"directions={count} must be at most {MAX_DIRECTIONS}, each a distance")
-    u = checked_generator(seed, "sliced_wasserstein").standard_normal((count, p.dim))
+    seed = DIRECTIONS_SEED if seed is None and rng is None else seed
+    u = checked_generator(seed, "sliced_wasserstein", rng).standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
     found = [wasserstein1(p.combination(w), q.combination(w)) for w in u]
     each, replicas = np.array([one.value for one in found]), Replicas(count)

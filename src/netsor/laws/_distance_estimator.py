@@ -137,8 +137,8 @@ class DistanceEstimator:
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
-            plain = self._with_kernels._plain(name)
-            change, bias = kernel_bias_of(lambda factor: self._with_bandwidth(factor)._plain(name), plain)
+            plain = self._with_kernels._without_noise(name)
+            change, bias = kernel_bias_of(lambda factor: self._with_bandwidth(factor)._without_noise(name), plain)
             value, error = value - change, combined(error, bias)
         return Estimate(value, error)
 
@@ -173,9 +173,18 @@ class DistanceEstimator:
                 found.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
         return found
 
+    @cached_property
+    def _uncoupled(self) -> DistanceEstimator:
+        return self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False)
+
+    def _without_noise(self, name: str) -> float:
+        """The distance of laws that have their kernels, uncoupled, less what noise adds: narrow kernels have more."""
+        alone = self._uncoupled
+        return float((alone._kl() if name == "kl" else alone._difference(name)).value)
+
     def _plain(self, name: str) -> float:
-        """The distance of laws that have their kernels, uncoupled, without its errors."""
-        alone = self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False)
+        """The distance of laws that have their kernels, uncoupled, with what noise adds."""
+        alone = self._uncoupled
         if name == "kl":
             return float(alone._kl(errors=False).value)
         cells, groups = alone._groups

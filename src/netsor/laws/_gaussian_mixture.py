@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from .._executors import thread_pool
 from ._checked import MAX_MAGNITUDE
 from ._estimate import Array, Estimate, combined, student
 from ._law_base import LawError
@@ -206,14 +206,16 @@ def summed(index: npt.NDArray[np.intp], weight: Array, size: int, blocks: Blocks
     return np.bincount(place, weight, size * blocks.number).astype(np.float64).reshape(size, blocks.number)
 
 
-def binned(mean: Array, var: float, weight: Array, blocks: Blocks | None = None) -> GaussianMixture1D:
+def binned(
+    mean: Array, var: float, weight: Array, blocks: Blocks | None = None, lattice: int = LATTICE
+) -> GaussianMixture1D:
     """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points.
 
     A mean at a share t of a step is widened by t (1 − t) steps squared; the average of that is taken off (a sixth, if
     the means are spread; nothing, if they are all one). With 16 steps to a standard deviation what is left is below
     1e-5 of the density. With blocks, the weights are (nodes, blocks).
     """
-    step = float(np.sqrt(var)) / LATTICE
+    step = float(np.sqrt(var)) / lattice
     place = (mean - mean.min()) / step
     left = np.floor(place).astype(np.intp)
     share = place - left
@@ -369,7 +371,7 @@ class GaussianMixtureND:
                     square += np.einsum("ij,ij->i", table, table)
             return total, square
 
-        with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
+        with thread_pool(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
             parts = list(pool.map(work, rows))
         return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import single_threaded
-from .._validate import SCALE, as_whole, shown
+from .._validate import SCALE, Rng, as_whole, shown
 from ._checked import (
     MAX_MAGNITUDE,
-    Rng,
     Size,
     checked_generator,
     checked_origin,

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import scipy
 
 from .._array_api import single_threaded
-from .._validate import as_number
-from ._checked import Rng, Size, checked_generator, checked_order, checked_shape, levels, points
+from .._validate import Rng, as_number, flag
+from ._checked import Size, checked_generator, checked_order, checked_shape, levels, points
 from ._estimate import Array, Estimate, combined
-from ._law_base import LawBase, LawError
+from ._law_base import KINDS, LawBase, LawError, Provenance
 from ._numerics import entropy, expectation, log_share, quantiles
 from ._replicas import Replicated
 
@@ -232,10 +232,6 @@ class Law(LawBase, ABC):
     def _cf(self, t: Array) -> Estimate:
         """The characteristic function at points (k,), one or more, with errors of sampling."""
 
-    @abstractmethod
-    def gaussian(self) -> Law:
-        """The Gaussian with this law's mean and variance."""
-
     # These follow; a subclass may have a better way
 
     def _density(self, y: Array) -> Array:
@@ -432,12 +428,19 @@ class Law(LawBase, ABC):
         shape = checked_shape(size, "rvs")
         return self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
+    def gaussian(self) -> Any:
+        """The Gaussian with this law's mean and variance, a `Mixture` of one component."""
+        value, error = self.with_error.var()
+        known = error / value if value > 0 and math.isfinite(error) else 0.0
+        about = f"the Gaussian with mean and variance of: {self.method}"
+        return KINDS["Mixture"](self.mean(), value, Provenance(self.status, about, quadrature_error=known))
+
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
         return -math.inf, math.inf
 
-    def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """The density, with its error as a band.
+    def plot(self, ax: Any = None, label: str | None = None, *, gaussian: bool = True, log: bool = False) -> Any:
+        """The density, with its error as a band, and the Gaussian of equal mean and variance, dashed.
 
         Parameters
         ----------
@@ -445,10 +448,14 @@ class Law(LawBase, ABC):
             The axes; pyplot's current ones if None.
         label : str, optional
             The name in the legend.
+        gaussian : bool
+            Whether to show the Gaussian.
+        log : bool
+            A logarithmic density scale, and more of the tails: there you see what is not Gaussian.
         """
         from ._plot import plot_law  # slow to import, and seldom needed
 
-        return plot_law(self, ax, label)
+        return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
     def _repr_html_(self) -> str:
         from ._plot import law_card  # notebooks alone need it

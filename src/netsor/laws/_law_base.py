@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,7 @@ class LawBase:
     """A law with its provenance. A law that can be saved has `_arrays()` and `_from_arrays(arrays, origin)`."""
 
     origin: Provenance
+    _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.__name__] = cls
@@ -172,6 +174,18 @@ class LawBase:
     def sources(self) -> Sources:
         """The source of the errors of this law, its seed or itself: errors with a common source are correlated."""
         return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
+
+    def latex(self) -> str:
+        """The formula of the law, for LaTeX's math mode, with what it depends on above it: at infinite width, the law
+        that `Program.latex` puts in a box. A LawError if no formula is known.
+        """
+        if self._formula is None:
+            raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
+        return self._formula()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in another process needs: data alone."""
+        return {name: value for name, value in self.__dict__.items() if name != "_formula"}
 
     def save(self, path: str | Path) -> None:
         """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""

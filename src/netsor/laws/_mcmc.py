@@ -63,7 +63,9 @@ def reference(z: Array) -> Reference:
     count = len(np.unique(z[:, 0]))  # particles that were drawn several times say no more
     mean, std = z.mean(axis=0), z.std(axis=0)
     ready = (z - mean) / np.where(std > 0, std, 1.0)
-    together = np.abs(ready.T @ ready) / len(z)
+    together = ready.T @ ready
+    np.abs(together, out=together)  # in place: it may be the largest array of all
+    together /= len(z)
     np.fill_diagonal(together, 0.0)
     off = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
     clear = math.sqrt(count) * np.maximum(off, together.max(axis=1))

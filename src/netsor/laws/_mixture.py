@@ -299,6 +299,12 @@ class Mixture(Components, Law):
 
     # Others
 
+    def latex(self) -> str:
+        """The formula of the law: that of the program at infinite width; of a single component, N(m, v)."""
+        if self._formula is None and len(self.component_var) == 1:
+            return rf"Y \sim \mathcal{{N}}({self.component_mean[0]:.6g}, {self.component_var[0]:.6g})"
+        return super().latex()
+
     def _cf(self, t: Array) -> Estimate:
         return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
 
@@ -306,10 +312,6 @@ class Mixture(Components, Law):
         chosen = self._replicas.choose(size, rng)
         noise = np.sqrt(self.component_var[chosen]) * rng.standard_normal(size)
         return np.asarray(self.component_mean[chosen] + noise)
-
-    def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance."""
-        return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:
         found = {"mean": self.component_mean, "var": self.component_var}
@@ -339,11 +341,3 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
         change = np.abs(other - value)
         found = np.maximum(found, np.where(change > SIGNIFICANT * noise, change, 0.0))
     return np.asarray(found)
-
-
-def gaussian_like(law: Law) -> Mixture:
-    """The Gaussian with a law's mean and variance."""
-    value, error = law.with_error.var()
-    known = error / value if value > 0 and math.isfinite(error) else 0.0
-    about = f"the Gaussian with mean and variance of: {law.method}"
-    return Mixture(law.mean(), value, Provenance(law.status, about, quadrature_error=known))

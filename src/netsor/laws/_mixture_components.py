@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ._checked import MAX_MAGNITUDE, checked_weights, numbers
 from ._estimate import Array
-from ._gaussian_mixture import MAX_COMPONENTS, Blocks, GaussianMixture1D, binned, compress, merged
+from ._gaussian_mixture import LATTICE, MAX_COMPONENTS, Blocks, GaussianMixture1D, binned, compress, merged
 from ._law_base import LawError
 from ._replicas import BLOCKS, Replicas, Replicated, block_labels
 
@@ -38,6 +38,8 @@ class Points(NamedTuple):
 
 class Components:
     """N(mean_r, var_r) over replicas r, of equal weight unless weights are given, or counts of replicas."""
+
+    lattice = LATTICE  # steps of `binned` for the density of kernels
 
     def __init__(
         self, mean: npt.ArrayLike, var: npt.ArrayLike, weight: npt.ArrayLike | None, count: npt.ArrayLike | None
@@ -167,7 +169,8 @@ class Components:
         if not len(some):
             return found
         own = None if blocks is None else blocks.of(some)
-        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some], own)
+        lattice = LATTICE if own is not None else self.lattice
+        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some], own, lattice)
         return GaussianMixture1D(*(np.concatenate(parts) for parts in zip(kernels, found, strict=True)))
 
     def _steps(self, y: Array, side: Any) -> Replicated:

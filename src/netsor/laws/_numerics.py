@@ -21,6 +21,7 @@ Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at poin
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
 GONE = 1e-18  # largest probability beyond the last node
 ROOT_TWO = math.sqrt(2)
+MIN_GROWTH = 1.2  # of the bias of kernels from a bandwidth to √2 times that: 5 times the change is the most that counts
 MAX_NODES = 60_000  # most nodes of a grid
 INTEGRAL_ATOL = 1e-15  # absolute error that rounding leaves in an integral over a law
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
@@ -113,12 +114,13 @@ def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[floa
     """By how much a number changes from kernels of bandwidth h, where it is `value`, to √2 h; and its bias for h.
 
     `number` is the number as a function of the bandwidth, in units of h. A bias that is proportional to h^p grows by
-    ρ = 2^(p/2) with each factor √2, so it is the change over ρ − 1. p is 2 for a smooth density and 1 for one with an
-    edge; the changes from h/√2 to h and on to √2 h tell which. Noise falls with h: then the change itself is taken.
+    ρ = 2^(p/2) with each factor √2, so it is the change over ρ − 1. p is 2 for a smooth density, 1 for one with an
+    edge, and less where kernels are so wide that two edges meet; the changes from h/√2 to h and on to √2 h tell which.
+    If they have different signs, both are noise.
     """
     change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
     ratio = change / before if before else 2.0
-    return change, change / (min(max(ratio, ROOT_TWO), 2.0) - 1) if ratio > 1 else change
+    return change, change / (min(max(ratio, MIN_GROWTH), 2.0) - 1) if ratio > 0 else change
 
 
 def entropy(law: Any) -> Estimate:

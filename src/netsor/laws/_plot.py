@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._mpl_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from .._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from .._repr_html import density, note, table, title
 from .._validate import shown
 from ._gaussian_mixture import GaussianMixtureND
@@ -15,6 +15,8 @@ from ._law_base import LawError
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
 DENSITY_POINTS = 401  # of a density
+CONFIDENCE, LOG_CONFIDENCE = 0.9998, 1 - 1e-6  # probability of the interval that a plot shows; of one with a log scale
+LOG_FLOOR = 1e-9  # lowest density on a log scale, relative to the largest
 GRID = 61  # points along each side of the grid of a joint density
 GRID_STDS = 3.5  # standard deviations that the grid extends to each side
 MIN_RIDGE_CELLS = 0.7  # of a cell: least standard deviation shown; narrower ridges would look like rows of dots
@@ -37,15 +39,23 @@ def _axes(ax: Any) -> Any:
     return ax
 
 
-def plot_law(law: Any, ax: Any, label: str | None) -> Any:
-    """The density of one law, with its error as a band, and an arrow for each atom. Returns the axes."""
-    axes, y = _axes(ax), np.linspace(*range_of(law), DENSITY_POINTS)
-    density, error = curve_of(law, y)
-    colour = COLOURS[len(axes.lines) % len(COLOURS)]
-    add_line(axes, y, density, error, colour, "-", label)
-    add_arrows(axes, law, float(density.max()), colour)
-    axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]), ylim=(0, None))
-    if label is not None:
+def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) -> Any:
+    """The density of one law, its error, an arrow for each atom, and the Gaussian to compare with. Returns the axes."""
+    axes, y = _axes(ax), np.linspace(*range_of(law, LOG_CONFIDENCE if log else CONFIDENCE), DENSITY_POINTS)
+    value, error = curve_of(law, y)
+    top = float(value.max()) or 1.0
+    colour = COLOURS[sum(line.get_linestyle() == "-" for line in axes.lines) % len(COLOURS)]
+    add_line(axes, y, value, error, colour, "-", label or ("law" if gaussian else None))
+    bottom = float(min(value[value > LOG_FLOOR * top], default=LOG_FLOOR * top)) / 2 if log else 0.0
+    add_arrows(axes, law, top, colour, bottom)
+    if gaussian and law.std() > 0:
+        axes.plot(y, law.gaussian().pdf(y), "--", color=GREY, lw=1.0, label="Gaussian, equal variance")
+    if log:
+        axes.set(yscale="log", ylim=(bottom, 2 * top))
+    else:
+        axes.set(ylim=(0, None))
+    axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]))
+    if gaussian or label is not None:
         axes.legend(loc="best")
     return axes
 
@@ -77,9 +87,9 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     return axes
 
 
-def range_of(law: Any) -> tuple[float, float]:
+def range_of(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Where there is something to see."""
-    low, high = law.interval(0.9998)
+    low, high = law.interval(confidence)
     if high > low:
         return low, high
     scale = law.std() or max(abs(law.mean()), 1.0)
@@ -94,11 +104,11 @@ def curve_of(law: Any, y: Any) -> tuple[Any, Any]:
     return value, error
 
 
-def add_arrows(axes: Any, law: Any, top: float, colour: str) -> None:
+def add_arrows(axes: Any, law: Any, top: float, colour: str, bottom: float = 0.0) -> None:
     """An arrow for each atom, as high as the highest density (or 1, if there is none) for a probability of 1."""
     for at, mass in law.atoms[:10]:
         height = (top or 1.0) * min(mass.value, 1.0)
-        axes.annotate("", (at, height), (at, 0.0), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.2})
+        axes.annotate("", (at, height), (at, bottom), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.2})
         axes.plot([at], [height], alpha=0.0)  # arrows alone do not move the limits of axes
 
 

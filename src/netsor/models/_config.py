@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from .._validate import SHOWN, shown
 from ..language._rotary import Stretch
@@ -79,8 +79,12 @@ class Config:
             or (kind is int and not 1 <= value < MAX_EXACT_INT)
             or (kind is float and not abs(value) < MAX_EXACT_INT)
         ):
-            raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {words}")
+            self.refuse(field, value, words)
         return value
+
+    def refuse(self, field: str, value: Any, allowed: str) -> NoReturn:
+        """Refuse the value of a field."""
+        raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {allowed}")
 
     def require(self, field: str, *allowed: Any) -> None:
         """Refuse a value that would change the network in a way that no description here has."""
@@ -118,10 +122,7 @@ class Config:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not -vocabulary <= value < vocabulary:
-            raise ValueError(
-                f"pad_token_id={shown(value)} of this {self.family} configuration must be null or an id of the "
-                f"vocabulary, which has {vocabulary}"
-            )
+            self.refuse("pad_token_id", value, f"null or an id of the vocabulary, which has {vocabulary}")
         return value % vocabulary
 
     def rotary(self, head_dim: int, fraction: float | None = None) -> dict[str, Any]:
@@ -164,14 +165,10 @@ class Config:
         }
         left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
         if left:
-            told = [f"{_name(field)}={shown(value)}" for field, value in left.items()]
+            short = {k: isinstance(k, str) and k.isidentifier() and len(k) <= SHOWN for k in left}  # it may be any text
+            told = [f"{field if short[field] else shown(field)}={shown(value)}" for field, value in left.items()]
             fields = ", ".join(told[:MOST_TOLD]) + f" and {len(told) - MOST_TOLD} more" * (len(told) > MOST_TOLD)
             raise ValueError(
                 f"the {self.family} configuration has fields that are not known here and may matter at "
                 f"initialisation: {fields}. Remove them if they do not"
             )
-
-
-def _name(field: Any) -> str:
-    """The name of a field as a message repeats it; in a file it may be any text."""
-    return field if isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN else shown(field)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._validate import shown
 from ._config import ACTIVATION, Config
 
 Fields = dict[str, Any]
@@ -22,10 +21,10 @@ STDS = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding"
 MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
 
 
-def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader], Callable[[Fields], Fields]]:
+def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader], Reader]:
     """Register a reader: the fields that do not matter for it, and its defaults where they differ from the others'."""
 
-    def register(read: Reader) -> Callable[[Fields], Fields]:
+    def register(read: Reader) -> Reader:
         def reader(given: Fields) -> Fields:
             config = Config(model_type, {**defaults, **given}, ignored.split())
             fields = read(config)
@@ -33,7 +32,7 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
             return fields
 
         READERS[model_type] = reader
-        return reader
+        return read
 
     return register
 
@@ -81,10 +80,8 @@ def vit(config: Config) -> Fields:
     """ViT: patches of an image after a class token, whose last vector gives the logits."""
     std = config.take("initializer_range", 0.02, float)
     if not 0 < std <= MAX_TRUNCATED_STD:
-        raise ValueError(
-            f"initializer_range={shown(std)} of this vit configuration must be above 0 and at most "
-            f"{MAX_TRUNCATED_STD}: positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
-        )
+        why = "positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
+        config.refuse("initializer_range", std, f"above 0 and at most {MAX_TRUNCATED_STD}: {why}")
     labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
     image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
     return _sizes(config, 12, 768, 12, 3072, None) | {
@@ -104,7 +101,7 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
     size = config.take(field, default)
     sides = size if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
-        raise ValueError(f"{field}={shown(size)} of this vit configuration must be a whole number, or two")
+        config.refuse(field, size, "a whole number, or two")
     return sides[0], sides[1]
 
 
@@ -162,12 +159,10 @@ def gpt_neox(config: Config) -> Fields:
 
 @family("llama", f"{IGNORED} mlp_bias")
 def llama(config: Config) -> Fields:
-    """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all."""
-    return _like_llama(config)
+    """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all.
 
-
-def _like_llama(config: Config) -> Fields:
-    """What Llama and its relatives share. Sizes have no defaults here, since each relative has others."""
+    Its relatives read the same. Sizes have no defaults here, since each relative has others.
+    """
     width, heads = config.take("hidden_size", kind=int), config.take("num_attention_heads", kind=int)
     head_dim = config.take("head_dim", None, int)
     groups = config.take("num_key_value_heads", None, int)
@@ -195,7 +190,7 @@ def _like_llama(config: Config) -> Fields:
 @family("mistral", "attention_dropout max_position_embeddings", num_key_value_heads=8, sliding_window=4096)
 def mistral(config: Config) -> Fields:
     """Mistral: Llama with a window."""
-    return {**_like_llama(config), "window": config.take("sliding_window", None, int)}
+    return {**llama(config), "window": config.take("sliding_window", None, int)}
 
 
 @family(
@@ -207,7 +202,7 @@ def mistral(config: Config) -> Fields:
 )
 def mixtral(config: Config) -> Fields:
     """Mixtral: Mistral with experts. The noise of the router is of training alone."""
-    fields = _like_llama(config)
+    fields = llama(config)
     return fields | {
         "window": config.take("sliding_window", None, int),
         "experts": config.take("num_local_experts", 8, int),
@@ -219,21 +214,21 @@ def mixtral(config: Config) -> Fields:
 @family("olmo2", IGNORED, rms_norm_eps=1e-5, pad_token_id=1)
 def olmo2(config: Config) -> Fields:
     """OLMo 2: Llama with norms after each branch, and of all queries and keys of a token."""
-    return {**_like_llama(config), "order": "after", "qk_norm": True, "qk_norm_whole": True}
+    return {**llama(config), "order": "after", "qk_norm": True, "qk_norm_whole": True}
 
 
 @family("qwen2", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32)
 def qwen2(config: Config) -> Fields:
     """Qwen2, without a window."""
     _reject_sliding_window(config)
-    return _like_llama(config)
+    return llama(config)
 
 
 @family("qwen3", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32, head_dim=128)
 def qwen3(config: Config) -> Fields:
     """Qwen3: Qwen2 with a norm of queries and keys."""
     _reject_sliding_window(config)
-    return {**_like_llama(config), "qk_norm": True}
+    return {**llama(config), "qk_norm": True}
 
 
 def _reject_sliding_window(config: Config) -> None:
@@ -241,9 +236,7 @@ def _reject_sliding_window(config: Config) -> None:
     config.require("use_sliding_window", False)
     types = config.take("layer_types", None, list)
     if types is not None and not all(kind == "full_attention" for kind in types):
-        raise ValueError(
-            f"layer_types={shown(types)} of this {config.family} configuration must be 'full_attention' throughout"
-        )
+        config.refuse("layer_types", types, "'full_attention' throughout")
 
 
 @family(
@@ -263,12 +256,10 @@ def gemma2(config: Config) -> Fields:
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     config.require("use_bidirectional_attention", None, False)
     types = config.take("layer_types", None, list)
-    fields = _like_llama(config)
+    fields = llama(config)
     every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
     if types is not None and list(types) != every_second:
-        raise ValueError(
-            f"layer_types={shown(types)} of this gemma2 configuration must alternate, sliding_attention first"
-        )
+        config.refuse("layer_types", types, "alternating, sliding_attention first")
     return fields | {
         "order": "sandwich",
         "window": config.take("sliding_window", None, int),
@@ -296,9 +287,9 @@ def t5(config: Config) -> Fields:
     hidden, layers = config.take("d_ff", 2048, int), config.take("num_layers", 6, int)
     gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:
-        raise ValueError(
-            f"feed_forward_proj={shown(f'{gate}-{activation}'.strip('-'))} of this t5 configuration must be an "
-            f"activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
+        given = f"{gate}-{activation}".strip("-")
+        config.refuse(
+            "feed_forward_proj", given, f"an activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
         )
     if gate and activation == "gelu":
         activation = "gelu_new"  # as the model reads it

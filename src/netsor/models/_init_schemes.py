@@ -140,23 +140,23 @@ def _mup(model: Description) -> Changes:
 
 RECIPES = {
     "plain": Recipe(
-        "every matrix 0.02",
+        "every matrix of std 0.02",
         "BERT (Devlin et al. 2018), which cuts off at two of them; the default of Hugging Face's code",
         lambda model: _alike(0.02),
     ),
     "gpt2": Recipe(
-        "0.02, the last matrices of both branches over √(2L)",
+        "std 0.02, the last matrices of both branches 0.02/√(2L)",
         "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers alike",
         lambda model: _scale_last(_alike(0.02), (2 * _depth(model)) ** -0.5),
     ),
-    "small": Recipe("every matrix √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),
+    "small": Recipe("every matrix of std √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),
     "neox": Recipe(
-        "√(2/(5n)), the last matrices of both branches 2/(L√n)",
+        "std √(2/(5n)), the last matrices of both branches 2/(L√n)",
         "GPT-NeoX-20B (Black et al. 2022, section 2.3.1), Pythia",
         _neox,
     ),
     "xavier": Recipe(
-        "√(2/(fan-in + fan-out)), embeddings n^(−1/2)", "Glorot and Bengio 2010; embeddings as in fairseq", _xavier
+        "std √(2/(fan-in + fan-out)), embeddings 1/√n", "Glorot and Bengio 2010; embeddings as in fairseq", _xavier
     ),
     "t-fixup": Recipe(
         "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times (9L)^(−1/4); in a decoder of M "
@@ -170,9 +170,10 @@ RECIPES = {
         "DeepNorm (Wang et al. 2022), as for an encoder or a decoder alone",
         _deepnorm,
     ),
-    "ntk": Recipe("fan-in^(−1/2), embeddings 1, logits over √n", "Jacot et al. 2018; PaLM draws alike", _ntk),
+    "ntk": Recipe("std 1/√fan-in, embeddings of std 1, logits over √n", "Jacot et al. 2018; PaLM is similar", _ntk),
     "mup": Recipe(
-        f"0.02 √({BASE}/n), logits 0.02 · {BASE}/n, scores over d in place of √d: plain at n = {BASE}, d = {BASE_HEAD}",
+        f"std 0.02 √({BASE}/n), logits 0.02 · {BASE}/n, scores over d rather than √d; plain if n = {BASE}, "
+        f"d = {BASE_HEAD}",
         "µP (Yang et al. 2022, Tensor Programs V, table 3)",
         _mup,
     ),
@@ -182,7 +183,7 @@ RECIPES = {
         lambda model: _scale_last(_mup(model), _depth(model) ** -0.5),
     ),
     "zero": Recipe(
-        "0.02, the last matrices of both branches 0: every block begins as the identity",
+        "std 0.02, the last matrices of both branches 0: every block begins as the identity",
         "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains, Goyal et al. 2017, for residual networks",
         lambda model: _scale_last(_alike(0.02), 0.0),
     ),

@@ -47,7 +47,11 @@ def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
     if found:
         allowed = mask_of(block)
         # where there is but one of scores and weights, it stands for both, and half of the numbers is left out
-        first, second = (_heads(block[name], allowed.shape) for name in (found[0], found[-1]))
+        shape = -1, *allowed.shape  # heads, tokens, tokens
+        every = {
+            name: [p.value if p.value.ndim == 3 else p.value.reshape(*shape) for p in block[name]] for name in found
+        }
+        first, second = _joined(every[found[0]]), _joined(every[found[-1]])
         made = apply(partial(of_attention, allowed=allowed), first, second, axes=3, name="of_attention")
         row.append(made if len(found) == 2 else made[:2] if found == ["scores"] else made[2:])
     branches = [name for name in BRANCHES if name in block]
@@ -66,11 +70,6 @@ def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
         given: Any = _joined([each.value for each in block["experts"]], axis=1)
         row.append(apply(of_experts, given, axes=2))
     return join(row)
-
-
-def _heads(probes: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Scores or weights of all heads, (heads, tokens, tokens)."""
-    return _joined([p.value if p.value.ndim == 3 else p.value.reshape(-1, *shape) for p in probes])
 
 
 def _joined(values: Sequence[Value], axis: int = 0) -> Any:

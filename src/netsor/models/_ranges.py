@@ -57,13 +57,10 @@ def of_range(numbers: Array) -> Array:
     largest = xp.max(size, axis=-1)
     scales = [f.scale(largest) for f in FORMATS]
     ends = [(f.smallest + 0.0 * largest, f.smallest - k) for f, k in zip(FORMATS, scales, strict=True)]
-    shares = [_share(xp, size, exponent) for column in (0, 1) for exponent in (pair[column] for pair in ends)]
+    exponents = [pair[column] for column in (0, 1) for pair in ends]
+    small = [(size < (2.0**exponent)[..., None]) & (size > 0) for exponent in exponents]
+    shares = [xp.mean(xp.astype(some, size.dtype), axis=-1) for some in small]
     return xp.stack([largest, *shares], axis=-1)
-
-
-def _share(xp: Any, size: Array, exponent: Array) -> Array:
-    small = (size < (2.0**exponent)[..., None]) & (size > 0)
-    return xp.mean(xp.astype(small, size.dtype), axis=-1)
 
 
 def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
@@ -71,14 +68,10 @@ def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
     if all(isinstance(value, Vector) for value in values):
         vectors: Vector = join([value.reshape(-1) for value in values])  # type: ignore[assignment]
         return pooled(of_range, vectors, len(COLUMNS))
-    kept = [_kept(value, allowed) for value in values if isinstance(value, Scalar)]
-    return apply(of_range, join(kept), axes=1)
-
-
-def _kept(value: Scalar, allowed: Bools | None) -> Scalar:
-    if allowed is None or allowed.all():
-        return value.reshape(-1)
-    return value.reshape(-1, allowed.size)[:, np.flatnonzero(allowed)].reshape(-1)
+    scalars = [value for value in values if isinstance(value, Scalar)]
+    if allowed is not None and not allowed.all():
+        scalars = [value.reshape(-1, allowed.size)[:, np.flatnonzero(allowed)] for value in scalars]
+    return apply(of_range, join([value.reshape(-1) for value in scalars]), axes=1)
 
 
 def names_of(activations: Sequence[str]) -> tuple[str, ...]:
@@ -96,5 +89,4 @@ def ranges(net: ProbedProgram, names: Sequence[str], logits: Sequence[Scalar]) -
             masked = allowed if name in ("scores", "weights") else None
             found.append(range_of([each.value for each in probes], masked))
         rows.append(join(found))
-    last = [apply(of_range, join([part.reshape(-1) for part in logits]), axes=1)] if logits else []
-    return [*rows, join([range_of(net.starts), *last])]
+    return [*rows, join([range_of(net.starts), *([range_of(logits)] if logits else [])])]

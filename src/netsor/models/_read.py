@@ -14,7 +14,7 @@ from typing import Any
 
 from .._files import content, fields
 from .._validate import ArgumentError, one_of, shown, whole
-from ._families import READERS, gpt2
+from ._families import READERS
 from ._transformer import Transformer
 
 ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -157,7 +157,7 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
         )
     fields = {key: given[key] for key in known & set(given)}
     fields |= {"n_positions": given.get("block_size", 1024), "vocab_size": given.get("vocab_size", 50304)}
-    return Transformer(name="nanogpt", family="nanogpt", **{**gpt2(fields), "activation": "gelu"})
+    return Transformer(name="nanogpt", family="nanogpt", **{**READERS["gpt2"](fields), "activation": "gelu"})
 
 
 def pytorch_encoder(

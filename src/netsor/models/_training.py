@@ -1,8 +1,8 @@
 """A described transformer with its loss, every parameter a matrix: the program that a step of an optimiser moves.
 
 The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, so that embeddings, positions and the matrix of
-logits are weights as all others are, and tied logits are W^E^T y. Biases and gains of norms are left as they begin, at
-0 and 1: they are not trained here.
+logits are weights as all others are, and tied logits are W^E^T y. Biases and gains of norms begin at 0 and 1. They are
+parameters only if asked for: gains that are trained need all coordinates of the stream.
 """
 
 from __future__ import annotations
@@ -18,14 +18,30 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace
 from .._program import Program
-from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
+from ..language import (
+    Scalar,
+    Value,
+    Vector,
+    Weight,
+    Width,
+    apply,
+    data,
+    gaussian,
+    join,
+    mean_dot,
+    nonlin,
+    ones,
+    tanh,
+    weight,
+)
 from ..language._graph import topological_order
-from ..language._parameters import MatMul
-from ..language._score import pooled, split
+from ..language._operation import Apply, Gaussian, MatMul, Scale
+from ..language._score import pooled, rsqrt, split
 from ._build import Inputs, Layer, Trace, n, normed, sigma_of, trace
 from ._description import Description
-from ._probed_program import ProbedProgram, value_of
+from ._probed_program import ProbedProgram, matrix_kind, value_of
 
+TABLES = ("W^E", "W^P")  # names of the matrices of embeddings and positions
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
 
@@ -46,6 +62,12 @@ class Training(NamedTuple):
     loss: Scalar
     targets: Vector  # unit vectors of R^V
     acts: tuple[WeightUse, ...]
+    vectors: dict[Vector, str]  # biases and gains that are parameters, "bias" or "gain"
+
+    @property
+    def parameters(self) -> list[Weight | Vector]:
+        """All that is trained."""
+        return [*self.kinds(), *self.vectors]
 
     def kinds(self) -> dict[Weight, str]:
         """The weights, by kind; one that is tied is an embedding."""
@@ -61,8 +83,13 @@ class Training(NamedTuple):
         return (sums - _own(logits, self.targets)).mean() + math.log(_size(logits))
 
 
-def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> Training:
-    """The network on tokens of these ids, and the mean cross-entropy of a target id for each of them."""
+def training(
+    model: Description, ids: Sequence[int], targets: Sequence[int], biases: bool = False, gains: bool = False
+) -> Training:
+    """The network on tokens of these ids, and the mean cross-entropy of a target id for each of them.
+
+    With `biases`, every matrix of the blocks and every layer norm has one, with `gains` every norm.
+    """
     refuse(model)
     count = model.vocabulary or 0
     words, last = unit_vectors(ids, count), unit_vectors(targets, count)
@@ -77,7 +104,8 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
         first.append(WeightUse(None, "position", at))
         x = x + at
     x = normed(model, x) if model.input_norm else x
-    traced = _merge_heads(trace(model, Inputs(len(ids), tuple(ids)), x))
+    vectors: dict[Vector, str] = {}
+    traced = _trained(trace(model, Inputs(len(ids), tuple(ids)), x), model, vectors, biases, gains)
     y = traced.output if model.logit_scale == 1 else model.logit_scale * traced.output
     head = table.T if model.tied else weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
     product = head @ y
@@ -91,20 +119,39 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     watched = {name: tuple(value_of(block, name) for block in net.blocks) for name in names}
     watched = {"embedding": (x,), **watched, "final": (traced.output,)}
     loss = cross_entropy_of(logits, last, words if model.tied else None)
-    return Training(watched, traced.masks, logits, loss, last, tuple(acts))
+    return Training(watched, traced.masks, logits, loss, last, tuple(acts), vectors)
 
 
-def _merge_heads(traced: Trace) -> Trace:
-    """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart."""
+def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], biases: bool, gains: bool) -> Trace:
+    """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart.
+
+    And with the biases and gains that are asked for, which are added to `vectors`.
+    """
+
+    def parameter(width: Width, start: float, kind: str) -> Vector:
+        made = gaussian(width, mean=start, cov=0.0, name=kind)
+        vectors[made] = kind
+        return made
+
+    without = {kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std}  # theirs are traced
     new: dict[Value, Any] = {}
     for value in topological_order([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
         inputs = [new[x] for x in value.op.inputs]
         same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
-        new[value] = value if same else replace(value, op=value.op.with_inputs(*inputs))
-        match new[value].op:
+        made: Any = value if same else replace(value, op=value.op.with_inputs(*inputs))
+        match made.op:
             case MatMul(Weight(batch=(heads,)) as w, x, False):
                 one = weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
-                new[value] = split(one @ x, heads, 0)
+                made = one @ x
+                made = split(made + parameter(one.out_width, 0.0, "bias") if biases else made, heads, 0)
+            case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(made.op, n) not in without:
+                made = made + parameter(w.out_width, 0.0, "bias")
+            case Gaussian(factor=factor) if biases and factor.any():
+                vectors[made] = "bias"
+            case Scale(Scalar(op=Apply(f)), _) if isinstance(f.f, partial) and f.f.func is rsqrt:
+                made = parameter(made.width, 1.0, "gain") * made if gains else made
+                made = made + parameter(made.width, 0.0, "bias") if biases and model.norm == "layer" else made
+        new[value] = made
     layers = tuple(Layer(*(new[value] for value in layer[:6])) for layer in traced.layers)
     return traced._replace(layers=layers, output=new[traced.output])
 

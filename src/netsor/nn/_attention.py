@@ -258,7 +258,7 @@ def attention(
     bias : Scalar or array_like, optional
         Added to the scores last; broadcasts to (heads, …, tokens, tokens).
     scaling : str or float
-        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
+        "sqrt"; "linear" divides by d instead of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
     sigma_q, sigma_k, sigma_v, sigma_o : float
         Standard deviations of the matrices of queries, keys, values and the output.
     sigma_b : float
@@ -278,11 +278,7 @@ def attention(
     >>> print(f"{ns.Program(y)[0].law(n=ns.inf).var():.4f}")  # the first token sees itself alone
     1.0000
     """
-    return attend(
-        x, heads, head_dim, mask, context=context, groups=groups, window=window, rotary=rotary, qk_norm=qk_norm,
-        softcap=softcap, bias=bias, scaling=scaling, sigma_q=sigma_q, sigma_k=sigma_k, sigma_v=sigma_v, sigma_o=sigma_o,
-        sigma_b=sigma_b,
-    ).output  # fmt: skip
+    return attend(**locals()).output
 
 
 def attend(

@@ -138,8 +138,8 @@ class Attention:
         `points` is the number of quasi-random points, a power of 2; up to 2^15 by default.
         """
         k: Array = np.asarray(self.kernel)
-        root = _root(k)
-        s = len(k)
+        eigenvalues, vectors = np.linalg.eigh(k)
+        root, s = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T, len(k)
         if points is None:
             points = 2 ** int(np.clip(math.log2(WORK / (6 * s**3)), 6, 15))
         points = _checked_points(points, "infinite_heads", SETS) or 0
@@ -188,11 +188,6 @@ def _semidefinite(k: Array, tolerance: float) -> bool:
     except np.linalg.LinAlgError:
         return False
     return True
-
-
-def _root(k: Array) -> Array:
-    eigenvalues, vectors = np.linalg.eigh(k)
-    return np.asarray((vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T)
 
 
 # The standard deviation of the output of one head, by one-dimensional integrals, for any number of tokens s. Given a

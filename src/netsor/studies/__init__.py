@@ -1,10 +1,19 @@
-"""Studies: long computations that end in a report, one folder each, and the code that they share.
+"""Studies: long computations that end in a report, and what they are made of.
 
-Finished parts are stored on disk (`_cache`), so that an interrupted run resumes. A user's files are never overwritten
-(`_output_dir`). Worker processes do the work (`_process_pool`). Results come with a manifest, tidy tables and an HTML
-report (`_html_report`).
+`_study` runs every study. These names are what studies outside of this package, such as those of `netsor_papers`, use.
 """
 
-from . import paper
+from ._cache import Arrays, Store, cache_key, derive_seed
+from ._cost import Cost, Draw, worker_count
+from ._document import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Row, Section, Table
+from ._html_report import provenance
+from ._output_dir import out_path, to_csv, to_dataframe
+from ._rate import slope_of
+from ._study import Request, Result, Run, Study
 
-__all__ = ["paper"]
+__all__ = [
+    "Arrays", "Block", "Cell", "Cost",
+    "Document", "Draw", "Figure", "Figures", "Paragraph", "Raw", "Request", "Result", "Row", "Run", "Section",
+    "Store", "Study", "Table", "cache_key", "derive_seed",
+    "out_path", "provenance", "slope_of", "to_csv", "to_dataframe", "worker_count",
+]  # fmt: skip

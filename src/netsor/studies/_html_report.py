@@ -53,6 +53,7 @@ h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 figure { margin: 0; }
 figure svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: 0.85rem; }
+a { overflow-wrap: anywhere; }
 .formula { overflow-x: auto; margin: 0.4rem 0; }
 .formula svg { display: block; margin: 0.3rem 0; background: #fff; }
 .boxed { border: 1px solid currentColor; padding: 0.3rem 0.7rem; width: fit-content; max-width: calc(100% - 1.5rem); }
@@ -138,8 +139,11 @@ def to_page(document: Document) -> str:
 
 def to_cell(document: Document) -> str:
     """The output of a notebook cell: no figures, and the colours of the notebook's theme where it says which it has."""
-    themes = ("body[data-jp-theme-light='false'] ", "html[theme='dark'] ", "body.vscode-dark ", ".dark ")
-    dark = "".join(DARK.replace(".netsor", f"{theme}.netsor") for theme in themes)
+    # of Jupyter, VS Code, marimo, and pages of Material for MkDocs
+    pages = (
+        "body[data-jp-theme-light='false'], html[theme='dark'], body.vscode-dark, .dark, [data-md-color-scheme='slate']"
+    )
+    dark = DARK.replace(".netsor", f":is({pages}) .netsor")
     return _rendered(document, page=False, style=STYLE + dark, figures=None)
 
 
@@ -150,9 +154,6 @@ def _rendered(document: Document, **given: Any) -> str:
 def _svg(figure: Figure) -> str:
     text = figure.svg().decode()
     return text[text.index("<svg") :]
-
-
-FIGURE_FILES = {"*.pdf, *.png": "each figure", "*.csv": "its data", "manifest.json": ""}
 
 
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:

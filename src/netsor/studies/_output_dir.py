@@ -9,9 +9,9 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +27,7 @@ from .._validate import ArgumentError
 from ._cache import sweep
 
 MANIFEST = "manifest.json"
+LOG = logging.getLogger("netsor")
 
 
 def out_path(out: object) -> Path:
@@ -121,7 +122,7 @@ class Folder:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            print(f"netsor: waiting for another run to leave {self.path}", file=sys.stderr, flush=True)
+            LOG.warning("waiting for another run to leave %s", self.path)
             lock.acquire()
         try:
             yield

@@ -6,33 +6,29 @@ results, so that nothing finished is lost however a run ends.
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
-
-from tqdm import tqdm
+from typing import Any, TypeVar
 
 from .._array_api import one_blas_thread
-from ..engine._parallel import Progress, on_terminal
+from .._executors import InlineExecutor, process_pool
+from ..engine._parallel import Progress, on_terminal, quiet
 from ..engine._plan import in_time
-from ..engine.backends import Backend
-from ._cache import Arrays, Store
 
 T = TypeVar("T")
 
 NOTHING: Iterator[None] = iter(())
+LOG = logging.getLogger("netsor")
 LINE_SECONDS = 30.0  # between two lines of progress in a log
-HOME = Path(__file__).parent.parent.parent  # the folder that this package is imported from
 # Read by each BLAS library when a worker loads it, at its start or later.
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -43,17 +39,17 @@ _limits = ExitStack()  # held as long as a worker lives
 
 
 class Workers:
-    """Worker processes, which end when this one does."""
+    """Worker processes, which end when this one does; where none can start, work is done here."""
 
     def __init__(self, count: int) -> None:
-        self.others = multiprocessing.active_children()
+        self.others = _children()
         with _clean_environment():
-            context = multiprocessing.get_context("spawn")
-            self.executor = ProcessPoolExecutor(count, mp_context=context, initializer=_init_worker)
+            self.executor = process_pool(count, _init_worker)
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Begin some work."""
-        with _clean_environment():  # a process is begun when there is work for it
+        # a process is begun when there is work for it
+        with nullcontext() if isinstance(self.executor, InlineExecutor) else _clean_environment():
             return self.executor.submit(work, *args)
 
     def __enter__(self) -> Workers:
@@ -62,69 +58,46 @@ class Workers:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:  # interrupted, or a trial failed: do not wait for the others
             self.executor.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
+            for child in _children():
                 if child not in self.others:
                     child.terminate()
         self.executor.shutdown()
 
 
-def submit_remote(
-    executor: Executor, work: Callable[..., Arrays], part: Any, store: Store | None, told: Callable[[Arrays], T]
-) -> Future[T]:
-    """A part done on other machines, which may have other disks: its numbers come back, are kept here, and told of."""
-    kept: Future[T] = Future()
+def _children() -> list[Any]:
+    """The processes that this one began."""
+    import multiprocessing  # slow to import
 
-    def keep(done: Future[Arrays]) -> None:
-        try:
-            arrays = done.result()
-            if store is not None:
-                store.save(part.key, arrays)
-            kept.set_result(told(arrays))
-        except BaseException as error:
-            kept.set_exception(error)
-
-    executor.submit(work, part).add_done_callback(keep)
-    return kept
-
-
-def wait(
-    futures: Sequence[Future[Any]], what: str, unit: str, progress: Progress = True, meanwhile: Iterator[None] = NOTHING
-) -> None:
-    """Wait for some work, with a bar on a terminal, or telling a function of (done, in all).
-
-    `meanwhile` is other work, piece by piece: one is done here after each part, as the next takes its time.
-    """
-
-    def results() -> Iterator[Any]:
-        for future in as_completed(futures):
-            yield future.result()
-            next(meanwhile, None)
-
-    with_progress(results(), len(futures), what, unit, progress)
+    return list(multiprocessing.active_children())
 
 
 def with_progress(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
     """Collect so many results and show progress.
 
-    A terminal shows a bar. A log gets a line per result, at most one in LINE_SECONDS, so that long work is not silent
-    and short work prints nothing. A function is called with (done, in all).
+    A terminal shows a bar. Otherwise the logger "netsor" gets a line per result, at most one in LINE_SECONDS, so that
+    long work is not silent and short work says nothing. A function is called with (done, in all).
     """
+    progress = False if progress is True and quiet() else progress
     found: list[T] = []
     start = shown = time.monotonic()
     lines = progress is True and not on_terminal()
-    with tqdm(total=count, desc=what, unit=unit, disable=None if progress is True else True) as bar:
+    with _bar(count, what, unit) if progress is True and on_terminal() else nullcontext() as bar:
         for result in results:
             found.append(result)
-            bar.update()
+            if bar is not None:
+                bar.update()
             if callable(progress):
                 progress(len(found), count)
             elif lines and (now := time.monotonic()) - shown >= LINE_SECONDS:
                 shown = now
-                with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
-                    print(
-                        f"{what}: {len(found)} of {count} {unit}s, {in_time(now - start)}", file=sys.stderr, flush=True
-                    )
+                LOG.info("%s: %d of %d %ss, %s", what, len(found), count, unit, in_time(now - start))
     return found
+
+
+def _bar(count: int, what: str, unit: str) -> Any:
+    from tqdm import tqdm  # slow to import, and of use on a terminal alone
+
+    return tqdm(total=count, desc=what, unit=unit)
 
 
 @contextmanager
@@ -137,8 +110,10 @@ def _clean_environment() -> Iterator[None]:
     path, main = sys.path[:], sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     here = _place(".")
+    papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
+    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # we are imported from there
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
-        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) == HOME]
+        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) in homes]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ.update(ENVIRONMENT)
         try:
@@ -197,6 +172,11 @@ def _defer_sigint() -> Iterator[None]:
 def _init_worker() -> None:
     """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and keep memory once it is freed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import ctypes
+    import multiprocessing
+
+    from tqdm import tqdm
+
     _limits.enter_context(one_blas_thread())
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -212,38 +192,3 @@ def _init_worker() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
                 mallopt(option, size)
-
-
-P = TypeVar("P")
-
-
-def run_tasks(
-    parts: Sequence[P], measure: Callable[..., Arrays], out: Path | None, own: bool, backend: Backend, count: int,
-    executor: Executor | None, name: str, progress: Progress,
-) -> dict[P, Arrays]:  # fmt: skip
-    """The numbers of all parts, the missing ones measured in this order by `count` workers, or by an executor.
-
-    Each part has a `key`, all that its numbers depend on, by which they are kept in a folder; of a program of one's own
-    nobody knows that, so that none are kept.
-    """
-    store = None if out is None or own else Store(out / "parts")
-    folder = None if store is None else store.folder
-    kept = {part: None if store is None else store.load(cast(Any, part).key) for part in parts}
-    found = {part: arrays for part, arrays in kept.items() if arrays is not None}
-    missing = [part for part in parts if part not in found]
-    if not missing:
-        return found
-    if executor is None and not backend.threads:
-        # one process has the device for itself: this one, which need not begin another
-        here = (measure(part, folder) for part in missing)
-        return found | dict(zip(missing, with_progress(here, len(missing), name, "part", progress), strict=True))
-    count = min(count, len(missing))
-    # functions of a user need not be known in another process
-    with ThreadPoolExecutor(count) if own else Workers(count) as workers:
-        futures: dict[P, Future[Arrays]]
-        if executor is None:
-            futures = {part: workers.submit(measure, part, folder) for part in missing}
-        else:
-            futures = {part: submit_remote(executor, measure, part, store, dict) for part in missing}
-        wait(list(futures.values()), name, "part", progress)
-        return found | {part: future.result() for part, future in futures.items()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._program import Program
 from .._repr_html import note, table, title
-from .._validate import ArgumentError, as_whole
+from .._validate import ArgumentError, Rng, as_whole, chosen_seed
 from ..language._width import inf
 from ..laws import Estimate, Joint, Law, kl
 from ._output_dir import to_dataframe
@@ -117,6 +117,7 @@ def rate(
     width: str | None = None,
     draws: int = 50_000,
     seed: int = 0,
+    rng: Rng = None,
     **others: float,
 ) -> Rate:
     """How fast the law of an output comes near its limit as a width grows.
@@ -133,6 +134,8 @@ def rate(
         As in `Program.law`.
     seed
         That of all laws, so that they are coupled.
+    rng
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 
@@ -166,6 +169,7 @@ def rate(
     if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
         raise ArgumentError("widths", widths, "two or more growing positive integers")
     every: list[dict[str, Any]] = [{**others, name: n} for n in (*whole, inf)]
+    seed = chosen_seed(seed, rng)
     laws = [net.law(draws=draws, seed=seed, progress=False, **bound) for bound in every]
     if any(isinstance(law, Joint) for law in laws):
         raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")

@@ -11,7 +11,7 @@ Examples
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"ns.torch needs PyTorch: pip install 'netsor[torch]' ({error})") from error
+    raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
 from ._check_init import InitCheck, InitFinding, check_init
 from ._export import UnsupportedError

@@ -521,7 +521,7 @@ def where(call: Call, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return Scalars(x.base.broadcast_to(call.shape), x.factor, x.allowed).masked(kept)
     if not low.any():
         return multiply(call, x, kept.astype(float))
-    raise Refusal("a mask that puts numbers other than 0 or below −10⁴ in place of others")
+    raise Refusal("a mask that replaces numbers by others than 0 or below −10⁴")
 
 
 def embedding(call: Call) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._validate import Rng, chosen_seed
 from ._samples import Module, Sample, drawn
 
 Floats = npt.NDArray[np.float64]
@@ -126,6 +127,7 @@ def parameters(
     *,
     samples: int = 8,
     seed: int = 0,
+    rng: Rng = None,
     declared: Mapping[str, float | Parameter] | None = None,
 ) -> Parameters:
     """The law of every parameter of a module at initialisation.
@@ -141,6 +143,8 @@ def parameters(
         How many initialisations; two or more.
     seed : int
         Of torch's generator, which is left as it was.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     declared : mapping of str to float or Parameter, optional
         What you say of parameters, by name or pattern such as ``"*.bias"``: a standard deviation makes a Gaussian. It
         takes the place of what the samples say.
@@ -164,7 +168,7 @@ def parameters(
     """
     if samples < 2:
         raise ValueError(f"samples={samples} must be 2 or more: one does not tell what is random")
-    made, found = drawn(module, samples, seed)
+    made, found = drawn(module, samples, chosen_seed(seed, rng))
     if isinstance(module, torch.nn.Module):
         _compare(module, found)
     fans, shapes = dict(_fans(made)), {name: tuple(p.shape) for name, p in made.named_parameters()}

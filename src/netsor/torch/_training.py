@@ -101,4 +101,7 @@ def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
 
 def makes_module(build: Any, width: int) -> bool:
     """Whether a function of the width returns a PyTorch module."""
-    return isinstance(build(width), torch.nn.Module)
+    try:
+        return isinstance(build(width), torch.nn.Module)
+    except Exception:  # what is wrong with a program is said where it is made
+        return False

@@ -15,12 +15,14 @@ import netsor as ns
 from netsor.engine import _sampler
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
-from netsor.studies import _process_pool
+from netsor.studies import _process_pool, _study
 from netsor.studies._cache import Store
 from netsor.studies._document import NOT_APPLICABLE, OK
 from netsor.studies.audit import _audit, _config, _plots
 from netsor.studies.audit._config import AuditCase, Request
+from netsor.studies.audit._measurements import LengthResult
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
+from netsor.studies.audit._results import Audit, Comparison
 
 from ...inline import Inline
 
@@ -74,7 +76,7 @@ def test_draws_do_not_depend_on_what_else_is_asked(inline):
 def test_parts_are_draws_of_the_model(inline):
     """Part by part what the model's own probes say, and no draw twice."""
     audit = ns.audit(TINY, widths="actual", **SMALL)
-    parts = audit.request.parts(audit.actual.subject)
+    parts = audit.request.tasks(audit.actual.subject)
     assert [part.draws for part in parts] == [16, 16, 8]
     own = [TINY.probes(tokens=3).measure(p.draws, seed=p.stream, workers=1)["entropy"] for p in parts]
     np.testing.assert_array_equal(audit.actual["entropy"], np.concatenate(own))
@@ -179,7 +181,7 @@ def test_double_precision_where_single_is_not_enough(inline, std):
 
 def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_path, monkeypatch):
     whole = ns.audit(TINY, out=tmp_path / "whole", **SMALL)
-    work = _audit.measure
+    work = _study.compute
     left = iter(range(2))
 
     def interrupted(part, folder):
@@ -187,14 +189,14 @@ def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_p
             raise KeyboardInterrupt
         return work(part, folder)
 
-    monkeypatch.setattr(_audit, "measure", interrupted)
+    monkeypatch.setattr(_study, "compute", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ns.audit(TINY, out=tmp_path / "cut", **SMALL)
     parts = list((tmp_path / "cut" / "parts").glob("*.npz"))
     assert len(parts) == 2
     assert not (tmp_path / "cut" / "report.html").exists()
     done = []
-    monkeypatch.setattr(_audit, "measure", lambda part, folder: done.append(part) or work(part, folder))
+    monkeypatch.setattr(_study, "compute", lambda part, folder: done.append(part) or work(part, folder))
     again = ns.audit(TINY, out=tmp_path / "cut", **SMALL)
     assert bits(again) == bits(whole)
     assert len(done) == 4  # of three for each of two widths
@@ -206,7 +208,7 @@ def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_p
 
 
 def test_a_part_is_named_by_all_that_its_draws_depend_on():
-    part = Request((TINY,), **SMALL).parts(AuditCase(TINY, 3, None, False))[0]
+    part = Request((TINY,), **SMALL).tasks(AuditCase(TINY, 3, None, False))[0]
     others = [
         replace(part, seed=1),
         replace(part, index=1),
@@ -226,7 +228,17 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
     assert pickle.loads(pickle.dumps(part)) == part
 
 
-def test_the_files_of_an_audit(inline, tmp_path):
+@pytest.mark.slow
+def test_every_figure_is_drawn(inline, tmp_path):
+    ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)
+    assert (tmp_path / "report.html").read_text().count('<svg xmlns:xlink="') == len(FORWARD) - 1
+
+
+def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
+    """With a figure of each kind: a logarithmic axis, a line at 0, and a threshold."""
+    real, kinds = _plots.figure_svg, ("mean_square", "cosine", "entropy")
+    drawn = lambda models, name: real(models, name) if name in kinds else b"<svg/>"  # noqa: E731
+    monkeypatch.setattr(_plots, "figure_svg", drawn)
     audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)[0]
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD) - 1  # all but cross-attention's share
@@ -263,14 +275,14 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
     assert [name for name in other["final"] if name.startswith("grad")] == [*ends, "grad_head", "grad_head_ratio"]
     assert audit.as_dict()["no_gradients"].startswith("the logit of a token's own id grows with the root of the width")
     assert "grad_query" not in audit.as_dict()["limit"]["layers"][0]
-    assert "no gradients at n = ∞: the logit of a token's own id" in audit.table()
+    assert "No gradients at n = ∞: the logit of a token's own id" in " ".join(audit.table(verbose=True).split())
     assert both.table().count("gradient², query") == 2
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 1 + 3  # the stream's gradient, the kinds, and their ratios
-    assert "There are no gradients at infinite width: the logit of a token" in page
-    assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
+    assert "No gradients at n = ∞: the logit of a token" in page
+    assert json.loads((tmp_path / "manifest.json").read_text())["options"]["gradients"] == [3]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
     with pytest.raises(ValueError, match="gradients='yes' must be True, False or None"):
@@ -316,8 +328,10 @@ def test_markup_in_names_is_text(inline, tmp_path, monkeypatch):
 def test_any_name_can_be_drawn(inline, tmp_path, monkeypatch):
     monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])
     names = ("$\\frac{1}$ _", "_hidden", "模型", "x" * 500, "a, b=1", "_")
-    one, *others = (TINY.replace(name=name) for name in names)
-    page = ns.audit(one, compare=others, widths="actual", **SMALL).save(tmp_path).read_text()
+    request = Request(tuple(TINY.replace(name=name) for name in names), widths="actual", gradients=False, **SMALL)
+    drawn = ns.audit(TINY, widths="actual", gradients=False, **SMALL).actual  # a name is nothing to its draws
+    audits = [Audit(request, [LengthResult(request, model, 3, drawn, None)]) for model in request.models]
+    page = Comparison(audits).save(tmp_path).read_text()
     assert all(name in page for name in names)
     assert page.count("<svg") == 1
 
@@ -345,15 +359,13 @@ def test_only_the_limit(inline):
     assert "limit" not in audit.as_dict()
 
 
-def test_two_models_of_one_name_are_told_apart(inline):
-    audit = ns.audit(TINY, compare=TINY.replace(std_q=0.5, tied=False), widths="actual", **SMALL)
-    assert audit[1].model.name == f"{TINY.name}, tied=False, std_q=0.5"
-    three = ns.audit(TINY, compare=[TINY, TINY], widths="actual", **SMALL)
-    assert [each.model.name for each in three.audits] == [
-        TINY.name,
-        f"{TINY.name}, again",
-        f"{TINY.name}, again, again",
-    ]
+def test_two_models_of_one_name_are_told_apart():
+    for others, told in (
+        ([TINY.replace(std_q=0.5, tied=False)], [", tied=False, std_q=0.5"]),
+        ([TINY, TINY], [", again", ", again, again"]),
+    ):
+        request = Request((TINY, *others), widths="actual", **SMALL)
+        assert [model.name for model in request.models] == [TINY.name, *(f"{TINY.name}{words}" for words in told)]
 
 
 WRONG = [
@@ -366,11 +378,11 @@ WRONG = [
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
     ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
     ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
-    ({"ids": [1, 2], "tokens": 3}, "ids and tokens exclude each other"),
+    ({"ids": [1, 2], "tokens": 3}, "ids and tokens cannot be combined"),
     ({"sweep": {"std": [0.1]}}, "sweep of std over [0.1] must be over two numbers or more"),
     ({"sweep": {"std": "ab"}}, "sweep of std over 'ab' must be over two numbers or more"),
     ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
-    ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare exclude each other"),
+    ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare cannot be combined"),
     ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is no field"),
 ]  # fmt: skip
 
@@ -400,6 +412,6 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     together = min(block_of(subject.plan), 64)
     assert together > 2
     plan, (_, _, planning) = subject.plan, _config._planned(subject)
-    found = _audit.estimate(request)
+    found = _audit.AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)

@@ -15,8 +15,8 @@ from netsor.studies._html_report import to_cell
 from netsor.studies.audit._config import Request
 from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
 from netsor.studies.audit._document import document
+from netsor.studies.audit._findings import join_words, lengths_text, number, worst
 from netsor.studies.audit._measurements import Draws, LengthResult
-from netsor.studies.audit._rule import join_words, lengths_text, number, worst
 
 from ...inline import Inline
 from .test_rules import facts

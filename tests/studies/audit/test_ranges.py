@@ -53,7 +53,7 @@ def test_where_ranges_are_said(tmp_path, capsys):
     assert "Activation ranges and short formats" in page
     assert '<span class="bad">overflows, 2^' in page
     assert '<td data-head="fp8 E4M3">' in page  # on a narrow screen cells are below each other, with their format
-    assert "--ranges" in json.loads((tmp_path / "manifest.json").read_text())["command"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["options"]["ranges"]
     plain = ns.audit(model, tokens=3, draws=40, widths="actual", workers=1)
     assert "ranges" not in plain.as_dict()
     with pytest.raises(ValueError, match="ranges=True needs finite widths"):

@@ -10,9 +10,9 @@ import netsor as ns
 from netsor.studies import _process_pool
 from netsor.studies._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from netsor.studies.audit._config import Request
+from netsor.studies.audit._findings import RuleInput, above, below
 from netsor.studies.audit._measurements import Draws, LengthResult
 from netsor.studies.audit._order_statistics import FEWEST, draws_needed
-from netsor.studies.audit._rule import RuleInput, above, below
 from netsor.studies.audit._rules import BACKWARD_RULES, RULES, judged
 
 from ...inline import Inline
@@ -239,7 +239,7 @@ def test_repeated_ids_are_one_vector_where_positions_do_not_part_them():
         ({"std_position": 0.0}, "of 2 tokens"),  # positions that are there, and all 0
         ({"std_position": 0.0, "std_embedding": 0.0, "std_type": 0.02}, "the tokens begin as one vector"),
     ):
-        model = ns.models.read(GPT2).replace(**changes)
+        model = ns.models.read(GPT2).replace(layers=1, **changes)
         request = Request((model,), ids=(1, 1, 2, 2), draws=20)
         arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
         found = LengthResult(request, model, 4, Draws(request.subject(model, 4, False), arrays, 0.0), None)

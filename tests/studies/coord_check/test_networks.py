@@ -205,5 +205,5 @@ def test_a_limit_of_0_is_told_as_a_bound():
     assert row[3] == f"≤ {high:.2g}"
     text = to_text(_document.document([check]), verbose=True)
     assert "≤ means that it is not told from 0" in " ".join(text.split())
-    assert "as promised if its interval of level 1e-4 lies within 0.1" in " ".join(text.split())
+    assert "as expected if its interval of level 1e-4 lies within 0.1" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib import import_module
 
 from ..._validate import ArgumentError, shown
 from .._cost_model import Prices
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
-from ._jax import Jax
 from ._numpy import Numpy
-from ._torch import Torch
 
 __all__ = ["AUTO", "NAMES", "PRECISIONS", "Backend", "Device", "NoDeviceError", "Numpy", "choose", "prices"]
 
-NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
+NAMES = ("numpy", "jax", "torch")
 
 
 def choose(
@@ -36,9 +35,10 @@ def choose(
         return backend
     if not isinstance(precision, str) or precision not in precisions:
         raise ArgumentError("precision", precision, f"one of {', '.join(precisions)}")
-    kind, device = _named(backend, device)
-    if kind is Numpy:
+    name, device = _named(backend, device)
+    if name == "numpy":
         return Numpy("cpu", precision)
+    kind = _loaded(name)
     precision = "float64" if precision == AUTO else precision
     if device is not None:
         return kind(device, precision)
@@ -52,16 +52,31 @@ def prices(backend: object = "numpy", device: object = None) -> Prices:
     """What work takes by the backend of this name on this device, which need not be here; with None, as `choose`."""
     if device is None or isinstance(backend, Backend):
         return choose(backend, device).prices
-    kind, place = _named(backend, device)
-    return kind.prices_on((place or "").partition(":")[0])
+    name, place = _named(backend, device)
+    return (Numpy if name == "numpy" else Backend).prices_on((place or "").partition(":")[0])
 
 
-def _named(backend: object, device: object) -> tuple[type[Backend], str | None]:
-    """The backend and the device of these names, if they are names."""
+def _loaded(name: str) -> type[Backend]:
+    """The backend of an array library, which is loaded now."""
+    try:
+        import_module(name)
+    except ImportError:
+        raise NoDeviceError("backend", name, f"installed: pip install {name}") from None
+    if name == "jax":
+        from ._jax import Jax
+
+        return Jax
+    from ._torch import Torch
+
+    return Torch
+
+
+def _named(backend: object, device: object) -> tuple[str, str | None]:
+    """The names of a backend and of a device, if they are names."""
     if not isinstance(backend, str) or backend not in NAMES:
         raise ArgumentError("backend", backend, f"one of {', '.join(NAMES)}")
     if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
         raise ArgumentError("device", device, "'cpu', 'cuda' or 'cuda:N'")
-    if NAMES[backend] is Numpy and device not in (None, "cpu"):
+    if backend == "numpy" and device not in (None, "cpu"):
         raise NoDeviceError("device", device, "'cpu' for numpy; the backends jax and torch know other devices")
-    return NAMES[backend], device
+    return backend, device

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _ops
@@ -20,7 +22,7 @@ from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import cores, memory
 from .._plan import Plan
 from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
-from ._batched_linalg import jax_library
+from ._jax_linalg import LIBRARY
 from ._jax_program import Piece, block, pieces
 
 Array = Any
@@ -29,8 +31,6 @@ Array = Any
 @lru_cache(maxsize=8)
 def summed(cells: MomentGrid) -> Any:
     """A function of means and covariances: the sums over cells (sums, cells), and which replicas are outside."""
-    import jax
-    import jax.numpy as jnp
 
     def add(mean: Array, cov: Array) -> tuple[Array, Array]:
         m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
@@ -41,17 +41,9 @@ def summed(cells: MomentGrid) -> Any:
     return jax.jit(add)
 
 
-@cache
-def gram() -> Any:
-    """A function from coefficients to covariances."""
-    import jax
-    import jax.numpy as jnp
-
-    return jax.jit(lambda a: _ops.gram(jnp, a, a))
-
-
 COMPILE_SECONDS = 0.067  # of one core, for each step that differs from all others: measured, 0.058 to 0.076
 
+_gram = jax.jit(lambda a: _ops.gram(jnp, a, a))  # from coefficients to covariances
 _ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
 _lock = threading.RLock()
 _cpu_lock = threading.Lock()
@@ -65,11 +57,7 @@ class Jax(Device):
     library_bytes: ClassVar[float] = 2.0**29
 
     def check(self) -> None:
-        """Refuse if JAX is not installed, or does not see the device."""
-        try:
-            import jax
-        except ImportError:
-            raise NoDeviceError("backend", "jax", "installed: pip install 'netsor[jax]'") from None
+        """Refuse a device that JAX does not see."""
         try:
             self._device()
         except (RuntimeError, IndexError):
@@ -77,7 +65,6 @@ class Jax(Device):
             raise NoDeviceError("device", self.device, f"one that JAX sees here: {found}") from None
 
     def _device(self) -> Any:
-        import jax
 
         kind, _, number = self.device.partition(":")
         return jax.devices(kind)[int(number or 0)]
@@ -85,8 +72,6 @@ class Jax(Device):
     @contextmanager
     def _within(self) -> Iterator[None]:
         """Set JAX's precision and device for this thread; matrix products in full precision, not in TF32."""
-        import jax
-
         with (
             jax.enable_x64(self.precision == "float64"),
             jax.default_device(self._device()),
@@ -135,8 +120,6 @@ class Jax(Device):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block of `size` replicas, cut to the part."""
-        import jax
-
         found = self._pieces(plan)
         self._compile(found, size)
         # On a CPU two blocks at once can wait for each other's threads of XLA forever.
@@ -151,12 +134,9 @@ class Jax(Device):
 
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
         """Compiled for LEAST replicas, or 4, 16, … times as many: compiling takes longer than to compute too many."""
-        import jax
-        import jax.numpy as jnp
-
         rest = replace(plan, steps=[step for step in plan.steps if step.kind not in ("normals", "chi")])
         with self._within():
-            found, last = pieces(rest, self.precision), jax.jit(partial(what, jax_library()))
+            found, last = pieces(rest, self.precision), jax.jit(partial(what, LIBRARY))
 
         def made(drawn: Mapping[Register, Any]) -> Any:
             asked = len(next(iter(drawn.values())))
@@ -174,7 +154,7 @@ class Jax(Device):
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""
         with self._within():
-            return gram()(columns)
+            return _gram(columns)
 
     def numpy(self, array: Array) -> Array:
         """The array copied from the device."""
@@ -182,8 +162,6 @@ class Jax(Device):
 
     def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
         """The sums over cells, computed on the device, in double precision whatever the precision of the sampler."""
-        import jax
-
         with jax.enable_x64(True):
             sums, outside = summed(cells)(mean, cov)
             sums = np.asarray(sums)

@@ -18,13 +18,16 @@ from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry2x32_p
 
 from .._interpreter import RULES
 from .._ir import Register, Step, key_of
 from .._plan import Plan
-from ._batched_linalg import jax_library
 from ._chi import chi
+from ._jax_linalg import LIBRARY
 
 Array = Any
 
@@ -34,7 +37,6 @@ PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity
 
 def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
     """Pairs of normals (replicas, numbers), with a key for each number."""
-    import jax.numpy as jnp
 
     def words(count: Array) -> tuple[Array, ...]:
         return (_of_jax if on_gpu() else threefry)(keys[:, 0], keys[:, 1], replica[:, None], count)
@@ -67,17 +69,12 @@ def threefry(first_key: Array, second_key: Array, first: Array, second: Array) -
 
 def _of_jax(*words: Array) -> tuple[Array, ...]:
     """The same by JAX, which has one kernel for it on a GPU."""
-    import jax.numpy as jnp
-    from jax.extend.random import threefry2x32_p
-
     shape = jnp.broadcast_shapes(*(word.shape for word in words))
     return tuple(threefry2x32_p.bind(*(jnp.broadcast_to(word, shape) for word in words)))
 
 
 def on_gpu() -> bool:
     """Whether JAX compiles for a GPU, here and now."""
-    import jax
-
     return bool((jax.config.jax_default_device or jax.devices()[0]).platform == "gpu")
 
 
@@ -130,7 +127,7 @@ class Piece:
         if self._keys is None or self._keys[0] != (seed, era):
             streams = [np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)) for step in self.draws]
             made = np.array([stream.generate_state(2) for stream in streams], dtype=np.uint32).reshape(-1, 2)
-            self._keys = (seed, era), _placed(made)
+            self._keys = (seed, era), jax.device_put(made)
         tables, factors, constants = self._fixed
         earlier = [arrays[register] for register in self.reads]
         return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, earlier)
@@ -141,19 +138,15 @@ class Piece:
         table = partial(np.asarray, dtype=self.drawn)
         tables = [(table(c.polynomial), table(c.scale), table(c.squares)) for c in self.chi.values()]
         factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
-        return _placed((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
+        return jax.device_put((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
     def shapes(self, replicas: int) -> Inputs:
         """Inputs for any seed and block, with shapes in place of the arrays that earlier pieces make."""
-        import jax
-
         made = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
         return self.inputs(0, 0, made)
 
     def program(self, replicas: int) -> CompiledFunction:
         """The program for a block of so many replicas, which may have to be compiled."""
-        import jax
-
         key = self.structure, replicas, self.precision, self.drawn
         with _lock:
             if key not in _programs:
@@ -209,8 +202,6 @@ def _options() -> dict[str, Any]:
 @cache
 def _older_emitters() -> dict[str, Any]:
     """On a CPU, before JAX 0.11: fused operations as they were once compiled, which takes half the time."""
-    import jax
-
     options = {"xla_cpu_use_fusion_emitters": False}
     try:
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
@@ -219,17 +210,8 @@ def _older_emitters() -> dict[str, Any]:
     return options
 
 
-def _placed(arrays: Any) -> Any:
-    """Arrays copied to the device, where they are kept."""
-    import jax
-
-    return jax.device_put(arrays)
-
-
 def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
     """The function that is compiled: the steps of a piece, for the replicas from `inputs.first` on."""
-    import jax.numpy as jnp
-
     place = {step: k for k, step in enumerate(piece.draws)}
     table = dict(zip(piece.chi, inputs.tables, strict=True))
     arrays = dict(zip([*piece.constants, *piece.reads], [*inputs.constants, *inputs.arrays], strict=True))
@@ -262,8 +244,9 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             if step.kind == "scale":
                 arrays[step.out] = args[0] * next(factors)
             else:
-                arrays[step.out] = jax_library().compute(step, args)
-    return [arrays[register] for register in piece.writes]
+                arrays[step.out] = LIBRARY.compute(step, args)
+    # what depends on hyperparameters alone has one replica
+    return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 
 
 LONGEST = 40  # steps of a piece
@@ -302,8 +285,6 @@ def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
 
 
 def _native(step: Step, precision: str) -> bool:
-    import jax
-    import jax.numpy as jnp
 
     if step.kind not in ("apply", "kernel", "moments"):
         return True
@@ -325,14 +306,13 @@ def block(
     before: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
     """All arrays that the pieces of a plan write, for a block of replicas, and those that were there `before`."""
-    import jax.numpy as jnp
-
     arrays = dict(before)
     for piece in found:
         if piece.host:
             (step,) = piece.steps
             inputs = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
             made = RULES[step.kind](np, *(inputs[register] for register in step.args), **step.params)
+            made = np.broadcast_to(made, (replicas, *step.out.shape))
             arrays[step.out] = jnp.asarray(made, dtype=precision)
         else:
             results = piece.program(replicas)(piece.inputs(seed, start, arrays))

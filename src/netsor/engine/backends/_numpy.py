@@ -20,7 +20,7 @@ import numpy as np
 from ..._array_api import one_blas_thread
 from .._cost_model import NUMPY, Prices
 from .._interpreter import in_numpy, run
-from .._ir import ORTHANT_SIZES_PER_BATCH, Register, Step
+from .._ir import ORTHANT_SIZES_PER_BATCH, Step
 from .._parallel import memory
 from .._plan import MIN_INNERMOST_ROW, Plan
 from .._rng_keys import CHUNK, generator
@@ -176,7 +176,7 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
         each = ([a() if callable(a) else a if len(a) == 1 else a[r : r + 1] for a in inputs] for r in range(replicas))
         return np.concatenate([in_numpy(step, arrays, None) for arrays in each])
 
-    return run(plan, draw, partial(_constant, streams.dtype), compute)
+    return run(plan, draw, lambda register: np.asarray(register.value, streams.dtype), compute)
 
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
@@ -224,11 +224,6 @@ def hold_memory() -> None:
         c = ctypes.CDLL(None)
         c.mallopt(M_MMAP_THRESHOLD, HELD_BYTES)
         c.mallopt(M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
-
-
-def _constant(dtype: Any, register: Register) -> Array:
-    assert register.value is not None
-    return register.value if dtype == np.float64 else register.value.astype(dtype)
 
 
 class Numpy(Backend):

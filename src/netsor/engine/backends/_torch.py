@@ -15,6 +15,8 @@ from functools import cache, lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from array_api_compat import torch as xp
 
 from ...language._check_function import is_builtin
 from .. import _gram_schmidt, _ops, _psd_cholesky
@@ -41,8 +43,6 @@ class OnDevice:
     """
 
     def __init__(self, device: str) -> None:
-        from array_api_compat import torch as xp
-
         self._xp, self._device = xp, device
         self._kept: dict[int, tuple[Any, Array]] = {}
 
@@ -68,8 +68,6 @@ class OnDevice:
 @cache
 def library(device: str) -> Library:
     """PyTorch's own factors and solutions; loops where these fail."""
-    import torch
-
     xp = OnDevice(device)
 
     def cholesky(a: Array) -> Array:
@@ -112,11 +110,7 @@ class Torch(Device):
     library_bytes: ClassVar[float] = 2.0**28
 
     def check(self) -> None:
-        """Refuse if PyTorch is not installed, or does not see the device."""
-        try:
-            import torch
-        except ImportError:
-            raise NoDeviceError("backend", "torch", "installed: pip install 'netsor[torch]'") from None
+        """Refuse a device that PyTorch does not see."""
         if self.kind == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if int(self.device.partition(":")[2] or 0) >= count:
@@ -126,8 +120,6 @@ class Torch(Device):
 
     def memory(self) -> float:
         """The memory of the device."""
-        import torch
-
         if self.kind == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         return memory()
@@ -147,13 +139,11 @@ class Torch(Device):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block, cut to the part; the first chunk in blocks that double."""
-        import torch
-
         start = part.start
         while start < part.stop:
             replicas = min(size, max(self._first(plan), start))
             with torch.no_grad():
-                work = _Block(self, seed, start, replicas, torch)
+                work = _Block(self, seed, start, replicas)
                 mean, columns = run(plan, work.draw, work.constant, work.compute)
             needed = min(replicas, part.stop - start)
             yield mean[:needed], columns[:needed]
@@ -162,9 +152,7 @@ class Torch(Device):
 
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
         """Step by step; constants are copied to the device once."""
-        import torch
-
-        work = _Block(self, 0, 0, 0, torch)
+        work = _Block(self, 0, 0, 0)
 
         def found(drawn: Mapping[Register, Any]) -> Any:
             with torch.no_grad():
@@ -183,7 +171,6 @@ class Torch(Device):
 
 
 def _array(numbers: Array, precision: str, device: str) -> Array:
-    import torch
 
     return torch.tensor(np.array(numbers, order="C"), dtype=getattr(torch, precision), device=device)
 
@@ -198,8 +185,8 @@ def _tables(freedom: tuple[int, ...], precision: str, device: str) -> tuple[Chi,
 class _Block:
     """The work for one block."""
 
-    def __init__(self, backend: Torch, seed: int, start: int, replicas: int, torch: Any) -> None:
-        self.backend, self.seed, self.start, self.replicas, self.torch = backend, seed, start, replicas, torch
+    def __init__(self, backend: Torch, seed: int, start: int, replicas: int) -> None:
+        self.backend, self.seed, self.start, self.replicas = backend, seed, start, replicas
         self.library = library(backend.device)
         self.dtype = getattr(torch, backend.precision)
         self.known: dict[Register, Array] = {}
@@ -215,16 +202,14 @@ class _Block:
     def draw(self, step: Step) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
         key = np.random.SeedSequence(self.seed, spawn_key=(*step.params["key"], self.start))
-        generator = self.torch.Generator(device=self.backend.device)
+        generator = torch.Generator(device=self.backend.device)
         generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
 
         precision = "float32" if self.backend.rounded else self.backend.precision
 
         def normals(*shape: int) -> Array:
-            dtype = getattr(self.torch, precision)
-            return self.torch.randn(
-                (self.replicas, *shape), generator=generator, dtype=dtype, device=self.backend.device
-            )
+            dtype = getattr(torch, precision)
+            return torch.randn((self.replicas, *shape), generator=generator, dtype=dtype, device=self.backend.device)
 
         if step.kind == "normals":
             return normals(*step.out.shape).to(self.dtype)
@@ -239,11 +224,11 @@ class _Block:
         if made is None:
             known = {id(a): self.backend.numpy(a) for a in inputs}  # an array that occurs twice stays one array
             made = RULES[step.kind](np, *(known[id(a)] for a in inputs), **step.params)
-        return made if isinstance(made, self.torch.Tensor) else self.array(made)
+        return made if isinstance(made, torch.Tensor) else self.array(made)
 
     def _by_torch(self, step: Step, inputs: Sequence[Array]) -> Array | None:
         """What a function makes of tensors; None if it cannot."""
-        with suppress(Exception), self.torch.device(self.backend.device):  # a function of one's own may make arrays
+        with suppress(Exception), torch.device(self.backend.device):  # a function of one's own may make arrays
             return self.library.compute(step, inputs)
         return None
 
@@ -257,11 +242,11 @@ class _Block:
                 _tried.clear()
             rng = np.random.default_rng(0)
             some = {arg: rng.standard_normal((PROBE_REPLICAS, *arg.shape)) for arg in step.args}
-            theirs = self._by_torch(step, [self.torch.tensor(some[a], device=self.backend.device) for a in step.args])
+            theirs = self._by_torch(step, [torch.tensor(some[a], device=self.backend.device) for a in step.args])
             same = theirs is not None
             with suppress(Exception), np.errstate(all="ignore"):  # where numpy alone fails there is no choice
                 expected = RULES["apply"](np, *(some[arg] for arg in step.args), **step.params)
-                found: Any = self.backend.numpy(theirs) if isinstance(theirs, self.torch.Tensor) else theirs
+                found: Any = self.backend.numpy(theirs) if isinstance(theirs, torch.Tensor) else theirs
                 same = same and bool(np.allclose(found, expected, rtol=1e-6, atol=1e-9, equal_nan=True))
             _tried[id(f)] = f, same  # with the function itself, so that no other gets its id
         return _tried[id(f)][1]

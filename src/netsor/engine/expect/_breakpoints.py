@@ -201,17 +201,14 @@ def _clusters(short: Array) -> Array:
 def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
     """Fewer edges: one goes where the function is smooth across it, unless it is among the wanted ones."""
     for _ in range(PASSES):
-        left, middle, right = edges[:-2:2], edges[1:-1:2], edges[2::2]
-        needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
-        needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
-        fewer = np.delete(edges, 1 + 2 * np.nonzero(needless)[0])
-        left, middle, right = fewer[1:-2:2], fewer[2:-1:2], fewer[3::2]  # the other pairs of neighbours
-        needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
-        needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
-        fewer = np.delete(fewer, 2 + 2 * np.nonzero(needless)[0])
-        if len(fewer) == len(edges):
+        before = len(edges)
+        for k in (0, 1):  # pairs of neighbours, and then the other pairs
+            left, middle, right = edges[k:-2:2], edges[k + 1 : -1 : 2], edges[k + 2 :: 2]
+            needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
+            needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
+            edges = np.delete(edges, k + 1 + 2 * np.nonzero(needless)[0])
+        if len(edges) == before:
             break
-        edges = fewer
     return edges
 
 

@@ -41,7 +41,8 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
         (p, q), (r, s) = first, second
         linear = (p * r + (p * s + q * r) / 2) * c
         return linear + q * s * _relu(a, c, b) if q * s else linear
-    return _erf(a, c, b) if kinds[0] is _ERF else _gelu(a, c, b)
+    # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
+    return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b) if kinds[0] is _ERF else _gelu(a, c, b)
 
 
 def _is_zero(mean: Array) -> bool:
@@ -63,11 +64,6 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
     scale = xp.sqrt(a) * xp.sqrt(b)
     rho = xp.clip(c / xp.where(scale > 0, scale, 1.0), -1.0, 1.0)
     return scale / (2 * np.pi) * (xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho)))
-
-
-def _erf(a: Array, c: Array, b: Array) -> Array:
-    """(2/π) arcsin(2c/√((1+2a)(1+2b))) (Williams 1996), by an arctangent that keeps its digits near 1."""
-    return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)
 
 
 def _angle(a: Array, c: Array, b: Array) -> Array:

@@ -71,7 +71,7 @@ def series(f: Single, terms: int) -> Series:
         return made
     far = varied[growing(f, varied, made.square[varied], reach(terms), mean_only=terms <= 2)]
     for block in slices(len(far), VALUES // (16 * panels * len(POINTS))):
-        _fill_far(made, f, far[block], terms)
+        _fill_own(made, f, far[block], terms, far=True)
     return made
 
 
@@ -130,28 +130,26 @@ def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
         _fill_own(made, f, rest[block], terms)
 
 
-def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
-    """For rows with panels of their own: with edges at the function's breaks, and its poles integrated separately."""
-    common = np.broadcast_to(between(reach(terms), step(terms)), (len(rows), len(_common(terms)[0]) + 1))
-    own, around = f.take(rows), windows(f.take(rows), reach(terms), step(terms))
-    edges = [common, f.edges(rows, reach(terms), step(terms)), around.edges(own, reach(terms))]
-    largest = partial(_largest, terms=terms)
-    values_at = partial(_hidden, own, around)
-    failing = 64 if terms == 1 else 400
-    found = resolve(values_at, np.concatenate(edges, axis=1), largest, _tolerance(f), failing=failing)
-    _integrate(made, own, rows, terms, around, found)
+def _fill_own(made: Series, f: Single, rows: Array, terms: int, far: bool = False) -> None:
+    """For rows with panels of their own: with edges at the function's breaks, and its poles integrated separately.
 
-
-def _fill_far(made: Series, f: Single, rows: Array, terms: int) -> None:
-    """For rows of a function that grows: as far out as φ² times the density is not negligible."""
-    end, beyond = ends(f, rows)
-    own, around = f.take(rows), windows(f.take(rows), FARTHEST, step(terms))
-    edges = [between(FARTHEST, step(terms))[None, :], f.edges(rows, FARTHEST, step(terms)), around.edges(own, FARTHEST)]
-    edges = [np.clip(np.broadcast_to(part, (len(rows), part.shape[1])), -end[:, None], end[:, None]) for part in edges]
+    With `far`, for a function that grows: as far out as φ² times the density is not negligible.
+    """
+    whole = FARTHEST if far else reach(terms)
+    own, around = f.take(rows), windows(f.take(rows), whole, step(terms))
+    parts = [between(whole, step(terms))[None, :], f.edges(rows, whole, step(terms)), around.edges(own, whole)]
+    edges = np.concatenate([np.broadcast_to(part, (len(rows), part.shape[1])) for part in parts], axis=1)
     values_at = partial(_hidden, own, around)
-    found = resolve(values_at, np.concatenate(edges, axis=1), largest_density, _tolerance(f), squares=True)
-    _integrate(made, own, rows, terms, around, found, far=True)
-    made.error[rows] += beyond
+    if far:
+        end, beyond = ends(f, rows)
+        edges = np.clip(edges, -end[:, None], end[:, None])
+        found = resolve(values_at, edges, largest_density, _tolerance(f), squares=True)
+    else:
+        largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
+        found = resolve(values_at, edges, largest, _tolerance(f), failing=failing)
+    _integrate(made, own, rows, terms, around, found, far)
+    if far:
+        made.error[rows] += beyond
 
 
 def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
@@ -162,9 +160,7 @@ def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
     return around.hide(rows, u, f.of(rows, u))
 
 
-def _integrate(
-    made: Series, f: Single, rows: Array, terms: int, around: Windows, found: Resolved, far: bool = False
-) -> None:
+def _integrate(made: Series, f: Single, rows: Array, terms: int, around: Windows, found: Resolved, far: bool) -> None:
     """The sums over panels. With `far`, φ and h_k are each multiplied by √density, which underflows later."""
     if around.poles:
         found = around.filled(f, found)

@@ -10,9 +10,11 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,7 @@ class PlanQuery:
     without: tuple[str, ...] = ()
     whole: tuple[Value, ...] = field(default=())
     prices: Prices = CPU
+    numbers: tuple[tuple[str, float], ...] = ()  # of hyperparameters
 
     @property
     def bound(self) -> Mapping[str, float]:
@@ -72,7 +75,9 @@ class PlanQuery:
 
     def plan(self, shift: int = 0) -> Plan:
         """The plan that answers it; the last ones are not made again. For `shift` see `_expectation_ops`."""
-        return _kept(self) if shift == 0 else _made(self, shift)
+        if math.inf in self.bound.values():  # where most numbers are computed while the plan is made
+            return _kept(self) if shift == 0 else _made(self, shift)
+        return _kept(replace(self, numbers=())).bind(dict(self.numbers))
 
 
 def _made(question: PlanQuery, shift: int) -> Plan:
@@ -84,6 +89,7 @@ def _made(question: PlanQuery, shift: int) -> Plan:
         picked=question.picked,
         whole=question.whole,
         prices=question.prices,
+        numbers=dict(question.numbers),
     )
 
 
@@ -102,18 +108,20 @@ def make_plan(
     picked: Sequence[int] | None = None,
     whole: Sequence[Value] = (),
     prices: Prices = CPU,
+    numbers: Mapping[str, float] = MappingProxyType({}),
 ) -> Plan:
     """The plan for these coordinates of a program with its widths bound; `without` names shortcuts to leave out.
 
     `whole` are the outputs of the program that these are a part of: a part has the seeds of the whole. `prices` are
-    those of the place where the plan is meant to run; one that is not ragged can run anywhere.
+    those of the place where the plan is meant to run; one that is not ragged can run anywhere. `numbers` are those of
+    hyperparameters that are known now; others are given when the plan runs.
     """
     unknown = set(without) - set(SHORTCUTS)
     if unknown:
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = narrow_with_origins(outputs)
     places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
-    context = Context(bound, {}, prices=prices)
+    context = Context(bound, {}, prices=prices, numbers=numbers)
     for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place does not matter
         context.origin[value] = places.get(made_from.get(value, value), len(places))
     names = names_of(context.ordered(narrowed))
@@ -212,6 +220,7 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Constant: lambda s, value, op: s.build.constant(op.numbers),
+    ops.Hyperparameter: lambda s, value, op: s.build.hyperparameter(op.name),
     ops.Normal: _normal,
     ops.Dot: _dot,
     ops.Apply: _apply,

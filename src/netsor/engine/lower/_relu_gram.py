@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Collection
 
 from ...activations import RELU
-from .._ir import Register, Step, content
+from ...language._check_function import content
+from .._ir import Register, Step
 from .._ir_builder import Builder
 from .._plan import needed
 

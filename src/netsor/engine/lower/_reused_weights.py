@@ -104,7 +104,7 @@ def adjoint(s: State, value: Scalar, op: AdjointCorrection) -> Register:
         if d.width.name != g.width.name:
             raise ExactError(
                 value,
-                f"W beside W.T, with widths {d.width} and {g.width} of W that go to infinity at rates of their own",
+                f"W together with W.T, with widths {d.width} and {g.width} of W that go to infinity at different rates",
                 instead="write both widths as multiples of one symbol, or bind one of them to a number",
             )
         return build.step("scale", mean(s, value, d, u), by=op.gain * math.sqrt(d.width.factor / g.width.factor))

@@ -15,6 +15,7 @@ from .batch_weights import stack_weights
 from .fuse_nonlinearities import compose_nonlinearities
 from .optimiser_steps import expand_steps
 from .simplify import (
+    bind_hyperparameters,
     bind_width_ratios,
     commute_mix,
     condition_scores,
@@ -50,7 +51,9 @@ SHORTCUTS = (
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
-    made = deduplicate_products(bind_width_ratios(expand_steps(outputs, context), context), context)
+    known = bind_hyperparameters(outputs, context) if context.numbers else outputs
+    expanded = expand_steps(known, context, draw_often_used="drawn" not in without)
+    made = deduplicate_products(bind_width_ratios(expanded, context), context)
     if "stacked" not in without:
         made = stack_weights(made, context)
     if "drawn" not in without:

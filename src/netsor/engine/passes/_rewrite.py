@@ -28,6 +28,7 @@ class Context:
     origin: dict[Value, int]
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
+    numbers: Mapping[str, float] = field(default_factory=dict)  # of hyperparameters that are known
     _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
 
     def ordered(self, outputs: Sequence[Value]) -> list[Value]:

@@ -22,12 +22,13 @@ from ..._array_api import array_namespace
 from ...activations import Function
 from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
-from ...language._scalar import Scalar, applied, constant
-from ...language._score import Pool, join, mean_dot
+from ...language._scalar import applied, constant
+from ...language._score import join, mean_dot
 from ...language._vector import Nonlin, Vector, mix
 from .._error import ExactError
 from ._operations import Outer, OuterProductSum
 from ._rewrite import Context, linear_sources, rewritten
+from .trained_entries import coordinates
 
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
 
@@ -67,15 +68,9 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
             f"{entries:.1e} of them a replica",
             instead="take smaller widths; SGD and Muon take products of vectors alone",
         )
-    flat = join([op.right.reshape(-1), op.x.reshape(-1)])
-    count = flat.size * width
-    given = Scalar(Pool(Function("coordinates", _same), flat, count), (count,))
+    given = coordinates(join([op.right.reshape(-1), op.x.reshape(-1)]), width).reshape(-1)
     shapes = (*op.right.shape, width), (*op.x.shape, width)
     return Vector(OuterProductSum(op.left, given, op.sizes, op.eps, shapes), value.shape, op.left.width)
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 def _check(value: Value, op: Outer, sources: dict[Value, frozenset[Value]]) -> None:
@@ -119,17 +114,10 @@ def _over_length(along: Any, *rows: Any) -> Any:
     return xp.where(square > 0, along / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0 * along)
 
 
-def unit(g: Any, eps: float) -> Any:
-    """g/(|g| + eps), and 0 for g = 0."""
-    xp = array_namespace(g)
-    down = xp.abs(g) + eps
-    return g / xp.where(down > 0, down, 1.0)
-
-
-def eps_error(value: Value, eps: float) -> ExactError:
+def eps_error(value: Value, eps: float, optimiser: str = "Adam", what: str = "the entries") -> ExactError:
     """What is said of eps > 0 at infinite width."""
     return ExactError(
         value,
-        f"a step of Adam with eps={eps:g} at width inf, where the entries of a gradient vanish",
+        f"a step of {optimiser} with eps={eps:g} at width inf, where {what} of a gradient vanish",
         instead="take eps=0, or bind the widths to numbers",
     )

@@ -47,39 +47,85 @@ class _Given(Reverse):
 
 def expand_first_order(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
     """The program with no factor n^(−1/2) left, n the width of this name."""
-    moved: dict[Value, Any] = {}  # y_j, each a value of its own, and Δ_j
-    scores: list[Value] = []  # that saw changes
-    count = 0
+    return _eliminate_common_subexpressions(rewritten(outputs, context, _Perturbed(context, unit).change), context)
 
-    def change(old: Value, new: Value) -> Value:
-        nonlocal count
+
+class _Perturbed:
+    """A program of which some vectors move by n^(−1/2) Δ, n the width of the name `unit`."""
+
+    def __init__(self, context: Context, unit: str) -> None:
+        self.context, self.unit = context, unit
+        self.moved: dict[Value, Any] = {}  # y_j, each a value of its own, and Δ_j
+        self.scores: list[Value] = []  # that saw changes
+        self.count = 0  # of these
+
+    def change(self, old: Value, new: Value) -> Value:
+        """A value without its n^(−1/2) Δ; or a score, with what it sees of the changes before it."""
         op: Any = new.op
         if isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD):
             for y, other in (op.inputs, op.inputs[::-1]):
-                by = _perturbation_of(other, unit)
+                by = _perturbation_of(other, self.unit)
                 if by is not None:
                     made = replace(new, op=Take(y, np.arange(y.size).reshape(y.shape)), shape=y.shape)
-                    if made.shape != new.shape:
-                        made = made.broadcast_to(new.shape)
-                    moved[made] = by.broadcast_to(new.shape)
+                    made = made.broadcast_to(new.shape) if made.shape != new.shape else made
+                    self.moved[made] = by.broadcast_to(new.shape)
                     return made
-        if _is_first_order_sensitive(new, context):
-            seen = [value for value in topological_order([new]) if value in moved]
-            if seen:
-                count += new.size * (int(context.width(new)) if isinstance(new, Vector) else 1)
-                if count > MAX_PERTURBED_SCORES:
-                    raise ExactError(
-                        old,
-                        f"{count:,} scores that see changes of order {unit}^(-1/2) by a step; at most "
-                        f"{MAX_PERTURBED_SCORES:,} are differentiated",
-                        instead="take fewer tokens or heads, or bind the width to a number",
-                    )
-                made = (_image if isinstance(new, Vector) else _score)(old, new, seen, moved, scores, unit, context)
-                scores.append(made)
-                return made
-        return new
+        seen = []
+        if _is_first_order_sensitive(new, self.context):
+            seen = [value for value in topological_order([new]) if value in self.moved]
+        if not seen:
+            return new
+        self.count += new.size * (int(self.context.width(new)) if isinstance(new, Vector) else 1)
+        if self.count > MAX_PERTURBED_SCORES:
+            raise ExactError(
+                old,
+                f"{self.count:,} scores that see changes of order {self.unit}^(-1/2) by a step; at most "
+                f"{MAX_PERTURBED_SCORES:,} are differentiated",
+                instead="take fewer tokens or heads, or bind the width to a number",
+            )
+        self.scores.append(self._image(old, new, seen) if isinstance(new, Vector) else self._score(old, new, seen))
+        return self.scores[-1]
 
-    return _eliminate_common_subexpressions(rewritten(outputs, context, change), context)
+    def _score(self, old: Value, p: Any, seen: list[Value]) -> Value:
+        """A score with what it sees of the changes, entry by entry."""
+        entries = [p] if not p.shape else list(p.reshape(-1))
+        found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in entries]
+        made: Value = found[0] if not p.shape else stack(found).reshape(*p.shape)
+        return made
+
+    def _image(self, old: Value, y: Any, seen: list[Value]) -> Value:
+        """W x in a space of finite width with what it sees of the changes, coordinate by coordinate."""
+        size = int(self.context.width(y))
+        axes = Vector(Data(np.eye(size)), (size,), y.width)  # of mean square 1/size
+        flat, units = y.reshape(-1), [math.sqrt(size) * axes[i] for i in range(size)]
+        found = [self._seen(old, flat[k], unit, seen) for k in range(y.size) for unit in units]
+        made: Value = y + mix(stack(found).reshape(*y.shape, size), axes)
+        return made
+
+    def _seen(self, old: Value, p: Value, seed: Value, seen: list[Value]) -> Any:
+        """By what a score, or a coordinate of a vector, moves."""
+        try:
+            reverse = _Given(p, seed, seen, self.scores)
+        except TraceError as error:
+            raise ExactError(old, f"a score that sees a change by a step: {error}") from None
+        total: Any = constant(np.zeros(()))
+        for y in seen:
+            for places, d in reverse.parts(y):
+                total = total + self._along(old, d, self.moved[y].take(places, "index"))
+        return total
+
+    def _along(self, old: Value, d: Any, change: Any) -> Any:
+        """⟨∂p/∂y, n^(−1/2) Δ⟩ = √(width/n) ⟨δ, Δ⟩/width; in finite spaces, and of scalars, it vanishes."""
+        if isinstance(d, Scalar) or math.isfinite(self.context.width(d)):
+            return 0.0
+        if d.width.name != self.unit:
+            raise ExactError(
+                old,
+                f"a score that sees vectors of R^{d.width} change by amounts of order {self.unit}^(-1/2)",
+                instead="write the widths as multiples of one symbol, or bind one of them to a number",
+            )
+        first, second = (v.reshape(-1)[:, None] for v in (d, change))
+        return math.sqrt(d.width.factor) * mean_dot(first, second).sum()
 
 
 def _perturbation_of(value: Value, unit: str) -> Any:
@@ -96,70 +142,6 @@ def _is_first_order_sensitive(value: Value, context: Context) -> bool:
     if isinstance(op, MatMul):
         return math.isinf(context.width(op.x)) and math.isfinite(context.width(value))
     return isinstance(op, Dot) and op.power == 0.5 and math.isinf(context.width(op.x))
-
-
-def _score(
-    old: Value, p: Any, seen: list[Value], moved: dict[Value, Any], scores: list[Value], unit: str, context: Context
-) -> Value:
-    """A score with what it sees of the changes, entry by entry."""
-    found = []
-    for k in range(p.size):
-        entry = p if not p.shape else p.reshape(-1)[k]
-        found.append(entry + _change(old, entry, constant(np.ones(())), seen, moved, scores, unit, context))
-    made: Value = found[0] if not p.shape else stack(found).reshape(*p.shape)
-    return made
-
-
-def _image(
-    old: Value, y: Any, seen: list[Value], moved: dict[Value, Any], scores: list[Value], unit: str, context: Context
-) -> Value:
-    """W x in a space of finite width with what it sees of the changes, coordinate by coordinate."""
-    size = int(context.width(y))
-    axes = Vector(Data(np.eye(size)), (size,), y.width)  # of mean square 1/size
-    flat = y.reshape(-1)
-    found = [
-        _change(old, flat[k], math.sqrt(size) * axes[i], seen, moved, scores, unit, context)
-        for k in range(y.size)
-        for i in range(size)
-    ]
-    made: Value = y + mix(stack(found).reshape(*y.shape, size), axes)
-    return made
-
-
-def _change(
-    old: Value,
-    p: Value,
-    seed: Value,
-    seen: list[Value],
-    moved: dict[Value, Any],
-    scores: list[Value],
-    unit: str,
-    context: Context,
-) -> Any:
-    """By what a score, or a coordinate of a vector, moves."""
-    try:
-        reverse = _Given(p, seed, seen, scores)
-    except TraceError as error:
-        raise ExactError(old, f"a score that sees a change by a step: {error}") from None
-    total: Any = constant(np.zeros(()))
-    for y in seen:
-        for places, d in reverse.parts(y):
-            total = total + _along(old, d, moved[y].take(places, "index"), unit, context)
-    return total
-
-
-def _along(old: Value, d: Any, change: Any, unit: str, context: Context) -> Any:
-    """⟨∂p/∂y, n^(−1/2) Δ⟩ = √(width/n) ⟨δ, Δ⟩/width; in finite spaces, and of scalars, it vanishes."""
-    if isinstance(d, Scalar) or math.isfinite(context.width(d)):
-        return 0.0
-    if d.width.name != unit:
-        raise ExactError(
-            old,
-            f"a score that sees vectors of R^{d.width} change by amounts of order {unit}^(-1/2)",
-            instead="write the widths as multiples of one symbol, or bind one of them to a number",
-        )
-    first, second = (v.reshape(-1)[:, None] for v in (d, change))
-    return math.sqrt(d.width.factor) * mean_dot(first, second).sum()
 
 
 def _eliminate_common_subexpressions(outputs: Sequence[Value], context: Context) -> list[Value]:

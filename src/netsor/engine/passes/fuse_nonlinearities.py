@@ -10,7 +10,7 @@ Some entries of an output are the function of the same entries of its arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +141,8 @@ class _Expander:
 
         match x.op:
             case Nonlin(Composed(f=Evaluate(inner)), vectors, scalars):
-                return _substituted(inner, [*expanded(vectors), *leaves(scalars)])
+                arguments = [*expanded(vectors), *leaves(scalars)]
+                return _with_leaves(inner, lambda argument: arguments[argument.number])
             case Nonlin(f, vectors, scalars):
                 return Call(f, (*expanded(vectors), *leaves(scalars)))
             case Add(a, b) if self.whole or _nonlinear(x):
@@ -157,7 +158,7 @@ class _Expander:
     def function(self, name: str) -> Function:
         """The function of the vectors, then the scalars."""
         order = [*self.vectors, *self.scalars]
-        root = _numbered(self.root, {x: k for k, x in enumerate(order)})
+        root = _with_leaves(self.root, lambda x: Argument(order.index(x)))
         if isinstance(root, Call) and isinstance(root.f, Function):
             plain = root.inputs == tuple(Argument(k) for k in range(len(order)))
             if plain and root.f is not MULTIPLY:
@@ -166,16 +167,9 @@ class _Expander:
         return Composed(name, Evaluate(root), factors=factors if len(factors) > 1 else ())
 
 
-def _substituted(e: Any, leaves: Sequence[Any]) -> Any:
-    if isinstance(e, Argument):
-        return leaves[e.number]
-    return Call(e.f, tuple(_substituted(x, leaves) for x in e.inputs))
-
-
-def _numbered(e: Any, number: dict[Any, int]) -> Expression:
-    if isinstance(e, Call):
-        return Call(e.f, tuple(_numbered(x, number) for x in e.inputs))
-    return Argument(number[e])
+def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
+    """The same expression on other leaves."""
+    return Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs)) if isinstance(e, Call) else new(e)
 
 
 def _factors(e: Expression) -> list[Expression]:
@@ -191,15 +185,9 @@ def _arguments(e: Expression) -> set[int]:
 def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
     """A factor as a function of its own arguments."""
     numbers = tuple(sorted(_arguments(e)))
-    place = {number: k for k, number in enumerate(numbers)}
-
-    def moved(x: Expression) -> Expression:
-        return Argument(place[x.number]) if isinstance(x, Argument) else Call(x.f, tuple(map(moved, x.inputs)))
-
     if isinstance(e, Argument):
         return IDENTITY, numbers
-    own = moved(e)
-    assert isinstance(own, Call)
+    own = _with_leaves(e, lambda x: Argument(numbers.index(x.number)))
     if isinstance(own.f, Function) and own.inputs == tuple(Argument(k) for k in range(len(numbers))):
         return own.f, numbers
     return Function("factor", Evaluate(own)), numbers

@@ -40,7 +40,19 @@ from ...language import _operation as ops
 from ...language._array import Value, field_names
 from ...language._check_function import content_of
 from ...language._graph import widths_of
-from ...language._operation import Apply, Constant, Dot, Gaussian, MatMul, Mix, Nonlin, Root, Source, Take
+from ...language._operation import (
+    Apply,
+    Constant,
+    Dot,
+    Gaussian,
+    Hyperparameter,
+    MatMul,
+    Mix,
+    Nonlin,
+    Root,
+    Source,
+    Take,
+)
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import MASKED_SOFTMAX, SOFTMAX, join, mean_dot
@@ -150,6 +162,15 @@ def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float]
     return infinite[False][0], rest.of(bound)
 
 
+def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with numbers in place of the hyperparameters that are known."""
+
+    def change(old: Value, new: Value) -> Value:
+        return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, Hyperparameter) else new
+
+    return rewritten(outputs, context, change)
+
+
 def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with numbers in place of ratios of widths."""
 
@@ -165,7 +186,7 @@ def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]
                 new,
                 f"a gradient in units of {new.op}, which {found} at these widths",
                 instead="bind these widths to numbers, write them as multiples of one symbol, or take the gradient of "
-                'a score (ns.dot) in place of that of a mean, and the tangent kernel with parametrisation="ntk"',
+                'a score (ns.dot) instead of that of a mean, and the tangent kernel with parametrisation="ntk"',
             )
         return constant(np.asarray(number))
 

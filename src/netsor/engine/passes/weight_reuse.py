@@ -154,7 +154,8 @@ class _Matrices:
         self.images[side] = images = made if images is None else _extended(images, made)
         along = Scalar(Coefficients(x, every), (*x.shape, every.shape[-1]))
         if wide:
-            return _scaled(gain, mix(along, images))
+            made = mix(along, images)
+            return made if gain == 1 else constant(np.asarray(gain)) * made
         return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
 
     def _apart(self, x: Vector) -> Vector:
@@ -198,10 +199,6 @@ def _gain(value: Value, weight: Weight, context: Context) -> float:
             instead="write both widths as multiples of one symbol, or bind one of them to a number",
         )
     return gain
-
-
-def _scaled(by: float, x: Vector) -> Vector:
-    return x if by == 1 else constant(np.asarray(by)) * x
 
 
 def _extended(known: Vector, new: Vector) -> Vector:

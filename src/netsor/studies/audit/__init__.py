@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError
+from ..._validate import ArgumentError, Rng, chosen_seed
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import AUTO, PRECISIONS, choose
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
 from ...models._metric_program import ProgramModel
 from .._output_dir import out_path
-from . import _audit, _config
+from . import _config
+from ._audit import AuditStudy
 from ._results import Audit, Comparison
 
 __all__ = ["audit"]
@@ -32,6 +33,7 @@ def audit(
     draws: int | None = None,
     widths: str | None = None,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     out: str | Path | None = None,
     backend: str = "numpy",
@@ -62,7 +64,7 @@ def audit(
         The number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as the model
         has positions for.
     ids : sequence of int, optional
-        The token ids themselves, in place of `tokens`.
+        The token ids themselves; then leave out `tokens`.
     draws : int, optional
         How many initialisations, 15 or more. Unless given, 200 of 16 tokens, and fewer of more tokens as the square of
         their number, but 16 or more: these decide every rule that is not near its threshold.
@@ -70,6 +72,8 @@ def audit(
         The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
     seed : int
         The draws depend on it alone, not on the number of workers.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Worker processes; all cores, if None.
     out : str or pathlib.Path, optional
@@ -84,7 +88,7 @@ def audit(
         digits or to a hundredth of their spread (double for a `Program`). With one seed both have the same draws, up to
         rounding.
     executor : concurrent.futures.Executor, optional
-        Does the parts in place of processes here, such as Dask's.
+        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
     gradients : bool, optional
@@ -115,7 +119,6 @@ def audit(
     >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
     'gpt2, std=0.02'
     """
-    folder = None if out is None else out_path(out)
     check_executor(executor, "processes")
     asked = ids, tokens
     if model is None:
@@ -135,7 +138,7 @@ def audit(
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     if recipe is not None and isinstance(model, Program):
-        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, with weights of its own")
+        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, which defines its weights")
     first, *more = map(audited, (model, *(_network(o, *asked) if _is_module(o) else o for o in others)))
     first = first if recipe is None else by_recipe(first, recipe)
 
@@ -145,7 +148,7 @@ def audit(
         if isinstance(model, Program):
             raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if more:
-            raise ValueError("sweep and compare exclude each other: a sweep compares a model with itself")
+            raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
             raise ArgumentError("sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}")
         ((field, values),) = sweep.items()
@@ -156,18 +159,17 @@ def audit(
         ids,
         draws,
         widths,
-        seed,
-        workers,
-        folder,
-        (first.name,),
-        choose(backend, device, precision, (AUTO, *PRECISIONS)),
-        progress,
         gradients,
         quick,
         swept,
         ranges,
+        seed=chosen_seed(seed, rng),
+        workers=workers,
+        out=None if out is None else out_path(out),
+        backend=choose(backend, device, precision, (AUTO, *PRECISIONS)),
+        progress=progress,
     )
-    return _audit.run(request, executor)
+    return AuditStudy(request).run(executor)
 
 
 def _is_module(given: Any) -> bool:

@@ -26,9 +26,9 @@ import scipy
 from ..._files import fields
 from ..._validate import ArgumentError, shown
 from ._config import Model, Request
+from ._findings import EQUALITY_RTOL, join_words
 from ._order_statistics import DECIDE, LEVEL, LOW, MAX_USEFUL_DRAWS
 from ._quantities import BLOCKS, EVERY, FINAL
-from ._rule import EQUALITY_RTOL, join_words
 
 Floats = npt.NDArray[np.float64]
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity

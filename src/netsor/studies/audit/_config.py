@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
 
 from ..._bound_program import AtWidths
-from ..._validate import ArgumentError, Positive, Seed, check_fields, choice, shown, whole
-from ...engine import ExactError, Plan
+from ..._validate import ArgumentError, check_fields, choice, shown, whole
+from ...engine import ExactError, Plan, Sampling
 from ...engine._parallel import Progress, check_memory
 from ...engine._precision import resolve_precision
 from ...engine.backends import AUTO, Backend, Numpy
@@ -22,7 +23,8 @@ from ...language import TraceError
 from ...language._graph import topological_order
 from ...models import Probes, Transformer
 from ...models._metric_program import ProgramModel
-from .._cache import cache_key, derive_seed
+from .. import _study
+from .._cache import Arrays, cache_key, derive_seed
 from .._cost import BACKWARD, Draw, at_depth, planning_bytes, refuse_large
 from ._order_statistics import DECIDE
 
@@ -35,6 +37,8 @@ PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an inter
 PART_DRAWS = 256  # at most
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_TOLD = 3  # fields, in a name
+MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
+MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
 
 
@@ -137,8 +141,8 @@ def _planned(subject: AuditCase) -> tuple[Plan, float, float]:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some draws of a subject: the unit of work, and of what is kept on disk."""
+class DrawTask:
+    """Some draws of a subject: a task of an audit."""
 
     subject: AuditCase
     index: int
@@ -157,9 +161,20 @@ class Part:
         """Its seed, the same for a model and its limit: they are compared with common random numbers."""
         return derive_seed(self.seed, self.index)
 
+    def run(self, progress: Progress = False) -> Arrays:
+        """Draw; the first task of a subject at infinite width also has the quadrature error of all."""
+        probes, at = probes_of(self.subject), self.subject.at()
+        how = Sampling(self.draws, self.stream, workers=1, progress=progress, backend=self.backend)
+        arrays: Arrays = dict(probes.named(at.unchecked(how)))
+        if self.subject.infinite and self.index == 0:
+            moves = at.moves(self.backend)
+            signed = np.zeros((1, self.subject.plan.mean.shape[0])) if moves is None else moves.signed
+            arrays |= {MOVED + name: moved for name, moved in probes.named(at.split(signed)).items()}
+        return arrays
+
 
 @dataclass(frozen=True)
-class Request:
+class Request(_study.Request):
     """An audit, checked, with nothing drawn yet.
 
     What is None is chosen: lengths of 16 and 128 tokens, as far as the models have positions and ids for them; 200
@@ -172,16 +187,15 @@ class Request:
     ids: Sequence[int] | None = None
     draws: Annotated[int, partial(whole, least=DECIDE, why=TOO_FEW)] | None = None
     widths: Annotated[str, choice(*KINDS)] | None = None
-    seed: Seed = 0
-    workers: Positive | None = None
-    out: Path | None = None
-    words: tuple[str, ...] = ()  # of the command, which say what the models are
-    backend: Backend = Numpy(precision=AUTO)  # noqa: RUF009 (it is frozen)
-    progress: Progress = True
     gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False
     swept: tuple[str, tuple[float, ...]] | None = None  # a field, and its value in each of the models
     ranges: bool = False
+    backend: Backend = field(default_factory=lambda: Numpy(precision=AUTO), kw_only=True)
+
+    command: ClassVar[str] = "netsor audit"
+    smaller: ClassVar[str] = "fewer draws or tokens, or a smaller model,"
+    files: ClassVar[Sequence[str]] = ("report.html", "audit.csv", "audit.json")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -206,6 +220,37 @@ class Request:
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
+    def options(self) -> dict[str, Any]:
+        """What the manifest says of the options."""
+        return {
+            "models": [model.fields() for model in self.models],
+            "tokens": self.lengths,
+            "ids": self.ids,
+            "draws": [self.draws_of(tokens) for tokens in self.lengths],
+            "widths": self.widths,
+            "gradients": [tokens for tokens in self.lengths if self.backward(tokens)],
+            "ranges": self.ranges,
+            "sweep": self.swept,
+        }
+
+    @property
+    def title(self) -> str:
+        """What is done, in a few words."""
+        names = [model.name for model in self.models]
+        first = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+        drawn = (f"{self.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in self.lengths)
+        return f"{first}: {' and '.join(drawn)}"
+
+    @property
+    def remark(self) -> str:
+        """What gradients add where nobody said whether they are wanted."""
+        if self.gradients is not None or math.isinf(self.times):
+            return ""
+        more = f"{self.times:.2g} times as long"
+        if self.backward(self.lengths[0]):
+            return f"; gradients at {self.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
+        return f"; without gradients, which make it {more} (--gradients)"
+
     @property
     def own(self) -> bool:
         """Whether it is of programs."""
@@ -216,7 +261,7 @@ class Request:
         own = [model for model in self.models if isinstance(model, ProgramModel)]
         for name in ("ids", "tokens") if own else ():
             if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
-                allowed = f"left out: {own[0].name} is a program, with tokens of its own"
+                allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
@@ -230,7 +275,7 @@ class Request:
             if len(self.ids) < 2:
                 raise ArgumentError("ids", list(self.ids), "two or more: an audit compares tokens")
             if self.tokens not in (None, (len(self.ids),)):
-                raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
+                raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
             return (len(self.ids),)
         if self.tokens is None:
             most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
@@ -269,10 +314,10 @@ class Request:
     def times(self) -> float:
         """How often as long draws at own widths take with gradients of the shortest inputs.
 
-        The most of all models; ∞ if one has no gradients. Whether the limit is asked for too does not change it, since
-        draws at own widths must not depend on that.
+        The most of all models; ∞ if one has no gradients, or if inputs are long. Whether the limit is asked for too
+        does not change it, since draws at own widths must not depend on that.
         """
-        if self.own or any(model.experts for model in self.models):
+        if self.own or self.lengths[0] > MAX_TRIED_TOKENS or any(model.experts for model in self.models):
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:
@@ -338,13 +383,13 @@ class Request:
             if not (asked.infinite and asked.model in self.refused)
         )
 
-    def parts(self, subject: AuditCase) -> list[Part]:
+    def tasks(self, subject: AuditCase) -> list[DrawTask]:
         """The work for a subject."""
         size = subject.part_draws
         draws = self.draws_of(subject.tokens)
         starts = range(0, draws, size)
         backend = resolve_precision(subject.plan, self.backend, draws)
-        return [Part(subject, i, min(size, draws - at), self.seed, backend) for i, at in enumerate(starts)]
+        return [DrawTask(subject, i, min(size, draws - at), self.seed, backend) for i, at in enumerate(starts)]
 
 
 def sweep(

@@ -11,10 +11,7 @@ import numpy as np
 from ...models import Transformer
 from ...models._description import idle
 from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES
-from ._measurements import Lengths, merged
-from ._order_statistics import HIGH, LOW
-from ._quantities import BLOCKS, EVERY, FINAL
-from ._rule import (
+from ._findings import (
     EQUALITY_RTOL,
     Array,
     Finding,
@@ -23,6 +20,9 @@ from ._rule import (
     number,
     times,
 )
+from ._measurements import Lengths, merged
+from ._order_statistics import HIGH, LOW
+from ._quantities import BLOCKS, EVERY, FINAL
 
 SHOWN = 6  # quantities that part most
 RESAMPLED = 200  # times, for the error of a distance
@@ -141,15 +141,7 @@ class Differences(NamedTuple):
 
     @property
     def changed(self) -> tuple[RulePreference, ...]:
-        """The rules whose verdicts are not the same.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences
-        >>> [rule.rule for rule in found.changed]
-        ['entropy', 'loss']
-        """
+        """The rules whose verdicts are not the same."""
         return tuple(rule for rule in self.rules if rule.changes)
 
 

@@ -9,30 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..._bound_program import NEGLIGIBLE
-from .._document import (
-    FLAG,
-    NOT_APPLICABLE,
-    OK,
-    STATUSES,
-    UNDECIDED,
-    Cell,
-    Document,
-    Figure,
-    Figures,
-    Item,
-    Items,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    count_statuses,
-)
+from .. import _document as doc
+from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
 from .._html_report import COLOUR_CLASSES, provenance
 from . import _ranges
+from ._advice import adam_note, drawbacks, recipe_notes
 from ._differences import Differences, RulePreference, strip_common_prefix
+from ._findings import Finding, join_words, lengths_text
 from ._measurements import Draws, LengthResult, Lengths, changing, merged
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
-from ._rule import Finding, join_words, lengths_text
+from ._rules import BACKWARD_RULES
 
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")  # rows of the short table
 RULE_NOTE = (
@@ -40,20 +26,23 @@ RULE_NOTE = (
     "assumes nothing about the distribution. If the interval contains the threshold, the rule is undecided and more "
     "draws settle it. A status holds at the lengths that it names."
 )
+GRADIENT_NOTE = (
+    "Only rules about the size of gradients prefer it. They matter to SGD; AdamW's first update does not depend on it."
+)
 BLOCK_NOTE = (
     "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the model's own widths; solid lines are "
-    "medians. Dashed lines are medians at infinite width. audit.csv has the numbers of all lengths."
+    "medians. Dashed lines are medians at infinite width, at the shortest length."
 )
 
 
 def document(
     models: Sequence[Lengths], compared: Differences | None = None, manifest: dict[str, Any] | None = None
-) -> Document:
+) -> doc.Document:
     """The document of an audit of one model, or of the comparison of several; with its manifest, for a folder."""
     names = [lengths[0].model.name for lengths in models]
     if compared is None:
         (lengths,) = models
-        verdict = f"{names[0]}: {count_statuses([finding.verdict for finding in merged(lengths)])}"
+        verdict = f"{names[0]}: {doc.count_statuses([finding.verdict for finding in merged(lengths)])}"
         subject, title, sections = headline(lengths), f"Audit of {names[0]}", _audit_sections(lengths)
     else:
         swept = models[0][0].request.swept
@@ -63,13 +52,13 @@ def document(
         subject = f"{join_words(names)}. {headline(models[0])}"
         sections = _comparison_sections(models, compared)
     how = [] if manifest is None else [Section("How", [Paragraph(RULE_NOTE), _provenance(models, manifest)], "html")]
-    return Document(title, verdict, subject, [*sections, *how])
+    return doc.Document(title, verdict, subject, [*sections, *how])
 
 
 def headline(lengths: Lengths) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
-    missing = "".join(f"; {what}: {why}" for what, why in unavailable(lengths[0]).items())
+    missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(lengths[0]))
     return f"{lengths[0].model.sizes}; {drawn}; {lengths[0].best.subject.status}{missing}"
 
 
@@ -81,17 +70,24 @@ def unavailable(found: LengthResult) -> dict[str, str]:
     return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
 
 
+def _reasons(found: LengthResult) -> list[Paragraph]:
+    return [Paragraph(f"{what[0].upper()}{what[1:]}: {why}.") for what, why in unavailable(found).items()]
+
+
 def _audit_sections(lengths: Lengths) -> list[Section]:
     first, findings = lengths[0], merged(lengths)
     warnings = [Paragraph(text, "warning") for text in length_warning(lengths)]
+    advice = [Paragraph(text) for text in (*recipe_notes([first.model]), adam_note(first.model)) if text]
     drawn = f", {first.tokens:,} tokens"
     sections = [
-        Section("", [Items(finding_items(findings, lengths)), *warnings]),
-        Section("", [_main_figure([first], findings)], "html"),
+        Section("", [doc.Items(finding_items(findings, lengths)), *warnings, *advice]),
+        Section("", [_main_figure(lengths, findings)], "html"),
         Section("", [Table(*_block_table(first, [EVERY[name] for name in SUMMARY], bands=False))], "text"),
         Section(f"Output{drawn}", [_output_table([first])], "verbose"),
         Section(f"Blocks{drawn}: median and 5–95 % band", [Table(*_block_table(first, BLOCKS))], "verbose"),
     ]
+    if reasons := _reasons(first):
+        sections.append(Section("Not computed", reasons, "verbose"))
     if len(lengths) > 1:
         head = ["status", *(f"{found.tokens:,} tokens" for found in lengths)]
         sections.append(
@@ -99,17 +95,17 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
         )
     if first.request.ranges:
         sections.append(Section("Activation ranges and short formats", _ranges.blocks(first.best.arrays)))
-    rules: list[Row] = [
+    rules: list[doc.Row] = [
         [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in findings
     ]
     return [
         *sections,
-        Section(f"Block by block{drawn}", [Paragraph(BLOCK_NOTE), _all_figures([first])], "html"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(lengths)], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
 
 
-def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[Item]:
+def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Item]:
     """Flagged rules with advice first, then undecided ones, then a line for each other."""
     several = len(lengths) > 1
     items = []
@@ -121,14 +117,16 @@ def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[Item]:
             if fine and finding.verdict == FLAG:
                 tokens = join_words([f"{n:,}" for n in fine])
                 more.append(f"It is ok at {tokens} tokens: audit the length you train on.")
-            items.append(Item(finding.verdict, finding.name, f"{where}{finding.measured} ({finding.limit_text})", more))
+            items.append(
+                doc.Item(finding.verdict, finding.name, f"{where}{finding.measured} ({finding.limit_text})", more)
+            )
         elif finding.verdict == OK:
-            items.append(Item(OK, finding.name, f"{finding.brief} ({finding.limit_text})"))
+            items.append(doc.Item(OK, finding.name, f"{finding.brief} ({finding.limit_text})"))
     absent: dict[str, list[str]] = {}
     for finding in findings:
         if finding.verdict == NOT_APPLICABLE:
             absent.setdefault(finding.measured, []).append(finding.name)
-    return [*items, *(Item(NOT_APPLICABLE, ", ".join(names), why) for why, names in absent.items())]
+    return [*items, *(doc.Item(NOT_APPLICABLE, ", ".join(names), why) for why, names in absent.items())]
 
 
 def length_warning(lengths: Lengths) -> list[str]:
@@ -182,7 +180,9 @@ def _output_table(firsts: Sequence[LengthResult]) -> Table:
         width = "n = ∞" if each.subject.infinite else "its widths"
         head.append((f"{name}, n = ∞" if each.subject.infinite else name) if several else width)
     shown = [q for q in FINAL if any(q.name in each for each in measured)]
-    rows: list[Row] = [[Cell(q.title, q.meaning), *(cell_text(each, q.name, None) for each in measured)] for q in shown]
+    rows: list[doc.Row] = [
+        [Cell(q.title, q.meaning), *(cell_text(each, q.name, None) for each in measured)] for q in shown
+    ]
     return Table(head, rows or [["no logits", *("–" for _ in measured)]])
 
 
@@ -204,6 +204,14 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
         sections.append(
             Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, found)])
         )
+    sections.append(Section("", [_main_figure(firsts, [f for rule in found.rules for f in rule.findings])], "html"))
+    against = drawbacks(firsts, found.preferred)
+    best = dict(zip(names, short, strict=True)).get(found.preferred or "")
+    advice = [f"Against “{best}”: {'; '.join(against)}."] if against else []
+    advice += [GRADIENT_NOTE] if found.preferred and _by_gradients(found) else []
+    advice += recipe_notes([first.model for first in firsts])
+    if advice:
+        sections.append(Section("", [Paragraph(text) for text in advice]))
     if found.quantities:
         rows = []
         for q in found.quantities:
@@ -217,7 +225,9 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
     request = firsts[0].request
     if request.swept is not None:
         field = request.swept[0]
-        sections.append(Section(f"Against {field}", [Figures(_swept_figures(firsts, field, request.swept[1]))], "html"))
+        sections.append(
+            Section(f"Against {field}", [doc.Figures(_swept_figures(firsts, field, request.swept[1]))], "html")
+        )
     sections.append(Section("Status of every rule", [Table(["rule", *short], status_rows(list(map(merged, models))))]))
     sections += [
         Section("Output", [_output_table(firsts)], "verbose"),
@@ -225,9 +235,13 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
         Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(firsts)], "html"),
     ]
     for lengths in models:
-        items = Items(finding_items(merged(lengths), lengths))
+        items = doc.Items(finding_items(merged(lengths), lengths))
         ranges = _ranges.blocks(lengths[0].best.arrays) if request.ranges else []
-        sections.append(Section(lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges], "verbose"))
+        sections.append(
+            Section(
+                lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges, *_reasons(lengths[0])], "verbose"
+            )
+        )
     return sections
 
 
@@ -244,6 +258,12 @@ def _preferences(names: Sequence[str], found: Differences) -> list[Paragraph]:
             best = join_words([f"“{short[name]}”" for name in rule.preferred])
             made.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
     return made
+
+
+def _by_gradients(found: Differences) -> bool:
+    """Whether the preferred model is preferred by rules about gradients alone."""
+    deciding = {rule.rule for rule in found.rules if found.preferred in rule.preferred and rule.why}
+    return deciding <= {rule.name for rule in BACKWARD_RULES}
 
 
 def _place(block: int | None) -> str:
@@ -272,30 +292,30 @@ def _across(firsts: Sequence[LengthResult], names: Sequence[str]) -> tuple[list[
     return ["median", *names], rows
 
 
-def _main_figure(firsts: Sequence[LengthResult], findings: Sequence[Finding]) -> Figures:
+def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:
     """The quantity of the first flagged rule, or the mean square of the stream."""
     flagged = [finding.name for finding in findings if finding.verdict == FLAG]
     quantities = {"branches": "attention_share", "rank": "effective_rank", "entropy": "entropy", "load": "largest_load",
                   "vanishing": "grad_mean_square", "exploding": "grad_mean_square"}  # fmt: skip
     names = [quantities[name] for name in flagged if name in quantities]
-    return Figures([_figure(firsts, next((n for n in names if n in firsts[0].best), "mean_square"), "summary")])
+    return doc.Figures([_figure(lengths, next((n for n in names if n in lengths[0].best), "mean_square"), "summary")])
 
 
-def _figure(firsts: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
+def _figure(firsts: Sequence[LengthResult], name: str, prefix: str = "") -> doc.Figure:
     from ._plots import figure_svg  # matplotlib is slow to import
 
     quantity = EVERY[name]
     caption = f"{quantity.title[0].upper()}{quantity.title[1:]}: {quantity.meaning}."
-    return Figure(f"{prefix}-{name}" if prefix else name, caption, partial(figure_svg, firsts, name))
+    return doc.Figure(f"{prefix}-{name}" if prefix else name, caption, partial(figure_svg, firsts, name))
 
 
-def _all_figures(firsts: Sequence[LengthResult]) -> Figures:
+def _all_figures(firsts: Sequence[LengthResult]) -> doc.Figures:
     from ._plots import figure_names
 
-    return Figures([_figure(firsts, name) for name in figure_names(firsts)])
+    return doc.Figures([_figure(firsts, name) for name in figure_names(firsts)])
 
 
-def _swept_figures(firsts: Sequence[LengthResult], field: str, values: Sequence[float]) -> list[Figure]:
+def _swept_figures(firsts: Sequence[LengthResult], field: str, values: Sequence[float]) -> list[doc.Figure]:
     from ._plots import swept_names, swept_svg
 
     final = {quantity.name for quantity in FINAL}
@@ -303,7 +323,7 @@ def _swept_figures(firsts: Sequence[LengthResult], field: str, values: Sequence[
     for name in swept_names(firsts):
         place = "at the output" if name in final else "after the last block"
         caption = f"{EVERY[name].title[0].upper()}{EVERY[name].title[1:]} {place}, against {field}."
-        made.append(Figure(f"{name}-swept", caption, partial(swept_svg, firsts, name, field, values)))
+        made.append(doc.Figure(f"{name}-swept", caption, partial(swept_svg, firsts, name, field, values)))
     return made
 
 

@@ -16,9 +16,9 @@ from ..._validate import shown
 from ...models._metric_program import ProgramModel
 from .._document import FLAG, OK
 from ._config import AuditCase, Model, Request
+from ._findings import Finding, RuleInput, within_error, worst
 from ._order_statistics import band
 from ._quantities import BLOCKS, FINAL
-from ._rule import Finding, RuleInput, within_error, worst
 from ._rules import RULES, judged
 
 Array = npt.NDArray[np.float64]
@@ -213,14 +213,14 @@ class LengthResult(Mapping[str, Band]):
 
     def _judged(self, draws: Mapping[str, Array], limit: Mapping[str, Array] | None) -> tuple[Finding, ...]:
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
-        return judged(RuleInput(draws, limit, self._distinct, uniform, self.stacks, self.tokens, self.best.precision))
+        return judged(RuleInput(draws, limit, self.distinct, uniform, self.stacks, self.tokens, self.best.precision))
 
     def finding(self, name: str) -> Finding:
         """The verdict of one rule."""
         return {finding.name: finding for finding in self.findings}[rule_name(name)]
 
     @property
-    def _distinct(self) -> int:
+    def distinct(self) -> int:
         """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
         model, ids = self.model, self.request.ids
         if isinstance(model, ProgramModel):

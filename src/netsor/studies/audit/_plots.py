@@ -17,9 +17,10 @@ from ._rules import RULES
 
 STYLES: Sequence[Any] = ("-", ":", "--", "-.")  # of models, where colours are for kinds of weights
 FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
 CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
-THRESHOLDS = {rule.name: rule.threshold for rule in RULES if rule.name == "entropy"}  # rules that read a quantity as is
+THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
 MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
 
 
@@ -101,14 +102,15 @@ def _together(models: Sequence[LengthResult], group: Quantity, kinds: list[Quant
                 band = each[quantity.name]
                 assert band.blocks is not None
                 label = quantity.kind if k == 0 else None
-                mark = "." if len(band.blocks) == 1 else ""
-                seen = np.where(band.median > 0, band.median, np.nan)
-                axes.plot(band.blocks, seen, linestyle=STYLES[k], marker=mark, color=colour, label=label)
+                seen, place = np.where(band.median > 0, band.median, np.nan), kinds.index(quantity)
+                marks = _marks(MARKS[place], place, len(band.blocks))
+                axes.plot(band.blocks, seen, linestyle=STYLES[k], color=colour, label=label, **marks)
     axes.set_yscale("log")
     _ends(axes, models)
-    for k, each in enumerate(models):
+    names = _names(models)
+    for k in range(len(models)):
         if len(models) > 1:
-            axes.plot([], [], linestyle=STYLES[k], color=GREY, label=_label(each.model.name))
+            axes.plot([], [], linestyle=STYLES[k], color=GREY, label=names[k])
     axes.set(xlabel="block", ylabel=group.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(loc="outside lower center", ncols=4 if len(models) == 1 else 2)
@@ -116,7 +118,7 @@ def _together(models: Sequence[LengthResult], group: Quantity, kinds: list[Quant
 
 
 def _figure(models: Sequence[LengthResult], quantity: Quantity) -> Any:
-    long = max(len(_label(each.model.name)) for each in models) > MAX_SHORT_NAME
+    long = max(map(len, _names(models))) > MAX_SHORT_NAME
     rows = sum(len(each.measured) for each in models) // (1 if long else 2)
     figure = new(2.5 + 0.14 * rows)
     axes = figure.subplots()
@@ -142,30 +144,46 @@ def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -
 
 
 def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None:
-    """Medians as lines, bands as areas, the threshold of a rule as a dotted line."""
-    ends = []
+    """Medians as lines, bands as areas, thresholds of rules as dotted lines."""
+    ends, names = [], _names(models)
     for k, (each, colour) in enumerate(zip(models, _colours(len(models)), strict=True)):
         for found in each.measured:
             if quantity.name not in found:
                 continue
             blocks, median, low, high, _ = found.band(quantity.name)
             assert blocks is not None
-            label = _label(each.model.name) + (", n = ∞" if found.subject.infinite else "")
-            mark = "." if len(blocks) == 1 else ""  # a line of one point is not seen
+            label = names[k] + (", n = ∞" if found.subject.infinite else "")
+            mark = MARKS[k % len(MARKS)] if len(models) > 1 or len(blocks) == 1 else ""
             if found is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
             thick = 2.2 if k == 0 and len(models) > 1 else 1.2  # so that neither hides the other
             line = DASHED if found.subject.infinite else "-"
-            axes.plot(blocks, median, linestyle=line, marker=mark, color=colour, label=label, lw=thick)
+            marks = _marks(mark, k, len(blocks))
+            axes.plot(blocks, median, linestyle=line, color=colour, label=label, lw=thick, **marks)
             ends += [float(low.min()), float(high.max())]
     _scale(axes, quantity, ends)
     _ends(axes, models)
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-    if quantity.name in THRESHOLDS:
-        axes.axhline(THRESHOLDS[quantity.name], color=VERMILLION, lw=0.8, ls=":", zorder=0)
+    for threshold, side in _thresholds(models, quantity.name):
+        axes.axhline(threshold, color=VERMILLION, lw=0.8, ls=":", zorder=0)
+        place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if side == "below" else "bottom"}
+        axes.text(0.99, threshold, f"flagged {side}", color=VERMILLION, fontsize="small", **place)
     axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, str]]:
+    """Where the rule on a quantity flags it; those relative to a number of the model only if there is one model."""
+    if name == "entropy":
+        return [(THRESHOLDS["entropy"], "below")]
+    if name == "largest_load":
+        return [(THRESHOLDS["load"], "above")]
+    if name == "effective_rank" and len({each.distinct for each in models}) == 1:
+        return [(1 + THRESHOLDS["rank"] * (models[0].distinct - 1), "below")]
+    if name == "mean_square" and len({each.model.name for each in models}) == len(models[0].stacks) == 1:
+        return [(THRESHOLDS["growth"] * float(models[0][name].median[0]), "above")]
+    return []
 
 
 def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:
@@ -179,6 +197,19 @@ def _ends(axes: Any, models: Sequence[LengthResult]) -> None:
     """A line where a decoder begins."""
     for start, _ in models[0].stacks[1:]:
         axes.axvline(start + 0.5, color=GREY, lw=0.5, zorder=0)
+
+
+def _names(models: Sequence[LengthResult]) -> list[str]:
+    """Names for the legend: of the models; of the lengths, if there is one model at several."""
+    if len(models) > 1 and len({each.model.name for each in models}) == 1:
+        return [f"{each.tokens:,} tokens" for each in models]
+    return [_label(each.model.name) for each in models]
+
+
+def _marks(mark: str, place: int, blocks: int) -> dict[str, Any]:
+    """Markers that tell curves apart without colours; on long curves at some blocks, at other ones of each curve."""
+    step = max(1, blocks // 6)
+    return {"marker": mark, "markersize": 3.5, "markerfacecolor": "none", "markevery": (place % step, step)}
 
 
 def _label(name: str) -> str:

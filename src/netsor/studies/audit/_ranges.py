@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ...models._ranges import BLOCK, ENDS, FORMATS, Format
 from .._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
+from ._findings import above
 from ._order_statistics import band
-from ._rule import above
 
 Array = npt.NDArray[np.float64]
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format from where on it is said

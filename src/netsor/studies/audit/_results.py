@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from abc import ABC, abstractmethod
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .._document import FLAG, NOT_APPLICABLE, OK, Document, to_text
-from .._html_report import to_cell
-from .._output_dir import Folder, to_dataframe
+from .._document import FLAG, NOT_APPLICABLE, OK, Document
+from .._output_dir import to_csv, to_dataframe
+from .._study import Result
+from . import _ranges
 from ._baseline import Baseline, Departure
 from ._config import Model, Request
 from ._differences import Differences, differences
 from ._document import document
-from ._json import of_comparison, of_model
-from ._measurements import Band, Draws, LengthResult, changing, merged
+from ._findings import Finding, lengths_text
+from ._measurements import Band, Draws, LengthResult, Lengths, changing, merged
 from ._quantities import BLOCKS, FINAL
-from ._rule import Finding, lengths_text
-
-COMMAND = "netsor audit"
-FILES = ("report.html", "audit.csv", "audit.json")
 
 
-class Result(ABC):
+class AuditResult(Result):
     """What an `Audit` and a `Comparison` have in common: they are printed, saved and tested alike."""
 
     audits: tuple[Audit, ...]
     request: Request
 
-    @property
-    @abstractmethod
-    def _document(self) -> Document: ...
+    def _compared(self) -> Differences | None:
+        return None
 
-    def __str__(self) -> str:
-        return self.table()
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        return document([audit.lengths for audit in self.audits], self._compared(), manifest)
 
-    def _repr_html_(self) -> str:
-        return to_cell(self._document)
+    def _files(self) -> dict[str, bytes]:
+        rows = (row for audit in self.audits for found in audit.lengths for row in found.rows())
+        return {"audit.csv": to_csv(rows), "audit.json": json.dumps(self.as_dict(), indent=1).encode()}
 
-    def table(self, verbose: bool = False) -> str:
-        """The result as text of 80 columns, the verdict first; `verbose` adds bands, gradients and every length."""
-        return to_text(self._document, verbose)
+    def _spent(self) -> dict[str, Any]:
+        every = [each for audit in self.audits for found in audit.lengths for each in found.measured]
+        parts = [
+            {"model": each.subject.model.name, "tokens": each.subject.tokens, "infinite": each.subject.infinite,
+             "draws": each.draws, "random_numbers": each.random_numbers, "seconds": round(each.seconds, 3),
+             "precision": each.precision}
+            for each in every
+        ]  # fmt: skip
+        return {
+            "random_numbers": self.random_numbers,
+            "seconds": {"sampling": round(self.seconds, 3)},
+            "parts": parts,
+            "findings": [[dataclasses.asdict(f) for f in audit.findings] for audit in self.audits],
+        }
 
-    @abstractmethod
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints."""
+        models, compared = [audit.lengths for audit in self.audits], self._compared()
+        made = _model_json(models[0]) if compared is None else _comparison_json(models, compared)
+        return {**made, "random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     @property
     def random_numbers(self) -> int:
@@ -58,10 +69,6 @@ class Result(ABC):
     def seconds(self) -> float:
         """Seconds of one core that the draws took, including those kept from an earlier run."""
         return sum(m.seconds for audit in self.audits for found in audit.lengths for m in found.measured)
-
-    @property
-    def _spent(self) -> dict[str, Any]:
-        return {"random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     def failed(self, names: Sequence[str]) -> list[str]:
         """One line for each model and each named rule whose verdict is *found* or *undecided*."""
@@ -104,24 +111,8 @@ class Result(ABC):
 
         return plot_quantity([audit.lengths[0] for audit in self.audits], quantity, ax)
 
-    def save(self, out: str | Path) -> Path:
-        """Write report.html, audit.csv, audit.json and manifest.json into a folder and return the report's path.
 
-        Files in the folder that no earlier audit wrote are never overwritten.
-        """
-        from ._report import files  # matplotlib is slow to import
-
-        path = Path(out)
-        folder = folder_of(path)
-        folder.prepare(FILES)
-        models = [audit.lengths for audit in self.audits]
-        compared = self.differences if isinstance(self, Comparison) else None
-        made, manifest = files(models, compared, self._spent, COMMAND, path)
-        folder.put({**made, "audit.json": json.dumps(self.as_dict(), indent=1).encode()}, manifest)
-        return path / "report.html"
-
-
-class Audit(Result, Mapping[str, Band]):
+class Audit(AuditResult, Mapping[str, Band]):
     """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
@@ -160,10 +151,6 @@ class Audit(Result, Mapping[str, Band]):
         draws = self.request.draws_of(self.lengths[0].tokens)
         return f"<Audit of {self.model.name}: {draws} draws; flagged: {found}; print it for the table>"
 
-    @property
-    def _document(self) -> Document:
-        return document([self.lengths])
-
     __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
 
     def __getitem__(self, name: str) -> Band:
@@ -174,10 +161,6 @@ class Audit(Result, Mapping[str, Band]):
 
     def __len__(self) -> int:
         return len(self.lengths[0])
-
-    def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
-        return {**of_model(self.lengths), **self._spent}
 
     @property
     def model(self) -> Model:
@@ -233,7 +216,7 @@ class Audit(Result, Mapping[str, Band]):
         return changing(self.lengths)
 
 
-class Comparison(Result):
+class Comparison(AuditResult):
     """Audits of several models; `ns.audit` makes it from `compare` or `sweep`.
 
     `comparison["name"]` is the audit of one model.
@@ -258,10 +241,6 @@ class Comparison(Result):
         names = " and ".join(audit.model.name for audit in self.audits)
         return f"<Comparison of {names}: preferred: {self.preferred or 'none'}; print it for the table>"
 
-    @property
-    def _document(self) -> Document:
-        return document([audit.lengths for audit in self.audits], self.differences)
-
     def __iter__(self) -> Iterator[Audit]:
         return iter(self.audits)
 
@@ -277,9 +256,8 @@ class Comparison(Result):
         known = ", ".join(repr(audit.model.name) for audit in self.audits)
         raise KeyError(f"{name!r} is no model of this comparison; they are {known}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
-        return {**of_comparison([audit.lengths for audit in self.audits], self.differences), **self._spent}
+    def _compared(self) -> Differences:
+        return self.differences
 
     @cached_property
     def differences(self) -> Differences:
@@ -292,6 +270,86 @@ class Comparison(Result):
         return self.differences.preferred
 
 
-def folder_of(path: Path) -> Folder:
-    """The folder of an audit."""
-    return Folder(path, COMMAND)
+def _model_json(lengths: Lengths) -> dict[str, Any]:
+    """The numbers of the first length and the verdicts of all; the numbers of each, if there are more."""
+    made = {**_of(lengths[0]), "findings": [dataclasses.asdict(finding) for finding in merged(lengths)]}
+    if len(lengths) > 1:
+        made["lengths"] = [_of(found) for found in lengths]
+        made["changing"] = list(changing(lengths))
+    return made
+
+
+def _comparison_json(models: Sequence[Lengths], found: Differences) -> dict[str, Any]:
+    """The first model, the others under `compare`, and `differences`."""
+    request = models[0][0].request
+    made = {**_model_json(models[0]), "compare": [_model_json(lengths) for lengths in models[1:]]}
+    if request.swept is not None:
+        made["sweep"] = {"field": request.swept[0], "values": list(request.swept[1])}
+    made["differences"] = {
+        "fields": {name: list(values) for name, values in found.fields.items()},
+        "preferred": found.preferred,
+        "verdict": found.verdict,
+        "rules": [
+            {
+                "rule": rule.rule,
+                "preferred": list(rule.preferred),
+                "changes": rule.changes,
+                "why": rule.why,
+                "verdicts": [finding.verdict for finding in rule.findings],
+                "values": [finding.value for finding in rule.findings],
+                "tokens": rule.findings[0].tokens[0],
+            }
+            for rule in found.rules
+        ],
+        "quantities": [parting._asdict() for parting in found.quantities],
+    }
+    return made
+
+
+def _of(found: LengthResult) -> dict[str, Any]:
+    model, request = found.model, found.request
+    made: dict[str, Any] = {
+        "model": model.name,
+        "sizes": model.sizes,
+        "status": found.best.subject.status,
+        "widths": "inf" if found.best.subject.infinite else "actual",
+        "tokens": found.tokens,
+        "draws": found.best.draws,
+        **_summaries(found.best),
+        "findings": [dataclasses.asdict(finding) for finding in found.findings],
+    }
+    if request.ranges:
+        made["ranges"] = _ranges.as_list(found.best.arrays)
+    if model in request.refused:
+        made["limit"] = None
+        made["no_limit"] = request.refused[model]
+    elif found.limit is not None and found.limit is not found.best:
+        made["limit"] = {"status": found.limit.subject.status, **_summaries(found.limit)}
+    if model in request.no_gradients:
+        made["no_gradients"] = request.no_gradients[model]
+    return made
+
+
+def _summaries(found: Draws) -> dict[str, Any]:
+    """`embedding`, `layers` (a list of objects, one a block), and `final`, whose entries are null without logits."""
+    bands = {q.name: found.band(q.name) for q in (*BLOCKS, *FINAL) if q.name in found}
+    blocks = {name: band for name, band in bands.items() if band.blocks is not None}
+    count = max(int(band.blocks[-1]) for band in blocks.values() if band.blocks is not None)
+    infinite = found.subject.infinite
+    layers = [
+        {name: _numbers(infinite, *(v[i - count - 1] for v in band[1:])) for name, band in blocks.items()}
+        for i in range(1, count + 1)
+    ]
+    starts = {name: band for name, band in blocks.items() if len(band.median) > count}
+    embedding = {name: _numbers(infinite, *(v[0] for v in band[1:])) for name, band in starts.items()}
+    shown = [q.name for q in FINAL if q.name in bands or not q.name.startswith("grad")]
+    final = {name: _numbers(infinite, *bands[name][1:]) if name in bands else None for name in shown}
+    return {"embedding": embedding, "layers": layers, "final": final}
+
+
+def _numbers(infinite: bool, *values: Any) -> dict[str, float]:
+    """Median and band; at infinite width with the quadrature error."""
+    if not all(map(math.isfinite, values)):
+        raise ValueError("what was measured is not finite: the numbers leave double precision")
+    names = ("median", "low", "high", "error") if infinite else ("median", "low", "high")
+    return dict(zip(names, map(float, values), strict=False))

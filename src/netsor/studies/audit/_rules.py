@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
-from ._order_statistics import FEWEST, HIGH, LOW, quantile_confidence_interval
-from ._quantities import BLOCKS, EVERY
-from ._rule import (
+from ._findings import (
     Array,
     Finding,
     Rule,
@@ -23,6 +21,8 @@ from ._rule import (
     ratio,
     times,
 )
+from ._order_statistics import FEWEST, HIGH, LOW, quantile_confidence_interval
+from ._quantities import BLOCKS, EVERY
 
 NO_GRADIENTS = Verdict("gradients were not asked for", NOT_APPLICABLE)
 ATTENTION = ("query", "key", "value", "output")

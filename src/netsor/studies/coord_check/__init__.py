@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError, one_of
+from ..._validate import ArgumentError, Rng, also_spelled, chosen_seed, one_of
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
 from .._output_dir import out_path
-from . import _check, _config, _parametrisation
+from . import _config, _parametrisation
+from ._check import CoordCheckStudy
 from ._results import CoordCheck
 
 __all__ = ["coord_check"]
 
 
+@also_spelled(optimizer="optimiser", parametrization="parametrisation")
 def coord_check(
     model: str | Path | Mapping[str, Any] | Transformer | Callable[[Any], Program] | Any,
     *,
@@ -36,6 +38,7 @@ def coord_check(
     promise: Mapping[str, float] | None = None,
     tolerance: float = 0.1,
     seed: int = 0,
+    rng: Rng = None,
     workers: int | None = None,
     out: str | Path | None = None,
     backend: str = "numpy",
@@ -59,7 +62,8 @@ def coord_check(
         Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
     optimiser : str or callable
         "sgd", "muon" or "adam". Of a PyTorch module also a function of the module that returns its optimiser (SGD,
-        Adam, AdamW or Muon of `torch.optim`), whose parameter groups have the learning rates.
+        Adam, AdamW or Muon of `torch.optim`), whose parameter groups have the learning rates. You can also
+        write `optimizer` and `parametrization`.
     lr : float, mapping or callable, optional
         The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
         function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
@@ -83,6 +87,8 @@ def coord_check(
         How far an exponent may be from the promise.
     seed : int
         The draws depend on it alone, not on the number of workers.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Worker processes; all cores, if None.
     out : str or pathlib.Path, optional
@@ -95,7 +101,7 @@ def coord_check(
     precision : str
         Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
-        Does the parts in place of processes here, such as Dask's.
+        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
@@ -118,7 +124,6 @@ def coord_check(
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0
     """
-    folder = None if out is None else out_path(out)
     check_executor(executor, "processes")
     if model is None:
         raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
@@ -128,9 +133,9 @@ def coord_check(
         from ...torch._training import makes_module, training
 
         build: Any = model
-        first = int(min(widths or _config.WIDTHS))
+        first = next((n for n in widths or _config.WIDTHS if isinstance(n, int)), 0)
         if makes_module(build, first):
-            lr = _config.RATES[step] if lr is None and isinstance(step, str) else lr
+            lr = _config.RATES.get(step) if lr is None and isinstance(step, str) else lr
             model, step = training(build, first, step, lr, ids)
             lr, ids = 0.0 if lr is None else lr, None
     several = isinstance(parametrisation, list | tuple)
@@ -153,11 +158,10 @@ def coord_check(
         grow,
         promise,
         tolerance,
-        seed,
-        workers,
-        folder,
-        (str(getattr(described, "name", None) or getattr(described, "__name__", "program")),),
-        choose(backend, device, precision),
-        progress,
+        seed=chosen_seed(seed, rng),
+        workers=workers,
+        out=None if out is None else out_path(out),
+        backend=choose(backend, device, precision),
+        progress=progress,
     )
-    return _check.run(request, executor)
+    return CoordCheckStudy(request).run(executor)

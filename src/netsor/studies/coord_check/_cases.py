@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ..._program import Program
 from ..._validate import ArgumentError, shown
-from ...engine import Plan
+from ...engine import Plan, Sampling
 from ...engine.backends import Backend, Numpy
 from ...language import Scalar, TraceError, Width
 from ...language._graph import topological_order
 from ...models import Transformer
-from .._cache import cache_key, derive_seed
+from .._cache import Arrays, cache_key, derive_seed
 from .._cost import Draw, at_depth, planning_bytes
 from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
@@ -160,8 +162,8 @@ def _made(subject: CheckCase) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some draws of a subject: the unit of work, and of what is kept on disk."""
+class DrawTask:
+    """Some draws of a subject: a task of a coordinate check."""
 
     subject: CheckCase
     place: int  # of the width: widths are drawn independently of each other, so that errors of a slope add up
@@ -181,3 +183,12 @@ class Part:
     def stream(self) -> int:
         """Its seed."""
         return derive_seed(self.seed, self.place, self.index)
+
+    def run(self) -> Arrays:
+        """Draw."""
+        program, widths = self.subject.program, self.subject.widths
+        with np.errstate(over="ignore", invalid="ignore"):  # what a step blows up is told as that
+            how = Sampling(self.draws, self.stream, workers=1, progress=False, backend=self.backend)
+            (found,) = program._at(widths).unchecked(how)  # `Check` has the quadrature errors
+        plan = program.plan(backend=self.backend, **widths)  # type: ignore[arg-type]
+        return {"numbers": found, "random_numbers": np.array(plan.random_numbers * self.draws)}

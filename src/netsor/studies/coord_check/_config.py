@@ -6,20 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from ..._validate import ArgumentError, Positive, Seed, check_fields, choice, real, whole
-from ...engine._parallel import Progress
-from ...engine.backends import Backend, Numpy
+from ..._validate import ArgumentError, Positive, check_fields, choice, real, whole
 from ...models import Transformer
 from ...models._training import KINDS, refuse
-from ._cases import Build, CheckCase, Part, ProgramRates
+from .. import _study
+from ._cases import Build, CheckCase, DrawTask, ProgramRates
 from ._parametrisation import GROW, OPTIMISERS, Parametrisation, scaled
 
-COMMAND = "netsor coord-check"
 WIDTHS = (256, 1024, 4096)
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
 DRAWS = 32
@@ -30,7 +27,7 @@ MOST_LAYERS = 200
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(_study.Request):
     """A coordinate check, checked, with nothing drawn yet."""
 
     model: Transformer | Build
@@ -46,12 +43,10 @@ class Request:
     grow: Annotated[str, choice(*GROW)] = "heads"
     promise: Mapping[str, float] | None = None  # of a program
     tolerance: Annotated[float, partial(real, above=0, most=1)] = TOLERANCE
-    seed: Seed = 0
-    workers: Positive | None = None
-    out: Path | None = None
-    words: tuple[str, ...] = ()  # of the command, which say what the model is
-    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
-    progress: Progress = True
+
+    command: ClassVar[str] = "netsor coord-check"
+    smaller: ClassVar[str] = "fewer draws, tokens or widths"
+    files: ClassVar[Sequence[str]] = ("report.html", *(f"coord-check.{kind}" for kind in ("csv", "json", "pdf", "png")))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -142,7 +137,7 @@ class Request:
         """The ids of the tokens, and a target for each: the next id, unless given."""
         most = model.vocabulary or 1
         if self.ids is not None and self.tokens is not None:
-            raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
+            raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
         if self.ids is None:
             if self.targets is not None:
                 raise ArgumentError("targets", self.targets, "left out without ids: one target for each id")
@@ -168,6 +163,28 @@ class Request:
     @cached_property
     def _held(self) -> ProgramRates:
         return ProgramRates(self.lr)
+
+    def options(self) -> dict[str, Any]:
+        """What the manifest says of the options."""
+        return {
+            "model": self.name,
+            "parametrisations": [rule.fields() for rule in self.checks],
+            "widths": list(self.widths or ()),
+            "depths": list(self.depths or ()),
+            "optimiser": self.optimiser,
+            "lr": str(self.lr),
+            "ids": self.ids,
+            "targets": self.targets,
+            "draws": self.draws,
+            "grow": self.grow,
+            "tolerance": self.tolerance,
+        }
+
+    @property
+    def title(self) -> str:
+        """What is done, in a few words."""
+        names, at = " and ".join(check.name for check in self.checks), ", ".join(f"{v:,}" for v in self.at)
+        return f"{self.name}, {names}: {self.draws:,} draws at {self.axis}s {at}"
 
     @property
     def name(self) -> str:
@@ -228,8 +245,9 @@ class Request:
                 found.append(CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, rates))
         return tuple(found)
 
-    def parts(self, subject: CheckCase, place: int) -> list[Part]:
+    def tasks(self, subject: CheckCase, place: int) -> list[DrawTask]:
         """The work for a subject."""
         draws, size = self.draws or DRAWS, subject.part_draws
         starts = range(0, draws, size)
-        return [Part(subject, place, i, min(size, draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
+        every = ((i, min(size, draws - at)) for i, at in enumerate(starts))
+        return [DrawTask(subject, place, i, count, self.seed, self.backend) for i, count in every]

@@ -8,32 +8,15 @@ from functools import partial
 from typing import Any
 
 from ...laws import Estimate
-from .._document import (
-    FLAG,
-    NOT_APPLICABLE,
-    OK,
-    UNDECIDED,
-    Block,
-    Cell,
-    Document,
-    Figure,
-    Figures,
-    Item,
-    Items,
-    Paragraph,
-    Section,
-    Table,
-    count_statuses,
-)
+from .. import _document as doc
+from .._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from .._html_report import COLOUR_CLASSES, provenance
 from ._config import Request
 from ._measurements import Check
 from ._network import CHANGE, UPDATE
 from ._regression import size
-from ._rules import GROWS, KEPT, LIMIT, RULE, SHRINKS, Verdict
-from ._rules import UNDECIDED as OPEN
+from ._rules import GROWS, LIMIT, RULE, Verdict
 
-STATUS = {KEPT: OK, GROWS: FLAG, SHRINKS: FLAG, OPEN: UNDECIDED}  # other verdicts are not applicable
 SHOWN = 5e-4  # relative error from which a limit is shown with its error
 MAX_WIDTH_COLUMNS = 6  # columns of widths; of more, the first and the last are shown
 GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the head dimension grows with the width"}
@@ -47,17 +30,20 @@ FILES = {
 }  # fmt: skip
 
 
-def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) -> Document:
+def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) -> doc.Document:
     """The document of a coordinate check; with its manifest, for a folder."""
     request = checks[0].request
-    verdict = "; ".join(f"{check.name}: {count_statuses(statuses(check))}" for check in checks)
+    verdict = "; ".join(f"{check.name}: {doc.count_statuses(statuses(check))}" for check in checks)
     sections = [
-        Section("", [Items([_item(check) for check in checks])]),
-        Section("", [Figures([_picture(checks, CHANGE)])], "html"),
+        Section("", [doc.Items([_item(check) for check in checks])]),
+        Section("", [doc.Figures([_picture(checks, CHANGE)])], "html"),
         Section("Exponents with 99.99 % intervals (lr: of the update of a weight)", [_exponents(checks)]),
     ]
     sections += [section for check in checks for section in _details(check)]
-    updates: list[Block] = [Paragraph(UPDATE_NOTE.format(axis=request.axis)), Figures([_picture(checks, UPDATE)])]
+    updates: list[doc.Block] = [
+        Paragraph(UPDATE_NOTE.format(axis=request.axis)),
+        doc.Figures([_picture(checks, UPDATE)]),
+    ]
     sections.append(Section("What each learning rate does", updates, "html"))
     sections.append(Section("How verdicts are reached", [Paragraph(rule(request))], "verbose"))
     if manifest is not None:
@@ -69,17 +55,14 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
             "keep their initial values. "
         )  # fmt: skip
         sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
-    return Document(f"Coordinate check of {request.name}", f"{request.name}, {verdict}", headline(request), sections)
-
-
-def status(verdict: Verdict) -> str:
-    """The status of a verdict."""
-    return STATUS.get(verdict.verdict, NOT_APPLICABLE)
+    return doc.Document(
+        f"Coordinate check of {request.name}", f"{request.name}, {verdict}", headline(request), sections
+    )
 
 
 def statuses(check: Check) -> list[str]:
     """The status of every activation and every update."""
-    return [status(v) for v in (*check.verdicts, *check.updates)]
+    return [v.status for v in (*check.verdicts, *check.updates)]
 
 
 def headline(r: Request) -> str:
@@ -96,25 +79,27 @@ def rule(r: Request) -> str:
     return RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + limit
 
 
-def _item(check: Check) -> Item:
+def _item(check: Check) -> doc.Item:
     """The conclusion for one parametrisation, and what to change."""
     axis = check.request.axis
     parts = []
     for verdicts, what in ((check.verdicts, "activations"), (check.updates, "updates")):
-        flagged = [v for v in verdicts if status(v) == FLAG]
+        flagged = [v for v in verdicts if v.status == FLAG]
         if flagged:
             words = sorted({"grow" if v.verdict == GROWS else "shrink" for v in flagged})
             parts.append(f"{len(flagged)} of {len(verdicts)} {what} {' or '.join(words)} with {axis}")
     every = (*check.verdicts, *check.updates)
-    undecided = sum(status(v) == UNDECIDED for v in every)
-    flat = sum(status(v) == OK for v in every)
-    parts = parts or [f"nothing grows or shrinks against the promise; {flat} of {len(every)} confirmed"]
+    undecided = sum(v.status == UNDECIDED for v in every)
+    flat = sum(v.status == OK for v in every)
+    parts = parts or [f"nothing grows or shrinks more than expected; {flat} of {len(every)} confirmed"]
     parts += [f"{undecided} undecided"] if undecided else []
     more = [f"{line[0].upper()}{line[1:]}." for line in check.advice]
     if undecided and not more:
         more = [f"More draws, or {axis}s further apart, settle what is undecided."]
     worst = FLAG if not check.kept else UNDECIDED if undecided else OK
-    return Item(worst, check.name, "; ".join(parts), [f"{check.rule.words[0].upper()}{check.rule.words[1:]}.", *more])
+    return doc.Item(
+        worst, check.name, "; ".join(parts), [f"{check.rule.words[0].upper()}{check.rule.words[1:]}.", *more]
+    )
 
 
 def _exponents(checks: Sequence[Check]) -> Table:
@@ -129,9 +114,9 @@ def _exponents(checks: Sequence[Check]) -> Table:
 
 def _exponent_cell(v: Verdict) -> Cell:
     if v.exponent is None:
-        return Cell(f"{v.verdict} {status(v)}", status="absent")
+        return Cell(f"{v.verdict} {v.status}", status="absent")
     low, high = v.exponent.low, v.exponent.high
-    return Cell(f"{v.exponent.value:+.2f} ({low:+.2f},{high:+.2f}) {status(v):>9}", status=COLOUR_CLASSES[status(v)])
+    return Cell(f"{v.exponent.value:+.2f} ({low:+.2f},{high:+.2f}) {v.status:>9}", status=COLOUR_CLASSES[v.status])
 
 
 def _details(check: Check) -> list[Section]:
@@ -153,14 +138,14 @@ def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> tuple[list[st
     few = len(at) <= MAX_WIDTH_COLUMNS
     shown = list(range(len(at))) if few else [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
     head = [title, *(f"{check.request.letter} = {at[k]:,}" for k in shown)]
-    head += ["∞"] * (check.limit is not None) + ["exponent", "promised", "status"]
+    head += ["∞"] * (check.limit is not None) + ["exponent", "expected", "status"]
     made: list[list[str | Cell]] = []
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
         if check.limit is not None:
             numbers.append(limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
         promised = "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
-        word = Cell(f"FLAG {v.verdict}" if status(v) == FLAG else status(v), status=COLOUR_CLASSES[status(v)])
+        word = Cell(f"FLAG {v.verdict}" if v.status == FLAG else v.status, status=COLOUR_CLASSES[v.status])
         made.append([entry_name(v, check.request.axis), *numbers, exponent_text(v), promised, word])
     return head, made
 
@@ -188,7 +173,7 @@ def exponent_text(verdict: Verdict) -> str:
     return str(verdict.exponent) + (" (bends)" if verdict.fit.bends else "")
 
 
-def _picture(checks: Sequence[Check], what: str) -> Figure:
+def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
     from ._plots import figure_files  # matplotlib is slow to import
 
     r = checks[0].request
@@ -201,7 +186,9 @@ def _picture(checks: Sequence[Check], what: str) -> Figure:
             "initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
             f"flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
         )
-    return Figure("coord-check" if what == CHANGE else "updates", caption, partial(_svg, figure_files, checks, what))
+    return doc.Figure(
+        "coord-check" if what == CHANGE else "updates", caption, partial(_svg, figure_files, checks, what)
+    )
 
 
 def _svg(figure_files: Any, checks: Sequence[Check], what: str) -> bytes:

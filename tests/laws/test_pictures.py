@@ -1,0 +1,83 @@
+"""Pictures and formulas of one law."""
+
+import pickle
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import netsor as ns
+from netsor.laws import Provenance
+
+ORIGIN = Provenance("exact", "made for a test")
+n = ns.Width("n")
+
+
+@pytest.fixture
+def axes():
+    return Figure().subplots()
+
+
+def curves(axes):
+    """The lines by their labels."""
+    return {line.get_label(): line for line in axes.lines}
+
+
+def test_a_plot_shows_the_gaussian(axes):
+    law = ns.Mixture([0.0, 0.0], [0.2, 2.0], ORIGIN)
+    law.plot(axes, label="ours")
+    found = curves(axes)
+    assert list(found) == ["ours", "Gaussian, equal variance"]
+    gaussian = found["Gaussian, equal variance"]
+    assert gaussian.get_linestyle() == "--"
+    y, density = gaussian.get_data()
+    np.testing.assert_allclose(density, np.exp(-(y**2) / 2.2) / np.sqrt(2.2 * np.pi))
+    np.testing.assert_allclose(found["ours"].get_ydata(), law.pdf(y))
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(found)
+    law.plot(axes, gaussian=False)
+    assert len(axes.lines) == 3
+    assert axes.lines[2].get_color() != axes.lines[0].get_color()
+
+
+def test_a_logarithmic_plot_shows_the_tails(axes):
+    law = ns.Mixture([0.0, 0.0], [0.2, 2.0], ORIGIN)
+    law.plot(axes, log=True)
+    assert axes.get_yscale() == "log"
+    low, high = axes.get_xlim()
+    assert law.cdf(low) == pytest.approx(5e-7, rel=1e-6)
+    assert axes.get_ylim()[0] == pytest.approx(law.pdf(low) / 2)
+    assert high == -low
+    for wrong in ({"log": 1}, {"gaussian": None}):
+        with pytest.raises(ValueError, match=r"must be True or False"):
+            law.plot(axes, **wrong)
+
+
+def test_arrows_begin_at_the_axis(axes):
+    """0 is no point of a logarithmic axis."""
+    ns.Mixture([0.0, 1.0], [0.0, 1.0], ORIGIN).plot(axes, log=True)
+    (arrow,) = axes.texts
+    assert arrow.xyann[1] == pytest.approx(axes.get_ylim()[0])
+
+
+def test_point_masses_have_no_gaussian(axes):
+    ns.Mixture(1.0, 0.0, ORIGIN).plot(axes)
+    assert "Gaussian, equal variance" not in curves(axes)
+
+
+def test_a_law_at_infinite_width_has_the_formula_of_its_program():
+    net = ns.Program(ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))
+    law = net.law(n=ns.inf)
+    assert f"$${law.latex()}$$" == net._repr_latex_()
+    assert r"\boxed" in law.latex()
+    assert pickle.loads(pickle.dumps(law)).var() == law.var()  # a copy is data alone
+    layer = ns.paper.layer()
+    assert f"$${layer.law(n=ns.inf).latex()}$$" == layer._repr_latex_()
+    joint = ns.Program(ns.nn.attention(ns.gaussian(n, 2), 1)).law(n=ns.inf, draws=2)
+    assert r"\operatorname{Cov}" in joint.latex()
+
+
+def test_formulas_of_laws_without_a_program():
+    assert ns.Mixture(0.5, 2.0, ORIGIN).latex() == r"Y \sim \mathcal{N}(0.5, 2)"
+    assert r"\frac{1}{3} \sum_{a=1}^{3} w_a" in ns.Attention(np.eye(2)).law(heads=3).latex()
+    with pytest.raises(ns.LawError, match="no formula is known for a law by the exact engine at n = 4"):
+        ns.Program(ns.weight(n, n) @ ns.gaussian(n)).law(n=4, draws=10).latex()

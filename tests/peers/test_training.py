@@ -1,0 +1,259 @@
+"""Training in law against PyTorch: five steps of a perceptron and of a GPT-2 with two blocks.
+
+With the same weights, the loss and activations agree after every step; and a thousand real initialisations have the
+law of the exact engine (two samples, Kolmogorov–Smirnov, level 1e-4 for all quantities of a network together). There
+PyTorch trains many at once. Muon runs in double precision: PyTorch rounds to bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import netsor as ns
+from netsor.engine._reference import _Literal
+from netsor.language._graph import source_order, topological_order
+from netsor.models._training import training
+
+STEPS, REAL, OURS = 5, 1000, 1000
+LEVEL = 1e-4
+IDS, TARGETS = (2, 0, 4, 1, 3, 1), (0, 4, 1, 3, 1, 2)
+CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 8, "vocab_size": 5}
+GROUPS = ("W^E", "W^P")  # that Muon leaves to AdamW
+
+
+def model(width: int = 64) -> Any:
+    return ns.models.read({**CONFIG, "n_embd": width, "initializer_range": 2.0 / width**0.5})
+
+
+def warm_up(t: int) -> float:
+    return min(1.0, (t + 1) / 3)
+
+
+def adamw() -> Any:
+    return ns.optim.AdamW(3e-3, weight_decay=0.1)
+
+
+OPTIMISERS = {
+    "adamw": (adamw, 1.0),
+    "muon": (
+        lambda: {"matrices": ns.optim.Muon(0.02), **{name: by for by in [adamw()] for name in (*GROUPS, None)}},
+        None,
+    ),
+    "nesterov": (lambda: ns.optim.SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01), None),
+}
+
+
+def theirs(name: str, matrices: list[torch.Tensor], others: list[torch.Tensor]) -> list[torch.optim.Optimizer]:
+    if name == "nesterov":
+        return [torch.optim.SGD([*matrices, *others], 0.05, momentum=0.9, nesterov=True, weight_decay=0.01)]
+    if name == "adamw":
+        return [torch.optim.AdamW([*matrices, *others], 3e-3, weight_decay=0.1)]
+    return [torch.optim.Muon(matrices, 0.02), torch.optim.AdamW(others, 3e-3, weight_decay=0.1)]
+
+
+def norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=1e-5) * gain[..., None, :] + bias[..., None, :]
+
+
+def gpt2(p: dict[str, list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    """Loss, and the streams after each block, of GPT-2s with parameters (…, out, in) in the order of their use."""
+    weights, gains, biases = (iter(p[kind]) for kind in ("weight", "gain", "bias"))
+    table, positions = next(weights), next(weights)
+    x = table.mT[..., list(IDS), :] + positions.mT[..., : len(IDS), :]
+    streams = []
+    tokens, heads = len(IDS), 2
+    mask = torch.full((tokens, tokens), -torch.inf, dtype=torch.float64).triu(1)
+
+    def affine(y: torch.Tensor) -> torch.Tensor:
+        return y @ next(weights).mT + next(biases)[..., None, :]
+
+    for _ in range(2):
+        y = norm(x, next(gains), next(biases))
+        q, k, v = (affine(y).unflatten(-1, (heads, -1)).transpose(-2, -3) for _ in range(3))
+        a = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + mask, -1)
+        x = x + affine((a @ v).transpose(-2, -3).flatten(-2))
+        y = norm(x, next(gains), next(biases))
+        x = x + affine(torch.nn.functional.gelu(affine(y), approximate="tanh"))
+        streams.append(x)
+    logs = torch.log_softmax(norm(x, next(gains), next(biases)) @ table, -1)
+    return -logs[..., range(tokens), list(TARGETS)].mean(-1), *streams
+
+
+class BatchedMuon(torch.optim.Optimizer):
+    """Muon for batches of matrices, which `torch.optim.Muon` does not take."""
+
+    def __init__(self, parameters: list[torch.Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for w in group["params"]:
+                buffer = self.state[w].setdefault("buffer", torch.zeros_like(w))
+                buffer.lerp_(w.grad, 0.05)
+                x = w.grad.lerp(buffer, 0.95)
+                tall = x.shape[-2] > x.shape[-1]
+                x = x.mT if tall else x
+                x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+                for _ in range(5):
+                    a = x @ x.mT
+                    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+                w.mul_(1 - 0.1 * group["lr"])
+                scale = max(1.0, w.shape[-2] / w.shape[-1]) ** 0.5
+                w.add_(x.mT if tall else x, alpha=-group["lr"] * scale)
+
+
+def trained(name: str, p: dict[str, list[torch.Tensor]], network: Any, batched: bool = False) -> np.ndarray:
+    """Loss and three activations, before and after each step, by PyTorch: (steps + 1, 4, …)."""
+    hidden = [w for w in p["weight"] if w.shape[-2] > 5 and w.shape[-1] > 8]
+    others = [w for every in p.values() for w in every if not any(w is h for h in hidden)]
+    every = [*hidden, *others]
+    optimisers = theirs(name, hidden, others)
+    if batched and name == "muon":
+        optimisers[0] = BatchedMuon(hidden, 0.02)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, warm_up) for each in optimisers]
+    found = []
+    for t in range(STEPS + 1):
+        loss, *streams = network(p)
+        last = streams[-1]
+        numbers = loss, last[..., 0, 0], last[..., -1, 3], (streams[0] ** 2).mean((-2, -1))
+        found.append([x.detach().numpy().copy() for x in numbers])
+        if t == STEPS:
+            break
+        for each in optimisers:
+            each.zero_grad()
+        loss.sum().backward()
+        most = OPTIMISERS[name][1]
+        if most is not None and not batched:
+            torch.nn.utils.clip_grad_norm_(every, most)
+        elif most is not None:  # every initialisation by itself
+            norms = sum((w.grad.flatten(1) ** 2).sum(1) for w in every).sqrt()
+            for w in every:
+                w.grad *= (most / (norms + 1e-6)).clamp(max=1.0).reshape(-1, *(1,) * (w.ndim - 1))
+        for each in (*optimisers, *schedules):
+            each.step()
+    return np.array(found)
+
+
+def program(name: str, size: int) -> tuple[list[ns.Value], Any]:
+    """The same as values: loss, the last stream, the mean square of the first."""
+    made = training(model(size), IDS, TARGETS, biases=True, gains=True)
+    first, last = made.watched["stream"]
+    square = ns.mean_dot(first[:, None], first[:, None]).mean()
+    by, clip = OPTIMISERS[name]
+    outputs = [made.loss, last[0], last[-1], square]
+    after = ns.train(outputs, made.loss, by(), STEPS, made.parameters, schedule=warm_up, clip_norm=clip)
+    return [value for each in after for value in each], made
+
+
+def parameters(made: Any, drawn: Any) -> dict[str, list[torch.Tensor]]:
+    found: dict[str, list[torch.Tensor]] = {"weight": [], "gain": [], "bias": []}
+    for parameter in made.parameters:
+        kind = made.vectors.get(parameter, "weight")
+        found[kind].append(torch.tensor(np.array(drawn(parameter)), requires_grad=True))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def exact_muon(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_gpt2_with_the_same_weights(name):
+    outputs, made = program(name, 12)
+    widths = model(12).widths()
+    literal = _Literal(source_order(topological_order(outputs)), widths, seed=2, chunk=0, replicas=1)
+    for value in topological_order(outputs):
+        literal.evaluate(value)
+    rows = [literal.drawn[value][0] for value in outputs]
+    ours = [[a, b[0], c[3], d] for a, b, c, d in zip(*(rows[k::4] for k in range(4)), strict=True)]
+    real = parameters(made, lambda p: literal.matrix(p, 0)[0] if isinstance(p, ns.Weight) else literal.drawn[p][0])
+    np.testing.assert_allclose(ours, trained(name, real, gpt2), rtol=1e-8, atol=1e-10)
+
+
+# The law over initialisations
+
+
+def smallest(ours: np.ndarray, real: np.ndarray) -> float:
+    return min(stats.ks_2samp(a, b, method="asymp").pvalue for a, b in zip(ours.T, real.T, strict=True))
+
+
+def real_draws(name: str, start: Any, network: Any) -> np.ndarray:
+    """Of many initialisations, (count, numbers)."""
+    rows = [trained(name, start(250), network, batched=True).reshape(-1, 250) for _ in range(REAL // 250)]
+    return np.concatenate(rows, axis=1).T
+
+
+def checked(name: str, ours: np.ndarray, real: np.ndarray) -> None:
+    p = smallest(ours, real)
+    print(f"{name}: smallest p {p:.2g} of {real.shape[1]}")
+    assert p > LEVEL / real.shape[1]
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_gpt2_in_law(name):
+    outputs, made = program(name, 64)
+    ours = np.stack(ns.Program(tuple(outputs)).draw(draws=OURS, seed=1, **model().widths()), axis=1)
+    rng, bound = np.random.default_rng(3), model().widths()
+
+    def drawn(parameter: Any, count: int) -> np.ndarray:
+        if isinstance(parameter, ns.Weight):
+            rows, columns = (int(w.bind(bound)) for w in (parameter.out_width, parameter.in_width))
+            return rng.standard_normal((count, rows, columns)) * parameter.std / columns**0.5
+        return np.full((count, int(parameter.width.bind(bound))), float(parameter.op.mean))
+
+    checked(name, ours, real_draws(name, lambda count: parameters(made, lambda p: drawn(p, count)), gpt2))
+
+
+X = np.array([[1.0, 0.5, -0.2] * 3, [0.3, -1.0, 0.8] * 3, [-0.7, 0.1, 1.1] * 3])
+T = np.array([1.0, -1.0, 0.5])
+
+
+def perceptron(p: dict[str, list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    (w, v), (b,), (r,) = p["weight"], p["bias"], p["gain"]
+    h = torch.tanh(torch.tensor(X) @ w.mT)
+    k = torch.tanh(h @ v.mT + b[..., None, :])
+    f = (k @ r[..., None])[..., 0] / r.shape[-1] ** 0.5
+    return ((f - torch.tensor(T)) ** 2).mean(-1), h, k
+
+
+def perceptrons(rng: np.random.Generator, count: int) -> dict[str, list[torch.Tensor]]:
+    normal = rng.standard_normal
+    drawn = {
+        "weight": [normal((count, 64, 9)) / 3, normal((count, 64, 64)) / 8],
+        "bias": [np.zeros((count, 64))],
+        "gain": [normal((count, 64))],
+    }
+    return {kind: [torch.tensor(x, requires_grad=True) for x in arrays] for kind, arrays in drawn.items()}
+
+
+def our_perceptron(name: str) -> np.ndarray:
+    w, v = ns.weight(64, 9), ns.weight(64, 64)
+    b, r = ns.gaussian(64, cov=0.0), ns.gaussian(64)
+    h = ns.tanh(w @ ns.data(X))
+    k = ns.tanh(v @ h + b)
+    loss = ((ns.dot(r, k) - T) ** 2).mean()
+    by, clip = OPTIMISERS[name]
+    groups = {key: each for key, each in by().items() if key not in GROUPS} if name == "muon" else by()
+    outputs = [loss, k[0], k[-1], ns.mean_dot(h[:, None], h[:, None]).mean()]
+    after = ns.train(outputs, loss, groups, STEPS, [w, v, b, r], schedule=warm_up, clip_norm=clip)
+    return np.stack(ns.Program(tuple(x for each in after for x in each)).draw(draws=OURS, seed=1), axis=1)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_perceptron_in_law(name):
+    rng = np.random.default_rng(4)
+    checked(name, our_perceptron(name), real_draws(name, lambda count: perceptrons(rng, count), perceptron))
+
+
+def test_other_betas_are_seen(monkeypatch):
+    rng = np.random.default_rng(4)
+    real = real_draws("adamw", lambda count: perceptrons(rng, count), perceptron)
+    monkeypatch.setitem(OPTIMISERS, "adamw", (lambda: ns.optim.AdamW(3e-3, betas=(0.5, 0.5)), 1.0))
+    assert smallest(our_perceptron("adamw"), real) < 1e-6
