@@ -22,19 +22,16 @@ PICTURES = {
 def needs(name):
     if "from sklearn" in (FOLDER / f"{name}.py").read_text():
         pytest.importorskip("sklearn")
+    if "import torch" in (FOLDER / f"{name}.py").read_text():
+        pytest.importorskip("torch")
 
 
-LONG = {"bayes", "regression", "tangent", "three_questions"}
+LONG = {"bayes", "check_init", "regression", "tangent", "three_questions"}
 
 
 @pytest.mark.parametrize(
     "name",  # pages of the docs run nearly the same as the slow ones in every test
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("bayes", "regression", "tangent", "three_questions")
-        else name
-        for name in EXAMPLES
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in EXAMPLES],
 )
 def test_example_runs(name, capsys, monkeypatch, tmp_path):
     needs(name)
@@ -45,7 +42,7 @@ def test_example_runs(name, capsys, monkeypatch, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == PICTURES.get(name, set())
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "check_init"])  # a PyTorch module
 def test_network_is_at_most_ten_lines(name):
     needs(name)
     net = importlib.import_module(f"examples.{name}").net

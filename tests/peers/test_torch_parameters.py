@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +100,10 @@ def test_without_torch_the_error_says_what_to_install():
     code = "import sys; sys.modules['torch'] = None; import netsor; netsor.torch"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "ImportError: ns.torch needs PyTorch: pip install torch" in made.stderr
+
+
+def test_every_name_has_a_page_and_an_example():
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    for name in ns.torch.__all__:
+        assert f"::: netsor.torch.{name}\n" in page
+        assert ">>>" in getattr(ns.torch, name).__doc__

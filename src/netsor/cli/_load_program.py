@@ -8,9 +8,10 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,21 @@ class LoadedProgram:
     arguments: dict[str, Any]
     index: str | None
 
+    def module_factory(self) -> Callable[[], Any] | None:
+        """The function that makes a PyTorch module, or None: it names a program."""
+        made = self._called()
+        return partial(self.value, **self.arguments) if hasattr(made, "named_parameters") else None
+
     def build(self) -> Program:
         """The program, or the part of it that is named."""
+        net = self._called()
+        if not isinstance(net, Program):
+            raise click.UsageError(
+                f"PROGRAM {shown(self.target)} must be a program (see ns.program), got {type(net).__name__}"
+            )
+        return net if self.index is None else _part(net, self.index, self.target)
+
+    def _called(self) -> Any:
         net = self.value
         if callable(net) and not isinstance(net, Program):
             try:
@@ -50,11 +64,7 @@ class LoadedProgram:
         elif self.arguments:
             name = next(iter(self.arguments))
             raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is no function")
-        if not isinstance(net, Program):
-            raise click.UsageError(
-                f"PROGRAM {shown(self.target)} must be a program (see ns.program), got {type(net).__name__}"
-            )
-        return net if self.index is None else _part(net, self.index, self.target)
+        return net
 
 
 def is_target(source: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -20,7 +20,8 @@ from ..studies.audit._rules import BACKWARD_RULES
 from ..studies.coord_check import _config as _check_config
 from ..studies.coord_check._check import CoordCheckStudy
 from ..studies.coord_check._parametrisation import parametrisation
-from ._load_program import bound, find, is_target, load
+from ._check_init_command import network_of
+from ._load_program import bound, find, is_target
 from ._options import RATE, integers
 from ._output import check_name
 from ._study import changed, model_of, usage_errors
@@ -81,10 +82,10 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         ):  # fmt: skip
             if given:
                 raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
-        for name in ("ids", "tokens"):
-            if options.pop(name) is not None:
-                raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
-        programs = tuple(_program(target, binds, arguments) for target in (source, *compare))
+        inputs = {name: options.pop(name) for name in ("ids", "tokens")}
+        programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
+        if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
+            options["widths"] = options["widths"] or "actual"
         return _audit_config.Request(programs, **options)
     for option, values in (("--bind", binds), ("--arg", arguments)):
         if values:
@@ -130,10 +131,19 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         return recipe(model, name)
 
 
-def _program(target: str, binds: Sequence[str], arguments: Sequence[str]) -> ProgramModel:
+def _program(
+    target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, str | None]
+) -> ProgramModel:
     if not is_target(target):
         raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
-    net = load(target, arguments)
+    found = find(target, arguments)
+    module = found.module_factory()
+    if module is not None:
+        return ProgramModel(network_of(target, module, inputs), {})
+    for name, text in inputs.items():
+        if text is not None:
+            raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
+    net = found.build()
     widths = bound(net, binds)
     infinite = next((name for name, size in widths.items() if size == math.inf), None)
     if infinite is not None:

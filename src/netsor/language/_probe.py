@@ -53,7 +53,10 @@ NAMES = {
 
 
 class Probe(NamedTuple):
-    """A named value; for scores and weights with the entries that take part (None: those of the softmax)."""
+    """A named value; with the entries of scores and weights that take part (None: those of the softmax).
+
+    Of logits, which words are right (None: any may be).
+    """
 
     name: str
     value: Value

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
+from ..language._array import Take
 from ..language._grad import Reverse, Use
 from ..language._graph import topological_order
 from ..language._operation import Gaussian, MatMul
@@ -35,7 +36,7 @@ class Gradients:
         roots = [value for value, _ in loss.seeds]
         self.reached = set(topological_order(roots))
         tables = _tables(net) if vocabulary else []
-        leaves = [*net.starts, *net.streams, *tables]
+        leaves = list(map(self._reshaped, (*net.starts, *net.streams, *tables)))
         leaves = [leaf for leaf in leaves if leaf in self.reached]
         self.back = Reverse(loss.seeds, leaves, lambda op: True, constants=loss.constants)
         self.uses: dict[Value, Use] = {use.value: use for use in self.back.uses}
@@ -81,8 +82,16 @@ class Gradients:
                 final[f"grad_{kind}_ratio"] = norm / size
         self.final_names, self.final = tuple(final), stack(list(final.values()))
 
+    def _reshaped(self, x: Vector) -> Vector:
+        """The vectors of which x has only another shape, if the loss depends on those."""
+        match x.op:
+            case Take(Vector() as base, flat) if np.array_equal(flat.ravel(), np.arange(base.size)):
+                return x if x in self.reached else base
+        return x
+
     def _square(self, x: Vector) -> Scalar:
         """|√n ∂L/∂x|²/n of each vector: |∂L/∂x|²."""
+        x = self._reshaped(x)
         if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
         one = self.back.of(x)[..., None]

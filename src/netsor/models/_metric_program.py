@@ -294,14 +294,17 @@ class ProgramModel:
         return Probes(self, self, gradients, ranges)
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The loss that has a probe, or that of the logits, of which every word is as likely to be right."""
+        """The loss that has a probe, or that of the logits: of the right words, or as if every word could be right."""
         row: dict[str, Scalar] = {}
         seeds: list[tuple[Value, Value]] = []
-        logits: list[Any] = [watched.value for watched in self.net.ends.get("logits", ())]
-        for p in logits:
+        logits: list[Any] = []
+        for watched in self.net.ends.get("logits", ()):
+            p: Any = watched.value
+            logits.append(p)
+            share = np.full(p.shape, 1 / p.shape[1]) if watched.mask is None else watched.mask
             ends = apply(of_logits, p, axes=2)
-            row = {"logit_std": ends[0], "loss": ends[1] - p.mean(), "max_probability": ends[2]}
-            seeds = [(p, (softmax(p) - 1 / p.shape[1]) / p.shape[0])]
+            row = {"logit_std": ends[0], "loss": ends[1] - (share * p).sum() / p.shape[0], "max_probability": ends[2]}
+            seeds = [(p, (softmax(p) - share) / p.shape[0])]
         if "loss" in self.net.ends:
             row["loss"] = value_of(self.net.ends, "loss")
             seeds = [(row["loss"], constant(np.ones(())))]

@@ -26,7 +26,7 @@ Block = dict[str, list[Probe]]
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block
 ENDS = ("logits", "loss")  # outside of the blocks
 MATRIX_NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
-KINDS = ("query", "key", "value", "output", "in", "gate", "out")
+KINDS = ("query", "key", "value", "qkv", "output", "in", "gate", "out")
 
 
 class ProbedProgram:

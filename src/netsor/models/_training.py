@@ -118,9 +118,8 @@ def training(
     names = ("scores", "attention", "mlp", "stream")
     watched = {name: tuple(value_of(block, name) for block in net.blocks) for name in names}
     watched = {"embedding": (x,), **watched, "final": (traced.output,)}
-    # the logit of a token's own id, which tied logits make large, is taken off before the exponential
-    shift = _own(logits, words) if model.tied else None
-    return Training(watched, traced.masks, logits, _loss(logits, last, shift), last, tuple(acts), vectors)
+    loss = cross_entropy_of(logits, last, words if model.tied else None)
+    return Training(watched, traced.masks, logits, loss, last, tuple(acts), vectors)
 
 
 def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], biases: bool, gains: bool) -> Trace:
@@ -184,7 +183,12 @@ def _own(logits: Vector, units: Vector) -> Scalar:
     return _size(logits) * mean_dot(logits[:, None], units[:, None])[:, 0, 0]
 
 
-def _loss(logits: Vector, targets: Vector, shift: Scalar | None) -> Scalar:
+def cross_entropy_of(logits: Vector, targets: Vector, words: Vector | None = None) -> Scalar:
+    """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens themselves, if logits are tied.
+
+    The logit of a token's own id, which tied logits make large, is then taken off before the exponential.
+    """
+    shift = None if words is None else _own(logits, words)
     given = (logits,) if shift is None else (logits, shift)
     minus = _exp if shift is None else partial(_exp, sign=-1.0)
     e = nonlin(_exp, *given, name="exp", derivative=(_exp, minus)[: len(given)] if shift is not None else _exp)

@@ -1,10 +1,11 @@
-"""A PyTorch module at initialisation, read as a program; the laws of its parameters.
+"""A PyTorch module at initialisation, read as a program; the laws of its parameters; a check of its real weights.
 
 Examples
 --------
 >>> net = ns.torch.program(build, ids)  # doctest: +SKIP
 >>> net.law(draws=1000).std(), [probe.name for probe in net.probes]  # doctest: +SKIP
 >>> print(ns.torch.parameters(build))  # doctest: +SKIP
+>>> print(ns.torch.check_init(build, ids, reference="config.json"))  # doctest: +SKIP
 """
 
 try:
@@ -12,8 +13,20 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
+from ._check_init import InitCheck, InitFinding, check_init
 from ._export import UnsupportedError
+from ._network import network
 from ._parameters import Parameter, Parameters, parameters
 from ._program import program
 
-__all__ = ["Parameter", "Parameters", "UnsupportedError", "parameters", "program"]
+__all__ = [
+    "InitCheck",
+    "InitFinding",
+    "Parameter",
+    "Parameters",
+    "UnsupportedError",
+    "check_init",
+    "network",
+    "parameters",
+    "program",
+]

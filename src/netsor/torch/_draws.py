@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, normal, weight
+from ..models._training import unit_vectors
 from ..nn import Embedding
+from ..nn import logits as logits_of
 from ._axes import Refusal, Scalars, Shape, Vectors
 from ._parameters import Parameter
 
@@ -61,8 +63,19 @@ class Random:
 class Draws:
     """The random objects of a program, by the names of their parameters."""
 
-    def __init__(self, laws: Mapping[str, Parameter], ids: Mapping[str, npt.NDArray[np.intp]]) -> None:
+    def __init__(
+        self,
+        laws: Mapping[str, Parameter],
+        ids: Mapping[str, npt.NDArray[np.intp]],
+        names: Mapping[str, str] | None = None,
+        head: str | None = None,
+        trained: bool = False,
+    ) -> None:
         self.laws, self.ids = laws, ids
+        self.names, self.head = names or {}, head  # other names than the paths; the matrix whose products are logits
+        self.trained = (
+            trained  # tables are matrices that act on unit vectors, so that a step of an optimiser moves them
+        )
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
         self._uses: dict[str, str] = {}
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
@@ -83,6 +96,8 @@ class Draws:
         if w.name in self.ids:
             if w.entries.stride() != (into, 1) or w.entries.numel() != math.prod(law.shape):
                 raise Refusal(f"a part of the table {w.name}, or its transpose, as a matrix")
+            if self.trained:
+                return Vectors.of(self._table(w.name).T @ x)
             logits = self._embedding(w.name).logits(x, out)
             if law.zero_rows:
                 logits = np.where(np.isin(np.arange(out), law.zero_rows), 0.0, 1.0) * logits
@@ -93,12 +108,15 @@ class Draws:
         plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
         if not (plain or turned):
             raise Refusal(f"the matrix is made of some columns of {w.name}")
+        if w.name == self.head and plain and w.entries.numel() == math.prod(law.shape):
+            return Scalars(logits_of(x, out, sigma=law.std * math.sqrt(into)))
         place = (w.entries.storage_offset(), w.entries.numel())
         known = self._weights.setdefault(w.name, {})
         if any(place != other and max(place[0], other[0]) < min(sum(place), sum(other)) for other in known):
             raise Refusal(f"parts of {w.name} that overlap act as different matrices")
         if place not in known:
-            known[place] = weight(out, into, std=law.std * math.sqrt(into), name=w.name), plain
+            name = self.names.get(w.name, w.name)
+            known[place] = weight(out, into, std=law.std * math.sqrt(into), name=name), plain
         matrix, as_it_was = known[place]
         return Vectors.of((matrix if as_it_was == plain else matrix.T) @ x)
 
@@ -109,12 +127,26 @@ class Draws:
         if law.mean:
             raise Refusal(f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
-            made = self._embeddings[name] = Embedding(self.ids[name], law.shape[1], law.std)
+            made = self._embeddings[name] = Embedding(
+                self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding")
+            )
             self._tables[made.vectors] = name, made.known
         return self._embeddings[name]
 
+    def _table(self, name: str) -> Weight:
+        law = self._used(name, "a table")
+        if law.zero_rows or law.mean:
+            raise Refusal(f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}")
+        count, size = law.shape
+        place = (0, count * size)
+        made = weight(size, count, std=law.std * math.sqrt(count), name=name)
+        return self._weights.setdefault(name, {}).setdefault(place, (made, False))[0]
+
     def rows(self, table: Random, ids: npt.NDArray[np.intp]) -> Vector:
         """The rows of a table at ids, in their shape."""
+        if self.trained:
+            units = unit_vectors(ids.ravel().tolist(), self.laws[table.name].shape[0])
+            return (self._table(table.name) @ units).reshape(*ids.shape)
         found = self._embedding(table.name)(ids)
         zero = np.isin(ids, self.laws[table.name].zero_rows)
         return np.where(zero, 0.0, 1.0) * found if zero.any() else found

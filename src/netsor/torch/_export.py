@@ -34,6 +34,7 @@ class Graph(NamedTuple):
     parameters: dict[Node, str]  # placeholders of parameters
     constants: dict[Node, Any]  # what needs no random parameter: inputs, buffers, positions, masks
     outputs: list[Any]  # nodes, or other things that are returned
+    inputs: set[Node]  # placeholders of what the module is called with
 
 
 def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,6 +88,7 @@ def read(
     parameters: dict[Node, str] = {}
     constants: dict[Node, Any] = {}
     outputs: list[Any] = []
+    given: set[Node] = set()
     with torch.no_grad():
         for node in nodes:
             if node.op == "placeholder":
@@ -98,13 +100,14 @@ def read(
                     constants[node] = held[buffers.get(node.name) or lifted[node.name]]
                 else:
                     constants[node] = next(inputs)
+                    given.add(node)
             elif node.op == "output":
                 outputs = list(node.args[0])
             elif node.op == "get_attr":
                 constants[node] = operator.attrgetter(node.target)(program.graph_module)
             elif all(each in constants for each in node.all_input_nodes):
                 constants[node] = node.target(*_filled(node.args, constants), **_filled(node.kwargs, constants))
-    return Graph(nodes, parameters, constants, outputs)
+    return Graph(nodes, parameters, constants, outputs, given)
 
 
 def _filled(arguments: Any, values: dict[Node, Any]) -> Any:
@@ -129,3 +132,31 @@ def line_of(node: Node) -> str:
     where, code = own[-1]
     file, line = where.split(", ")[:2]
     return f"{file.removeprefix('File ').strip(chr(34))}:{line.removeprefix('line ')}: {code}"
+
+
+def name_of(node: Node) -> str:
+    """The name of an operation, without overload and the underscore of an operation in place."""
+    if node.target is operator.getitem:
+        return "getitem"
+    if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        return str(node.target)
+    return str(node.target._schema.name).split("::")[-1].removesuffix("_")
+
+
+def paths_of(node: Node) -> list[str]:
+    """The paths of all modules that an operation is inside of, the outermost first; the root has none."""
+    return [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
+
+
+def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
+    """For each node that a module returns: the paths of these modules. It is the last that is used outside."""
+    inside = {node: set(paths_of(node)) for node in nodes}
+    found: dict[str, Node] = {}
+    for node in nodes:
+        for path in paths_of(node):
+            if any(path not in inside[user] for user in node.users):
+                found[path] = node
+    made: dict[Node, list[str]] = {}
+    for path, node in found.items():
+        made.setdefault(node, []).append(path)
+    return made

@@ -47,6 +47,8 @@ class Parameter:
         Rows that are 0 in every sample: the padding of an embedding.
     note : str
         What is remarkable about it.
+    kurtosis : float
+        E x⁴/(E x²)² of its entries, less their mean: 3 of a normal law.
 
     Examples
     --------
@@ -64,6 +66,7 @@ class Parameter:
     of: str | None = None
     zero_rows: tuple[int, ...] = ()
     note: str = ""
+    kurtosis: float = 3.0
     value: Any = None  # of a constant, a number; of what is fixed, a tensor
 
     @property
@@ -181,7 +184,7 @@ def parameters(
                 law = replace(law, law="copy", of=first[seen])
             first.setdefault(seen, name)
         rows[name] = law
-    return Parameters(_declared(rows, declared or {}), samples)
+    return Parameters(with_declared(rows, declared or {}), samples)
 
 
 def _compare(module: Module, found: Mapping[str, list[Sample]]) -> None:
@@ -200,20 +203,19 @@ def _compare(module: Module, found: Mapping[str, list[Sample]]) -> None:
                 )
 
 
-def _declared(rows: dict[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
+def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
+    """Laws with those in their place that a user declares, by name or pattern."""
     from fnmatch import fnmatchcase
 
+    made = dict(rows)
     for pattern, law in declared.items():
-        names = [name for name in rows if fnmatchcase(name, pattern)]
+        names = [name for name in made if fnmatchcase(name, pattern)]
         if not names:
-            raise ValueError(f"declared={pattern!r} names no parameter; there are {', '.join(list(rows)[:4])}, …")
+            raise ValueError(f"declared={pattern!r} names no parameter; there are {', '.join(list(made)[:4])}, …")
         for name in names:
-            if isinstance(law, Parameter):
-                rows[name] = replace(law, name=name, shape=rows[name].shape, fan_in=rows[name].fan_in)
-            else:
-                old = rows[name]
-                rows[name] = Parameter(name, old.shape, "normal", std=float(law), fan_in=old.fan_in, note="declared")
-    return rows
+            new = law if isinstance(law, Parameter) else Parameter(name, (), "normal", std=float(law), note="declared")
+            made[name] = replace(new, name=name, shape=made[name].shape, fan_in=made[name].fan_in)
+    return made
 
 
 def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Parameter:
@@ -242,7 +244,7 @@ def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Paramete
     if abs(mean) < 5 * std / math.sqrt(pooled.size):
         mean, std = 0.0, math.hypot(mean, std)
     error = std * math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size))
-    return Parameter(name, shape, law, mean, std, error, zero_rows=zero, note=note)
+    return Parameter(name, shape, law, mean, std, error, zero_rows=zero, note=note, kurtosis=kurtosis)
 
 
 def _shape_of(z: Floats, kurtosis: float) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,23 @@ import torch
 
 from .._program import Program
 from ..language import TraceError, Value
+from ..language._array import Take
 from ..language._probe import Probe
-from ._axes import Coordinates, Refusal, Scalars, Vectors
+from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._draws import Draws, Random
-from ._export import Graph, Module, Node, UnsupportedError, capture, line_of, path_of, read
-from ._ops import OPS, VALUES, Call
+from ._export import (
+    Graph,
+    Module,
+    Node,
+    UnsupportedError,
+    capture,
+    line_of,
+    name_of,
+    outputs_of_modules,
+    path_of,
+    read,
+)
+from ._ops import OPS, VALUES, Call, numbers
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
 from ._samples import fresh
 
@@ -64,6 +76,14 @@ def program(
     >>> net = ns.torch.program(lambda: transformers.GPT2Model(config), torch.tensor([[5, 7, 1]]))  # doctest: +SKIP
     >>> net.law(draws=1000).std()  # doctest: +SKIP
     """
+    graph, laws, name = captured(module, args, kwargs, laws)
+    return Reader(graph, laws).program(name)
+
+
+def captured(
+    module: Module | Callable[[], Module], args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None
+) -> tuple[Graph, Parameters, str]:
+    """The graph of a module, the laws of its parameters, and the name of its class."""
     args = args if isinstance(args, tuple) else (args,)
     given = dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
@@ -75,31 +95,40 @@ def program(
     fixed = {name: _number(law) for name, law in laws.items() if not law.random}
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in made.named_parameters(remove_duplicate=False)}
-    return _Reader(read(exported, args, given, names, fixed), laws).program(type(made).__name__)
+    return read(exported, args, given, names, fixed), laws, type(made).__name__
 
 
 def _number(law: Parameter) -> Any:
     return torch.tensor(law.value).expand(law.shape) if law.law == "constant" else law.value
 
 
-class _Reader:
+class Reader:
     """Values of the nodes of a graph, one after the other."""
 
-    def __init__(self, graph: Graph, laws: Parameters) -> None:
-        self.graph, self.laws = graph, laws
+    def __init__(
+        self,
+        graph: Graph,
+        laws: Parameters,
+        names: Mapping[str, str] | None = None,
+        head: str | None = None,
+        streams: Iterable[Node] = (),
+        trained: bool = False,
+    ) -> None:
+        self.graph, self.laws, self.streams = graph, laws, set(streams)
         self.env: dict[Node, Any] = dict(graph.constants)
         self.probes: list[Probe] = []
+        self.softmaxes: dict[Node, list[Probe]] = {}
         ids: dict[str, Any] = {}
         for node in graph.nodes:
             if node.op == "placeholder" and node in graph.parameters and node not in self.env:
                 self.env[node] = self._parameter(graph.parameters[node])
         for node in graph.nodes:
-            if _name(node) == "embedding" and node not in self.env and node.args[1] in self.env:
+            if name_of(node) == "embedding" and node not in self.env and node.args[1] in self.env:
                 table = self.env.get(node.args[0])
                 if isinstance(table, Random):
                     known = self.env[node.args[1]].numpy().ravel()
                     ids[table.name] = np.union1d(ids.get(table.name, known), known)
-        self.draws = Draws(laws, ids)
+        self.draws = Draws(laws, ids, names, head, trained)
 
     def _parameter(self, name: str) -> Random:
         if name not in self.laws:
@@ -119,21 +148,26 @@ class _Reader:
 
     def program(self, name: str) -> Program:
         """The whole program."""
-        asked = _asked(self.graph.nodes)
+        asked = outputs_of_modules(self.graph.nodes)
         for node in self.graph.nodes:
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._made(node)
+                if (
+                    node in self.streams
+                ):  # one value, whose gradient is known, and not entries of what it was taken from
+                    x: Any = self.value(self.env[node])
+                    self.env[node] = Vectors.of(1.0 * x) if isinstance(x.op, Take) else self.env[node]
                 if node in asked:
                     self._probe_module(node, asked[node])
         outputs = [self.env[node] for node in self.graph.outputs if isinstance(node, torch.fx.Node)]
-        values = [self._value(x) for x in outputs if isinstance(x, VALUES)]
+        values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
             raise UnsupportedError(f"{name} returns nothing that depends on a random parameter")
         self._check_twins(values)
         return Program(values[0] if len(values) == 1 else tuple(values), name, self.probes)
 
     def _made(self, node: Node) -> Any:
-        name = _name(node)
+        name = name_of(node)
         target = str(node.target) if name != "getitem" else "getitem"
         try:
             if name not in OPS:
@@ -161,16 +195,19 @@ class _Reader:
 
         def probe(what: str, value: Value, allowed: Any) -> None:
             self.probes.append(Probe(f"{path}.{what}" if path else what, value, allowed))
+            self.softmaxes.setdefault(node, []).append(Probe(what, value, allowed))
 
         return probe
 
     def _probe_module(self, node: Node, paths: list[str]) -> None:
         if isinstance(self.env[node], Vectors | Scalars):
-            value = self._value(self.env[node])
+            value = self.value(self.env[node])
             self.probes += [Probe(path, value) for path in paths]
 
-    def _value(self, x: Any) -> Value:
+    def value(self, x: Any) -> Value:
+        """Vectors or scalars in the language."""
         x = self.draws.vectors(x) if isinstance(x, Random) else x
+        x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
         if isinstance(x, Coordinates):
             from ._rotary import settled
 
@@ -188,31 +225,3 @@ class _Reader:
                         pending.append(x)
             if seen & set(self.draws.twins):
                 raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
-
-
-def _name(node: Node) -> str:
-    """The name of an operation, without overload and the underscore of an operation in place."""
-    if node.target is operator.getitem:
-        return "getitem"
-    if node.op != "call_function" or not hasattr(node.target, "_schema"):
-        return str(node.target)
-    return str(node.target._schema.name).split("::")[-1].removesuffix("_")
-
-
-def _asked(nodes: list[Node]) -> dict[Node, list[str]]:
-    """For each node that a module returns: the paths of these modules. It is the last that is used outside."""
-    found: dict[str, Node] = {}
-    for node in nodes:
-        paths = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
-        for path in paths:
-            outside = any(path not in _paths(user) for user in node.users)
-            if outside:
-                found[path] = node
-    made: dict[Node, list[str]] = {}
-    for path, node in found.items():
-        made.setdefault(node, []).append(path)
-    return made
-
-
-def _paths(node: Node) -> set[str]:
-    return {str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()}

@@ -50,9 +50,10 @@ def audit(
 
     Parameters
     ----------
-    model : str, pathlib.Path, mapping, Transformer or Program
+    model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or callable
         What `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
-        watched, and has its tokens in it.
+        watched, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at one
+        length (16 tokens unless given) and its own widths. `ns.torch.network` reads modules with other inputs.
     recipe : str, optional
         Draw the model by a known recipe, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional
@@ -119,8 +120,13 @@ def audit(
     'gpt2, std=0.02'
     """
     check_executor(executor, "processes")
+    asked = ids, tokens
     if model is None:
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
+    if _is_module(model):
+        if widths not in (None, "actual"):
+            raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
+        model, ids, tokens, widths = _network(model, ids, tokens), None, None, "actual"
     if sizes and not isinstance(model, Program):
         raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
 
@@ -133,7 +139,7 @@ def audit(
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     if recipe is not None and isinstance(model, Program):
         raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, which defines its weights")
-    first, *more = map(audited, (model, *others))
+    first, *more = map(audited, (model, *(_network(o, *asked) if _is_module(o) else o for o in others)))
     first = first if recipe is None else by_recipe(first, recipe)
 
     swept = None
@@ -164,3 +170,17 @@ def audit(
         progress=progress,
     )
     return AuditStudy(request).run(executor)
+
+
+def _is_module(given: Any) -> bool:
+    """Whether it is a PyTorch module, or a function that makes one; torch need not be installed."""
+    return callable(given) and not isinstance(given, Program | Transformer) and not hasattr(given, "to_dict")
+
+
+def _network(module: Any, ids: Sequence[int] | None, tokens: Any) -> Program:
+    from ...torch import network
+    from ...torch._network import inputs_of
+
+    if tokens is not None and not isinstance(tokens, int):
+        raise ArgumentError("tokens", tokens, "one number: a module is read at one length")
+    return network(module, inputs_of(module, ids, tokens))

@@ -20,6 +20,7 @@ KINDS = {  # of weights, and which they are
     "query": "query matrices",
     "key": "key matrices",
     "value": "value matrices",
+    "qkv": "matrices of queries, keys and values in one",
     "output": "output matrices of attention",
     "in": "first matrix of the MLP",
     "gate": "gate matrix of the MLP",
@@ -120,7 +121,7 @@ BACKWARD = (
         "of ∂L/∂x, x the residual stream after the block, over tokens and coordinates",
         log=True,
     ),
-    *(q for kind in list(KINDS)[:7] for q in _gradients(kind)),
+    *(q for kind in list(KINDS)[:8] for q in _gradients(kind)),
 )
 BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
 TOGETHER = (  # figures with a curve for each kind
@@ -150,6 +151,6 @@ FINAL = (
         "gradient at the embeddings",
         "mean square of ∂L/∂x, x the stream before the first block, over tokens and coordinates",
     ),
-    *(q for kind in list(KINDS)[7:] for q in _gradients(kind)),
+    *(q for kind in list(KINDS)[8:] for q in _gradients(kind)),
 )
 EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *TOGETHER, *FINAL)}

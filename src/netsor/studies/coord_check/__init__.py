@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -26,7 +27,7 @@ def coord_check(
     *,
     widths: Sequence[float] | None = None,
     depths: Sequence[int] | None = None,
-    optimiser: str = "sgd",
+    optimiser: str | Callable[[Any], Any] = "sgd",
     steps: int = 1,
     lr: Any = None,
     parametrisation: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
@@ -53,14 +54,17 @@ def coord_check(
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
         What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
-        its output is the loss, and what it names with `ns.probe` is watched.
+        its output is the loss, and what it names with `ns.probe` is watched; or a function of the width that returns a
+        PyTorch module with logits.
     widths : sequence of float, optional
         Of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then
         called with an `ns.Width`.
     depths : sequence of int, optional
         Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
-    optimiser : str
-        "sgd", "muon" or "adam". You can also write `optimizer` and `parametrization`.
+    optimiser : str or callable
+        "sgd", "muon" or "adam". Of a PyTorch module also a function of the module that returns its optimiser (SGD,
+        Adam, AdamW or Muon of `torch.optim`), whose parameter groups have the learning rates. You can also
+        write `optimizer` and `parametrization`.
     steps : int
         The number of steps; changes are those over all of them. From the second on, Muon has momentum and Adam both
         moments, with PyTorch's defaults.
@@ -128,18 +132,28 @@ def coord_check(
     if model is None:
         raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
     own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
+    step: Any = optimiser
+    if own and "torch" in sys.modules:  # without it there is no module
+        from ...torch._training import makes_module, training
+
+        build: Any = model
+        first = next((n for n in widths or _config.WIDTHS if isinstance(n, int)), 0)
+        if makes_module(build, first):
+            lr = _config.RATES.get(step) if lr is None and isinstance(step, str) else lr
+            model, step = training(build, first, step, lr, ids)
+            lr, ids = 0.0 if lr is None else lr, None
     several = isinstance(parametrisation, list | tuple)
     given: Any = parametrisation if several else [parametrisation]
     if parametrisation is None:
         given = [] if own else ["sp", "mup"]
-    one_of(optimiser, "optimiser", "", _parametrisation.OPTIMISERS)
+    one_of(step, "optimiser", "", _parametrisation.OPTIMISERS)
     described: Any = model if own or isinstance(model, Transformer) else read(model)
     request = _config.Request(
         described,
-        tuple(_parametrisation.parametrisation(each, optimiser) for each in given),
+        tuple(_parametrisation.parametrisation(each, step) for each in given),
         widths,
         depths,
-        optimiser,
+        step,
         steps,
         lr,
         ids,

@@ -74,12 +74,14 @@ class CheckCase:
             raise ArgumentError("model", name, f"a function of the width alone: {error}") from None
         except ValueError:  # some functions written in C have no signature
             pass
-        net = self.build(Width("n") if math.isinf(self.width) else int(self.width))
+        made: Any = self.build(Width("n") if math.isinf(self.width) else int(self.width))
+        # a PyTorch module has the learning rates of its optimiser at this width
+        net, rates = made if isinstance(made, tuple) else (made, None if self.held is None else self.held.lr)
         if not isinstance(net, Program):
             raise ArgumentError(
                 "model", self.build, f"a function of the width that returns a Program, not {shown(net)}"
             )
-        return of_program(net, None if self.held is None else self.held.lr)
+        return of_program(net, rates)
 
     @property
     def entries(self) -> list[Entry]:
@@ -113,8 +115,9 @@ class CheckCase:
         """All that its draws depend on; a name is nothing to them."""
         assert self.model is not None
         fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
-        found = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
-        found |= {} if self.steps == 1 else {"steps": self.steps}
+        found: dict[str, Any] = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
+        if self.steps > 1:
+            found["steps"] = self.steps
         plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
         return plain
 

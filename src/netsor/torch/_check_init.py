@@ -1,0 +1,341 @@
+"""A check of real weights at step 0: parameters, and the forward and backward pass, against the declared laws."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._validate import ArgumentError
+from ._export import Module, UnsupportedError, path_of
+from ._forward_backward import as_found, forward_backward
+from ._init_tests import Test, correlation_tests, holm, parameter_tests, pass_tests
+from ._network import inputs_of
+from ._parameters import Parameter, with_declared
+from ._program import captured
+from ._reference import Reference, reference_of
+from ._safetensors import load
+from ._structure import Structure, structure
+
+BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
+ORDER = ("score_std", "score_max", "entropy", "largest_weight", "attention_share", "cross_share", "mlp_share",
+         "mean_square", "cosine", "effective_rank")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InitFinding:
+    """A departure from the declared initialisation.
+
+    Attributes
+    ----------
+    where : str
+        The path of the parameter or module.
+    what : str
+        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", or a quantity of a
+        pass, such as "entropy" or "grad_query".
+    p : float
+        Its p-value, adjusted for the number of tests.
+    text : str
+        What was found, in words.
+
+    Examples
+    --------
+    >>> ns.torch.check_init(build, ids, reference="config.json").findings[0].where  # doctest: +SKIP
+    'model.layers.3.self_attn.o_proj.weight'
+    """
+
+    where: str
+    what: str
+    p: float
+    text: str
+
+
+@dataclass(frozen=True)
+class InitCheck:
+    """The result of `ns.torch.check_init`; `print` shows the verdict first.
+
+    Attributes
+    ----------
+    findings : list of InitFinding
+        All departures: parameters in the order of the module, then the pass in the order of the forward pass.
+    first : InitFinding or None
+        The first of them along the network.
+    tests : int
+        How many tests there were.
+    undeclared : list of str
+        Parameters without a declared law.
+    notes : list of str
+        What was not checked, and why.
+
+    Examples
+    --------
+    >>> ns.torch.check_init(build, ids, reference="config.json").ok  # doctest: +SKIP
+    True
+    """
+
+    name: str
+    reference: str
+    findings: list[InitFinding]
+    first: InitFinding | None
+    tests: int
+    draws: int
+    undeclared: list[str]
+    notes: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing departs."""
+        return not self.findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        found = [vars(each) for each in self.findings]
+        return {
+            **vars(self),
+            "ok": self.ok,
+            "findings": found,
+            "first": None if self.first is None else vars(self.first),
+        }
+
+    def __str__(self) -> str:
+        if self.first is None:
+            verdict = f"ok: {self.name} is initialised as {self.reference} declares"
+        else:
+            verdict = (
+                f"FLAG: {self.name} departs from {self.reference}, first at {self.first.where} ({self.first.what})"
+            )
+        done = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass."
+        lines = [*_wrapped(verdict), "", *_wrapped(done)]
+        for each in self.findings[:MOST_SHOWN]:
+            p = "exact" if each.p == 0 else f"p = {each.p:.1g}"
+            lines += ["", *_wrapped(f"FLAG  {each.where}"), *_wrapped(f"{each.what}: {each.text} ({p})", "      ")]
+        if len(self.findings) > MOST_SHOWN:
+            lines += ["", f"… and {len(self.findings) - MOST_SHOWN} more departures"]
+        if self.undeclared:
+            some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
+            lines += ["", *_wrapped(f"{len(self.undeclared)} parameters without a declared law: {some}")]
+        return "\n".join([*lines, *(line for note in self.notes for line in ("", *_wrapped(f"note: {note}")))])
+
+
+MOST_SHOWN = 12
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def check_init(
+    module: Module | Callable[[], Module],
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    reference: Any = None,
+    declared: Mapping[str, float | Parameter] | None = None,
+    weights: str | Path | None = None,
+    draws: int = 300,
+    level: float = 1e-3,
+    seed: int = 0,
+) -> InitCheck:
+    """Check the real weights of a module before training against the initialisation that is declared for it.
+
+    Every parameter is tested for its mean, standard deviation, shape of distribution, rows and columns, ties and
+    correlations. Then the module runs forward and backward once, and its activations, attention entropy, logits, loss
+    and gradient norms are compared with draws of their exact law under the declared initialisation. Attention masks are
+    compared entry by entry.
+
+    Parameters
+    ----------
+    module : torch.nn.Module or callable
+        The module, or a function that makes it.
+    args : torch.Tensor, sequence of int or tuple, optional
+        The inputs that the module is called with: one sequence of ids, or a tuple of inputs. 16 ids, if None.
+    kwargs : mapping, optional
+        Inputs by name.
+    reference : optional
+        What is declared: a name, path, configuration or `Transformer` that `ns.models.read` takes, or another module
+        or a function that makes one. None: the module's own `config`, if netsor knows its family; else the module's own
+        initialisation, which you pass as a function.
+    declared : mapping of str to float or Parameter, optional
+        Laws of parameters by name or pattern, as in `ns.torch.parameters`, in place of those of the reference.
+    weights : str or pathlib.Path, optional
+        A .safetensors file (or its .index.json) of step 0, whose numbers replace those of the module.
+    draws : int
+        How many draws of the law of a pass.
+    level : float
+        The probability of a false alarm, of all tests together.
+    seed : int
+        Of the draws, and of torch's generator when the module is made.
+
+    Returns
+    -------
+    InitCheck
+        The findings; `print` shows the verdict first.
+
+    Examples
+    --------
+    >>> print(ns.torch.check_init(build, [3, 7, 1, 4], reference="config.json"))  # doctest: +SKIP
+    """
+    if not 0 < level < 1:
+        raise ArgumentError("level", level, "between 0 and 1")
+    made = _made(module, seed)
+    reference = _own_reference(module, made) if reference is None else reference
+    if weights is not None:
+        load(made, weights)
+    given, named = inputs_of(made, args), dict(kwargs or {})
+    return compare(made, given, named, reference_of(reference, given, named), declared or {}, draws, level, seed)
+
+
+def compare(
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    known: Reference,
+    declared: Mapping[str, float | Parameter],
+    draws: int,
+    level: float,
+    seed: int,
+) -> InitCheck:
+    """`check_init` of a module against a reference that was read before."""
+    net, notes = None, []
+    try:
+        net = structure(captured(module, args, kwargs, as_found(module))[0])
+        if len(net.blocks) != len(known.masks):
+            notes.append(f"the pass was not checked: {len(net.blocks)} blocks, and {len(known.masks)} are declared")
+    except UnsupportedError as error:
+        notes.append(f"the pass was not checked: {error}")
+    numbers = dict(module.named_parameters())
+    laws = {name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()}
+    told = {name: law for name, law in with_declared(laws, declared).items() if law.law != "unknown"}
+    samples = 1 if known.laws is None else known.laws.samples
+    tests = [test for name, law in told.items() for test in parameter_tests(name, numbers[name], law, samples)]
+    tests += [*correlation_tests(numbers, told), *_ties(module, known, net)]
+    adjusted = holm([test.p for test in tests])
+    found = [
+        InitFinding(t.where, t.what, float(p), t.text) for t, p in zip(tests, adjusted, strict=True) if p < level / 2
+    ]
+    count = len(tests)
+    if net is not None and not notes:
+        after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
+        found, count = found + after, count + more
+    first = min(found, key=_position(module), default=None)
+    rest = [name for name in numbers if name not in told]
+    return InitCheck(type(module).__name__, known.name, found, first, count, draws, rest, notes)
+
+
+def _made(module: Any, seed: int) -> Any:
+    if isinstance(module, torch.nn.Module):
+        return module
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = module()
+    if not isinstance(made, torch.nn.Module):
+        raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
+    return made
+
+
+def _own_reference(module: Any, made: Any) -> Any:
+    from ..models import read
+
+    if hasattr(made, "config"):
+        try:
+            return read(made.config)
+        except (ValueError, TypeError):
+            if isinstance(module, torch.nn.Module):
+                return lambda: type(made)(made.config)
+    if isinstance(module, torch.nn.Module):
+        raise ArgumentError("reference", None, "given: a configuration, or a function that makes a module as declared")
+    return module
+
+
+def _ties(module: Any, known: Reference, net: Any) -> list[Test]:
+    """Parameters that are one and are declared to be two, and the other way round."""
+    found: list[Test] = []
+    first: dict[int, str] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        own = first.setdefault(id(p), name)
+        if own != name and known.laws is not None and name in known.laws:
+            found.append(Test(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own"))
+    declared = net is not None and net.head is not None and net.words is not None and known.laws is None
+    if declared and (net.head == net.words[0]) != known.tied:
+        said = "logits are tied to the embedding" if not known.tied else "logits are not tied to the embedding"
+        found.append(Test(net.head, "tie", 0.0, f"{said}, against what is declared"))
+    return found
+
+
+def _pass_findings(
+    net: Structure, numbers: Mapping[str, Any], known: Reference, draws: int, seed: int, level: float
+) -> tuple[list[InitFinding], int]:
+    """Departures of the real pass, in the order of the network; and the number of tests."""
+    law = known.measure(draws, seed)
+    ran = forward_backward(net, numbers, known.targets, known.masks)
+    found: dict[tuple[str, int], float] = {}
+    laws: dict[tuple[str, int], Any] = {}
+    for name, k in _in_order(ran.quantities, len(net.blocks)):
+        if name in law and law[name].reshape(draws, -1).shape[1] == len(ran.quantities[name]):
+            found[name, k] = float(ran.quantities[name][k])
+            laws[name, k] = law[name].reshape(draws, -1)[:, k]
+    findings = list(_mask_findings(net, ran.weights, known.masks))
+    for (name, k), p in zip(found, pass_tests(found, laws), strict=True):
+        if p < level:
+            low, high = np.quantile(laws[name, k], [0.005, 0.995])
+            text = f"{found[name, k]:.4g}, and 99 % of initialisations as declared are from {low:.4g} to {high:.4g}"
+            findings.append(InitFinding(_path(net, name, k), name, p, text))
+    return findings, len(found) + len(net.blocks)
+
+
+def _in_order(quantities: Mapping[str, Any], blocks: int) -> list[tuple[str, int]]:
+    """Quantities in the order of the forward pass, then gradients."""
+    start = [(name, 0) for name in quantities if name.startswith(BEFORE)]
+    inside = [(name, k) for k in range(blocks) for name in ORDER if name in quantities]
+    end = [(name, 0) for name in AFTER if name in quantities]
+    back = [(name, k) for name, row in quantities.items() if name.startswith("grad_") for k in range(len(row))]
+    return start + inside + end + back
+
+
+def _path(net: Structure, name: str, k: int) -> str:
+    """The module that a quantity is of."""
+    if name.startswith(BEFORE) or name == "grad_input":
+        return path_of(net.stacks[-1 if name.startswith("decoder") else 0][0].before) or "the input of the first block"
+    if name in AFTER or name in ("grad_head", "grad_embedding"):
+        return (net.words[0] if name == "grad_embedding" and net.words else net.head) or "the output"
+    block = net.blocks[k]
+    if name in ORDER[:4] and block.softmaxes:
+        return path_of(block.softmaxes[0])
+    branch = block.branches.get(name.removesuffix("_share"))
+    return path_of(branch) if branch is not None else block.path or "the module"
+
+
+def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> list[InitFinding]:
+    found = []
+    for block, made, mask in zip(net.blocks, weights, masks, strict=True):
+        if made is None or made.shape[-2:] != mask.shape:
+            continue
+        used = (made > 0).any(axis=0)
+        wrong = np.argwhere(used != mask)
+        if len(wrong):
+            i, j = wrong[0]
+            verb = "attends" if used[i, j] else "does not attend"
+            text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
+            found.append(InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text))
+    return found
+
+
+def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
+    """Where a finding is along the network: a parameter at its module, a quantity at the end of its module."""
+    paths = [path for path, _ in module.named_modules()]
+
+    def place(found: InitFinding) -> tuple[int, int]:
+        if found.what.startswith("grad_"):  # the backward pass comes last, wherever it ends
+            return len(paths), 2
+        inside = [k for k, path in enumerate(paths) if path == found.where or path.startswith(f"{found.where}.")]
+        if inside:
+            return inside[-1], 1
+        owner = found.where.rpartition(".")[0]
+        return (paths.index(owner), 0) if owner in paths else (len(paths), 1)
+
+    return place

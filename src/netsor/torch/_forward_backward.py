@@ -1,0 +1,180 @@
+"""The real forward and backward pass of a module, and the quantities of an audit in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..models._metric_program import ATTENTION, BRANCHES, STREAM
+from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
+from ._export import Node, name_of
+from ._parameters import Parameter, Parameters
+from ._structure import Structure
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Pass(NamedTuple):
+    """What a pass gave: quantities by name, one a block or one, and the attention weights of each block."""
+
+    quantities: dict[str, Floats]
+    weights: list[Floats | None]  # (heads, tokens, tokens)
+
+
+def as_found(module: Any) -> Parameters:
+    """The parameters of a module by their own numbers: enough to tell constants from what is random."""
+    rows = {}
+    for name, p in module.named_parameters():
+        x = p.detach().float().reshape(-1)
+        same = bool((x == x[0]).all())
+        rows[name] = Parameter(
+            name,
+            tuple(p.shape),
+            "constant" if same and p.ndim < 2 else "normal",
+            std=1.0,
+            value=float(x[0]) if same and p.ndim < 2 else None,
+        )
+    return Parameters(rows, 1)
+
+
+def forward_backward(
+    net: Structure,
+    numbers: Mapping[str, Any],
+    targets: Sequence[int] | None,
+    masks: Sequence[Bools | None],
+) -> Pass:
+    """Run the graph of a module with these parameters; `masks` say which pairs of tokens the quantities are of."""
+    parameters = {name: p.detach().cpu().requires_grad_(p.is_floating_point()) for name, p in numbers.items()}
+    found, softmaxes = _run(net, parameters)
+    blocks = net.blocks
+    starts = [found[stack[0].before] for stack in net.stacks]
+    streams = [found[block.stream] for block in blocks]
+    befores = [found[block.before] for block in blocks]
+    quantities: dict[str, list[float]] = {}
+
+    def say(names: Sequence[str], values: Any) -> None:
+        for name, value in zip(names, np.ravel(values), strict=True):
+            quantities.setdefault(name, []).append(float(value))
+
+    branches = [name for name in BRANCHES if any(name in block.branches for block in blocks)]
+    weights: list[Floats | None] = []
+    for k, block in enumerate(blocks):
+        say(STREAM, _of_stream(streams[k]))
+        weights.append(None)
+        if block.softmaxes:
+            scores, made = (np.concatenate(each) for each in zip(*map(softmaxes.get, block.softmaxes), strict=True))
+            weights[-1], mask = made, masks[k] if k < len(masks) else None
+            if mask is not None and mask.shape == made.shape[-2:]:
+                say([name for names in ATTENTION.values() for name in names], of_attention(scores, made, allowed=mask))
+        added = [found[block.branches[name]] for name in BRANCHES if name in block.branches]
+        squares = np.array([_square(x) for x in (befores[k], *added)])
+        middle = [] if block.middle is None else [np.array([_square(found[block.middle])])]
+        shares = dict(
+            zip((name for name in BRANCHES if name in block.branches), of_shares(squares, *middle), strict=True)
+        )
+        say([f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
+    for prefix, start in zip(("input_", "decoder_input_"), starts, strict=False):
+        say([prefix + name for name in STREAM], _of_stream(start))
+    if net.logits is not None:
+        _backward(net, found, parameters, targets, say)
+    return Pass({name: np.array(values) for name, values in quantities.items()}, weights)
+
+
+def _run(net: Structure, parameters: Mapping[str, Any]) -> tuple[dict[Node, Any], dict[Node, tuple[Floats, Floats]]]:
+    """The values of all nodes that the quantities need, with gradients to come; scores and weights of softmaxes."""
+    graph, kept = net.graph, set()
+    for block in net.blocks:
+        kept |= {block.before, block.stream, *block.branches.values(), block.middle}
+    softmaxes = {node for block in net.blocks for node in block.softmaxes}
+    env: dict[Node, Any] = dict(graph.constants)
+    env |= {node: parameters[name] for node, name in graph.parameters.items()}
+    left = {node: len(node.users) for node in graph.nodes}
+    attended: dict[Node, tuple[Floats, Floats]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or node in env:
+            continue
+        args, kwargs = (torch.fx.node.map_arg(given, env.__getitem__) for given in (node.args, node.kwargs))
+        target = torch.reshape if name_of(node) == "view" else node.target  # strides may differ under gradients
+        env[node] = target(*args, **kwargs)
+        if node in kept and env[node].requires_grad:
+            env[node].retain_grad()
+        if node in softmaxes:
+            attended[node] = _attended(node, args, kwargs, env[node])
+        for x in node.all_input_nodes:  # what nobody needs any more
+            left[x] -= 1
+            if not left[x] and x not in kept and x is not net.logits:
+                env.pop(x, None)
+    return env, attended
+
+
+def _attended(node: Node, args: Any, kwargs: Any, made: Any) -> tuple[Floats, Floats]:
+    """Scores before a mask and weights of a softmax, (heads, tokens, tokens)."""
+    if name_of(node) != "scaled_dot_product_attention":
+        return _numbers(args[0]).reshape(-1, *args[0].shape[-2:]), _numbers(made).reshape(-1, *made.shape[-2:])
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    q, k = given["query"].detach().double(), given["key"].detach().double()
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if given.get("enable_gqa") else k
+    scale = given.get("scale")
+    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    mask = given.get("attn_mask")
+    if given.get("is_causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    low = scores.masked_fill(~mask, -math.inf) if mask is not None and mask.dtype == torch.bool else scores
+    low = low + mask if mask is not None and mask.dtype != torch.bool else low
+    if mask is not None and mask.dtype != torch.bool:
+        scores = torch.where(mask <= -1e4, scores, low)  # a bias belongs to the scores, a mask does not
+    weights = torch.nan_to_num(torch.softmax(low, -1))
+    return tuple(_numbers(x).reshape(-1, *x.shape[-2:]) for x in (scores, weights))  # type: ignore[return-value]
+
+
+def _backward(net: Structure, found: Mapping[Node, Any], parameters: Mapping[str, Any], targets: Any, say: Any) -> None:
+    """The end of the network, and gradients of the loss."""
+    logits = found[net.logits]
+    rows = logits.reshape(-1, logits.shape[-1]).double()
+    rows = rows if targets is None else rows[: len(targets)]
+    own = rows.mean(-1) if targets is None else rows[range(len(targets)), list(targets)]
+    loss = (torch.logsumexp(rows, -1) - own).mean()
+    std, _, largest = of_logits(_numbers(rows))
+    say(("logit_std", "loss", "max_probability"), (std, loss.item(), largest))
+    loss.backward()
+    for block in net.blocks:
+        say(("grad_mean_square",), _mean_gradient(found[block.stream]))
+        for kind, names in block.matrices.items():
+            say((f"grad_{kind}",), sum(_gradient(parameters[name]) for name in names))
+    say(("grad_input",), _mean_gradient(found[net.stacks[0][0].before]))
+    if net.words is not None:
+        table = parameters[net.words[0]]
+        padding = (table == 0).all(-1, keepdim=True)  # rows whose gradient the law leaves out
+        table.grad = None if table.grad is None else table.grad.masked_fill(padding, 0.0)
+        say(("grad_embedding",), _gradient(table))
+    if net.head is not None and (net.words is None or net.head != net.words[0]):
+        say(("grad_head",), _gradient(parameters[net.head]))
+
+
+def _gradient(p: Any) -> float:
+    return 0.0 if p.grad is None else float(p.grad.double().square().sum())
+
+
+def _mean_gradient(x: Any) -> float:
+    return 0.0 if x.grad is None else float(x.grad.double().square().mean())
+
+
+def _numbers(x: Any) -> Floats:
+    return np.asarray(x.detach().double().numpy())
+
+
+def _square(x: Any) -> float:
+    return float(x.detach().double().square().mean())
+
+
+def _of_stream(x: Any) -> Floats:
+    tokens = _numbers(x).reshape(-1, x.shape[-1])
+    gram = tokens @ tokens.T / x.shape[-1]
+    return np.concatenate([of_gram(gram), effective_rank(gram)])

@@ -1,0 +1,175 @@
+"""A PyTorch module as the network that an audit measures: its streams, branches, attention and logits have probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .._program import Program
+from .._validate import ArgumentError
+from ..language._probe import Probe
+from ._export import Graph, Module, UnsupportedError, name_of
+from ._parameters import Parameters
+from ._program import Reader, captured
+from ._samples import fresh
+from ._structure import Block, Structure, structure
+
+TOKENS = 16  # of different ids, if none are given
+
+
+def network(
+    module: Module | Callable[[], Module],
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    laws: Parameters | None = None,
+) -> Program:
+    """The program of a module, with the probes of an audit.
+
+    Blocks are recognised by numbered paths of modules, such as `model.layers.0`, and branches by what is added to the
+    stream. If the module returns logits, the loss is that of the next token where attention is masked, of the token
+    itself where it is not, and of one class where there is one row of logits.
+
+    Parameters
+    ----------
+    module : torch.nn.Module or callable
+        A function that returns a new module each time, or a module.
+    args : torch.Tensor or tuple
+        The inputs that the module is called with: one sequence, or one image.
+    kwargs : mapping, optional
+        Inputs by name.
+    laws : Parameters, optional
+        What the parameters are; `ns.torch.parameters(module)` unless given.
+
+    Returns
+    -------
+    Program
+        What `ns.audit` takes.
+
+    Raises
+    ------
+    UnsupportedError
+        If an operation cannot be read, or no blocks are found.
+
+    Examples
+    --------
+    >>> ns.audit(ns.torch.network(build, ids), gradients=True)  # doctest: +SKIP
+    """
+    return read_network(module, args, kwargs, laws).program
+
+
+def is_module(given: Any) -> bool:
+    """Whether it is a module, or a function that makes one, and no configuration."""
+    return isinstance(given, torch.nn.Module) or (callable(given) and not hasattr(given, "to_dict"))
+
+
+def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | None = None) -> tuple[Any, ...]:
+    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
+    if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
+        return args
+    if args is None:
+        made: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
+        tables = [part.num_embeddings for part in made.modules() if isinstance(part, torch.nn.Embedding)]
+        if not tables:
+            raise ArgumentError("args", None, "the inputs of the module: it has no embedding of ids")
+        args = list(range(1, min(tokens or TOKENS, tables[0] - 1) + 1))
+    ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
+    return (ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids,)
+
+
+class Network(NamedTuple):
+    """A program with the probes of an audit, and the graph that it was read from."""
+
+    program: Program
+    structure: Structure
+    laws: Parameters
+    targets: tuple[int, ...] | None  # the right words of the first rows of the logits
+    masks: list[Any]  # of each block, which pairs of tokens attend
+
+
+def read_network(
+    module: Module | Callable[[], Module],
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    laws: Parameters | None = None,
+) -> Network:
+    """`network`, with what it was made from."""
+    graph, laws, name = captured(module, args, kwargs, laws)
+    parts = structure(graph)
+    names = dict(parts.kinds)
+    tables = _tables(graph)
+    if parts.words is not None:
+        names |= {table: table for table in tables if table != parts.words[0]}
+    reader = Reader(graph, laws, names, None if parts.head in tables else parts.head, parts.streams)
+    outputs = reader.program(name).outputs
+    probes, masks = probes_of(reader, parts)
+    targets = targets_of(parts, masks)
+    if parts.logits is not None:
+        p: Any = reader.value(reader.env[parts.logits])
+        p = p.reshape(-1, p.shape[-1])
+        right = None
+        if targets is not None:
+            p = p[: len(targets)]
+            right = np.zeros(p.shape, bool)
+            right[np.arange(len(targets)), list(targets)] = True
+        probes.append(Probe("logits", p, right))
+    return Network(Program(outputs if len(outputs) > 1 else outputs[0], name, probes), parts, laws, targets, masks)
+
+
+def probes_of(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
+    """Streams, branches and attention of each block; the masks of the blocks."""
+    probes: list[Probe] = []
+    masks = []
+    for stack in parts.stacks:
+        probes.append(Probe("embedding", _tokens(reader, stack[0].before)))
+        for block in stack:
+            found, mask = _attention(reader, block)
+            masks.append(mask)
+            named = {**block.branches, **({} if block.middle is None else {"middle": block.middle})}
+            probes += [*found, *(Probe(name, _tokens(reader, node)) for name, node in named.items())]
+            probes.append(Probe("stream", _tokens(reader, block.stream)))
+    return probes, masks
+
+
+def _tables(graph: Graph) -> set[str]:
+    return {
+        graph.parameters[node.args[0]]
+        for node in graph.nodes
+        if name_of(node) == "embedding" and node.args[0] in graph.parameters
+    }
+
+
+def _tokens(reader: Reader, node: Any) -> Any:
+    return reader.value(reader.env[node]).reshape(-1)
+
+
+def _attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
+    """Scores and weights of the attention branch, (heads, tokens, tokens), with one mask for all heads."""
+    found: list[Probe] = []
+    masks: list[Any] = []
+    for node in block.softmaxes:
+        for what, value, allowed in reader.softmaxes.get(node, ()):
+            size: Any = value.shape[-2:]
+            every = np.broadcast_to(True if allowed is None else allowed, value.shape).reshape(-1, *size)
+            masks = masks or [every[0]]
+            if (every != masks[0]).any():
+                raise UnsupportedError(f"the heads of {block.path} have masks that differ: an audit knows one a block")
+            found.append(Probe(what, value.reshape(-1, *size), masks[0]))
+    return found, masks[0] if masks else None
+
+
+def targets_of(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
+    """The right words, by the convention of audits."""
+    if parts.logits is None:
+        return None
+    rows = int(np.prod(parts.logits.meta["val"].shape[:-1]))
+    if rows == 1:
+        return (0,)  # of a class: all are alike
+    if parts.words is None or len(parts.words[1]) != rows:
+        return None
+    ids = tuple(parts.words[1].tolist())
+    bidirectional = len(parts.stacks) == 1 and all(mask is None or mask.all() for mask in masks)
+    return ids if bidirectional else ids[1:]

@@ -1,0 +1,297 @@
+"""The parts of a network, found in the graph of a module: streams, blocks, branches, attention and matrices.
+
+Blocks are modules with numbered paths (`model.layers.0`, `h.1`). Inside a block the stream is followed from its input:
+what is added to it is a branch, an attention branch if a softmax is in it. No number of a parameter is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ._export import Graph, Node, UnsupportedError, name_of, outputs_of_modules, paths_of
+
+SOFTMAX = ("softmax", "_softmax", "scaled_dot_product_attention")
+MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2, "conv2d": 1}  # where the matrix is among the arguments
+VIEWS = (
+    *("t", "transpose", "permute", "view", "reshape", "unflatten", "unsqueeze", "squeeze", "getitem", "chunk"),
+    *("split", "split_with_sizes", "slice", "select", "unbind", "contiguous", "to", "_to_copy", "expand"),
+)
+SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
+NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub", *SAME)
+ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu")
+
+
+class Block(NamedTuple):
+    """A block: the nodes of its stream and branches, and the parameters of each kind of matrix."""
+
+    path: str
+    before: Node
+    stream: Node
+    branches: dict[str, Node]  # "attention", "cross", "mlp"
+    middle: Node | None  # the stream between the branches, if a norm follows each sum
+    softmaxes: tuple[Node, ...]  # of the attention branch
+    matrices: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The parts of a network."""
+
+    graph: Graph
+    stacks: tuple[tuple[Block, ...], ...]  # one, or those of an encoder and a decoder
+    head: str | None  # the parameter of the logits
+    logits: Node | None
+
+    @property
+    def blocks(self) -> list[Block]:
+        """All blocks, the encoder's first."""
+        return [block for stack in self.stacks for block in stack]
+
+    @property
+    def streams(self) -> set[Node]:
+        """The nodes of the stream, before and after each block."""
+        return {node for block in self.blocks for node in (block.before, block.stream)}
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The kind of matrix that a parameter is."""
+        return {name: kind for block in self.blocks for kind, names in block.matrices.items() for name in names}
+
+    @cached_property
+    def words(self) -> tuple[str, Any] | None:
+        """The table of the words that the last stack begins with, and the ids that are looked up."""
+        first = self.stacks[-1][0].before
+        for node in [first, *_back(self.graph, [first])]:
+            if name_of(node) == "embedding":
+                ids = node.args[1]
+                while ids.op == "call_function" and name_of(ids) in VIEWS:
+                    ids = ids.args[0]
+                if ids in self.graph.inputs and node.args[0] in self.graph.parameters:
+                    return self.graph.parameters[node.args[0]], self.graph.constants[node.args[1]].reshape(-1)
+        return None
+
+
+def structure(graph: Graph) -> Structure:
+    """The parts of a captured module."""
+    ends = {path: node for node, paths in outputs_of_modules(graph.nodes).items() for path in paths}
+    inside: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for path in paths_of(node):
+            inside.setdefault(path, []).append(node)
+    found: list[tuple[Block, ...]] = []
+    for paths in _numbered(inside):
+        blocks: list[Block] = []
+        for path in paths:
+            before = blocks[-1].stream if blocks else _entry(graph, inside[path], ends.get(path))
+            block = None if before is None else _block(graph, path, inside[path], before, ends.get(path))
+            if block is None:
+                break
+            blocks.append(block)
+        if len(blocks) == len(paths):
+            found.append(tuple(blocks))
+    if not found:
+        found = _whole(graph)
+    if not 1 <= len(found) <= 2:
+        raise UnsupportedError(
+            "no blocks were found: an audit needs modules with numbered paths, such as layers.0, layers.1, each of "
+            f"which adds branches to a stream (1, tokens, width); stacks of such modules found: {len(found)}"
+        )
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    found.sort(key=lambda stack: order[stack[0].stream])
+    return Structure(graph, tuple(found), *_head(graph, found))
+
+
+def _numbered(inside: Iterable[str]) -> list[list[str]]:
+    """Paths that differ in a number alone, in its order; no path inside another."""
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for path in inside:
+        match = re.fullmatch(r"((?:.*\.)?)(\d+)", path)
+        if match and not re.search(r"(^|\.)\d+\.", path):
+            groups.setdefault(match[1], []).append((int(match[2]), path))
+    return [[path for _, path in sorted(group)] for group in groups.values()]
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(getattr(node.meta.get("val"), "shape", ()))
+
+
+def _random(graph: Graph, node: Node) -> bool:
+    return node not in graph.constants
+
+
+def _entry(graph: Graph, nodes: list[Node], end: Node | None) -> Node | None:
+    """What comes into a block from outside, in the shape of what leaves it."""
+    own = set(nodes)
+    for node in nodes:
+        for x in node.all_input_nodes:
+            streams = _random(graph, x) or x in graph.inputs
+            if end is not None and x not in own and streams and _shape(x) == _shape(end):
+                return x
+    return None
+
+
+def _whole(graph: Graph) -> list[tuple[Block, ...]]:
+    """A module without numbered paths as one block, which begins with its input or its first embedding."""
+    given = [node for node in graph.nodes if node in graph.inputs and graph.constants[node].is_floating_point()]
+    tables = [node for node in graph.nodes if name_of(node) == "embedding" and _random(graph, node)]
+    first = next(iter([*given, *tables]), None)
+    block = None if first is None else _block(graph, "", graph.nodes[graph.nodes.index(first) :], first, None)
+    return [] if block is None else [(block,)]
+
+
+def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node | None) -> Block | None:
+    """The parts of a block; None if nothing is added to a stream in it."""
+    size, own = _shape(before), set(nodes)
+    if len(size) != 3 or size[0] != 1:
+        return None
+    carriers = {before: "stream"}  # what holds the stream: "stream", "sum" or, after a norm, "normed"
+    added: list[Node] = []
+    middle = last = None
+    for node in nodes:
+        held = [x for x in node.all_input_nodes if x in carriers]
+        if not held or _shape(node) != size or node in carriers:
+            continue
+        others = [x for x in node.all_input_nodes if x not in carriers and _random(graph, x)]
+        if name_of(node) == "add" and any(_shape(x) == size for x in others):
+            if carriers[held[0]] == "normed" and added:
+                middle = held[0]
+            added += _terms(graph, others[0], own, size)
+            carriers[node], last = "sum", node
+        elif name_of(node) in SAME:
+            carriers[node] = carriers[held[0]]
+        elif name_of(node) in NORMS and all(_shape(x) != size for x in others):
+            carriers[node] = "normed"
+    if not added or last is None:
+        return None
+    stream = last if end is None or end not in carriers else end
+    nodes = nodes if path else nodes[: nodes.index(stream) + 1]  # of a module that is one block
+    branches: dict[str, Node] = {}
+    softmaxes: list[Node] = []
+    for term in added:
+        inner = [term, *_back(graph, [term], carriers, own)]
+        reached = {x for node in inner for x in [node, *node.all_input_nodes] if _random(graph, x)}
+        soft = [node for node in inner if name_of(node) in SOFTMAX]
+        outside = any(x not in own | set(carriers) and x.op != "placeholder" and len(_shape(x)) == 3 for x in reached)
+        name = "mlp" if not soft else "cross" if outside else "attention"
+        if name in branches:
+            return None
+        branches[name] = term
+        softmaxes += soft if name == "attention" else []
+    matrices = _matrices(graph, nodes, branches, carriers, size[-1])
+    return Block(path, before, stream, branches, middle, tuple(softmaxes), matrices)
+
+
+def _terms(graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]) -> list[Node]:
+    """The branches of a sum: parallel branches are added to each other before they are added to the stream."""
+    parts = node.all_input_nodes
+    parallel = all(x in own and _random(graph, x) and _shape(x) == size for x in parts)
+    if name_of(node) == "add" and len(parts) == 2 and parallel:
+        return [term for x in parts for term in _terms(graph, x, own, size)]
+    return [node]
+
+
+def _back(
+    graph: Graph, roots: Iterable[Node], stop: Iterable[Node] = (), within: set[Node] | None = None
+) -> Iterator[Node]:
+    """All that nodes depend on and that is random, the nearest first, up to nodes that stop it, and inside a block."""
+    ended, pending, seen = set(stop), list(roots), set(roots)
+    while pending:
+        for x in pending.pop(0).all_input_nodes:
+            inside = x not in ended and (within is None or x in within)
+            if x not in seen and inside and x.op == "call_function" and _random(graph, x):
+                seen.add(x)
+                pending.append(x)
+                yield x
+
+
+def matrix_of(graph: Graph, node: Node) -> str | None:
+    """The parameter that a node multiplies by."""
+    if name_of(node) not in MATRICES:
+        return None
+    given = node.args[MATRICES[name_of(node)]]
+    while given.op == "call_function" and name_of(given) in VIEWS:
+        given = given.args[0]
+    return graph.parameters.get(given) if _random(graph, given) else None
+
+
+def _nearest(graph: Graph, root: Node, carriers: Iterable[Node]) -> list[Node]:
+    """The matrices that act last before a node."""
+    if matrix_of(graph, root):
+        return [root]
+    ended, found, pending, seen = set(carriers), [], [root], {root}
+    while pending:
+        for x in pending.pop(0).all_input_nodes:
+            if x in seen or x in ended or x.op != "call_function" or not _random(graph, x):
+                continue
+            seen.add(x)
+            if matrix_of(graph, x):
+                found.append(x)
+            else:
+                pending.append(x)
+    return found
+
+
+def _matrices(
+    graph: Graph, nodes: list[Node], branches: dict[str, Node], carriers: dict[Node, str], width: int
+) -> dict[str, list[str]]:
+    """The parameters of each kind; one that is of several kinds of attention is "qkv"."""
+    kinds: dict[str, set[str]] = {}
+    own = set(nodes)
+
+    def say(kind: str, given: Iterable[Node]) -> None:
+        for node in given:
+            kinds.setdefault(str(matrix_of(graph, node)), set()).add(kind)
+
+    near: Callable[[Node], list[Node]] = lambda node: _nearest(graph, node, carriers)  # noqa: E731
+    for name, branch in branches.items():
+        say("out" if name == "mlp" else "output", near(branch))
+        if name == "mlp":
+            for last in near(branch):
+                first = near(last.args[0] if name_of(last) != "addmm" else last.args[1])
+                active = [node for node in first if any(name_of(user) in ACTIVATIONS for user in node.users)]
+                gated = len(first) == 2 and len(active) == 1
+                say("gate", active if gated else [])
+                say("in", [node for node in first if not gated or node not in active])
+            continue
+        for soft in (x for x in _back(graph, [branch], carriers, own) if name_of(x) in SOFTMAX):
+            for kind, node in zip(("query", "key", "value"), _attended(graph, soft), strict=True):
+                say(kind, near(node) if node not in carriers else [])
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        parameter = matrix_of(graph, node)
+        if parameter is not None:
+            said = kinds.get(parameter) or {"in" if _shape(node.args[0])[-1] == width else "out"}
+            place = found.setdefault(said.pop() if len(said) == 1 else "qkv", [])
+            place += [] if parameter in place else [parameter]
+    return found
+
+
+def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
+    """Queries, keys and values of a softmax."""
+    if name_of(soft) == "scaled_dot_product_attention":
+        return tuple(soft.args[:3])
+    products = ("matmul", "bmm", "baddbmm")
+    score = next(x for x in _back(graph, [soft]) if name_of(x) in products and not matrix_of(graph, x))
+    at = 1 if name_of(score) == "baddbmm" else 0
+    pending = list(soft.users)
+    while name_of(pending[0]) not in products:
+        pending = [*pending[1:], *pending[0].users]
+    return score.args[at], score.args[at + 1], pending[0].args[1]
+
+
+def _head(graph: Graph, stacks: list[tuple[Block, ...]]) -> tuple[str | None, Node | None]:
+    """The parameter of the logits, and the logits: what comes out, if it is a matrix times the end of the stream."""
+    out = graph.outputs[0] if graph.outputs else None
+    stream = stacks[-1][-1].stream
+    if out is None or not hasattr(out, "op") or not _random(graph, out) or out is stream:
+        return None, None
+    for node in [out, *_back(graph, [out], [stream])]:
+        if _shape(node)[-1:] != _shape(out)[-1:]:
+            break
+        if parameter := matrix_of(graph, node):
+            return parameter, out
+    return None, None

@@ -1,0 +1,172 @@
+"""A check of real weights at step 0: it finds planted mistakes where they are, and nothing in correct models."""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import netsor as ns  # noqa: E402
+from netsor.torch._check_init import compare  # noqa: E402
+from netsor.torch._init_tests import holm, pass_tests  # noqa: E402
+from netsor.torch._reference import reference_of  # noqa: E402
+
+from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
+
+ARGS = (torch.tensor([IDS]),)
+DRAWS, LEVEL = 300, 1e-3  # the defaults
+
+
+@pytest.fixture(scope="module")
+def declared():
+    return reference_of(Decoder, ARGS, {})
+
+
+def _checked(known, seed, mistake=None):
+    torch.manual_seed(seed)
+    return compare(Decoder(mistake), ARGS, {}, known, {}, DRAWS, LEVEL, 0)
+
+
+@pytest.mark.parametrize("mistake", WHERE)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_each_mistake_is_found_where_it_is(declared, mistake, seed):
+    found = _checked(declared, seed, mistake)
+    assert not found.ok
+    assert found.first.where == WHERE[mistake], str(found)
+    assert str(found).startswith("FLAG: ")
+    assert max(map(len, str(found).splitlines())) <= 80
+
+
+def test_there_is_no_false_alarm_in_100_correct_models(declared):
+    wrong = {seed: str(found) for seed in range(100) if not (found := _checked(declared, 1000 + seed)).ok}
+    assert not wrong, wrong
+
+
+def test_a_truncation_that_is_missing_is_found_by_the_shape():
+    """Of the same standard deviation."""
+
+    def build(cut=2.0):
+        made = torch.nn.Sequential(torch.nn.Embedding(50, 64), torch.nn.Linear(64, 64, bias=False))
+        std = 1.0 if cut == 2.0 else 0.8796
+        for p in made.parameters():
+            torch.nn.init.trunc_normal_(p, std=std, a=-cut, b=cut)
+        return made
+
+    from netsor.torch._init_tests import parameter_tests
+
+    laws = ns.torch.parameters(build)
+    assert laws["1.weight"].law == "truncated normal"
+    for cut, least, most in ((2.0, 1e-4, 1.0), (100.0, 0.0, 1e-4)):
+        torch.manual_seed(3)
+        tests = {t.what: t.p for t in parameter_tests("1.weight", build(cut)[1].weight, laws["1.weight"], laws.samples)}
+        assert least <= min(tests["shape"], tests["tails"]) <= most
+        assert tests["std"] > 1e-4
+
+
+QWEN3 = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 96, "vocab_size": 60, "max_position_embeddings": 32, "initializer_range": 0.08,
+    "tie_word_embeddings": False, "use_cache": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def _qwen3():
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**QWEN3))
+
+
+def _no_norm():
+    made = _qwen3()
+    for layer in made.model.layers:
+        layer.self_attn.q_norm = torch.nn.Identity()
+    return made
+
+
+def _unscaled():
+    made = _qwen3()
+    torch.nn.init.normal_(made.model.layers[1].mlp.up_proj.weight, std=0.02)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("build", "where"),
+    [
+        (_qwen3, None),
+        (_no_norm, "model.layers.0.self_attn"),
+        (_unscaled, "model.layers.1.mlp.up_proj.weight"),
+    ],
+)
+def test_a_model_of_transformers_is_checked_against_its_own_configuration(build, where):
+    found = ns.torch.check_init(build, IDS)
+    assert found.reference == "qwen3"
+    assert (found.first and found.first.where) == where, str(found)
+    assert any("norm" in name for name in found.undeclared)
+
+
+def test_declared_laws_replace_those_of_the_reference():
+    found = ns.torch.check_init(_qwen3, IDS, declared={"model.layers.*.mlp.down_proj.weight": 0.02})
+    assert {each.where for each in found.findings} == {f"model.layers.{k}.mlp.down_proj.weight" for k in (0, 1)}
+
+
+def _write(path, tensors):
+    header, content = {}, b""
+    for name, x in tensors.items():
+        numbers = x.detach().contiguous().numpy().tobytes()
+        about = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [len(content), len(content) + len(numbers)]}
+        header[name], content = about, content + numbers
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
+
+
+def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
+    torch.manual_seed(7)
+    made = Decoder()
+    _write(tmp_path / "good.safetensors", dict(made.named_parameters()))
+    assert ns.torch.check_init(Decoder, IDS, weights=tmp_path / "good.safetensors").ok
+    with torch.no_grad():
+        made.layers[2].down.weight *= 1.2
+    _write(tmp_path / "bad.safetensors", dict(made.named_parameters()))
+    found = ns.torch.check_init(Decoder, IDS, weights=tmp_path / "bad.safetensors")
+    assert found.first.where == "layers.2.down.weight"
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "bad.safetensors").read_bytes()[:-5])
+    with pytest.raises(ValueError, match="is no safetensors file: offsets and shapes differ"):
+        ns.torch.check_init(Decoder, IDS, weights=tmp_path / "cut.safetensors")
+    _write(tmp_path / "less.safetensors", {"embed.weight": made.embed.weight})
+    with pytest.raises(ValueError, match=r"a file with the parameter head\.weight"):
+        ns.torch.check_init(Decoder, IDS, weights=tmp_path / "less.safetensors")
+
+
+def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
+    file = tmp_path / "my_model.py"
+    file.write_text(
+        "from tests.peers.broken_modules import Decoder\n\n\ndef build(mistake=None):\n    return Decoder(mistake)\n"
+    )
+    words = [sys.executable, "-m", "netsor", "check-init", f"{file}:build", "--reference", f"{file}:build", "--json"]
+    for more, code in (([], 0), (["--arg", "mistake=std"], 3)):
+        done = subprocess.run([*words, *more], capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert json.loads(done.stdout)["ok"] == (code == 0)
+
+
+def test_p_values_of_a_pass_are_those_of_ranks():
+    """Independent draws of the law itself: the smallest of all p-values is uniform."""
+    rng = np.random.default_rng(0)
+    mixing = rng.normal(size=(20, 20))
+    smallest = []
+    for _ in range(400):
+        draws = np.exp(0.3 * rng.normal(size=(301, 20)) @ mixing)
+        law = {(str(k), 0): draws[:-1, k] for k in range(20)}
+        smallest.append(min(pass_tests({(str(k), 0): float(draws[-1, k]) for k in range(20)}, law)))
+    below = np.mean(np.array(smallest) < 0.05)
+    assert abs(below - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 400)
+    shifted = pass_tests({("a", 0): 12.0}, {("a", 0): rng.normal(size=300)})
+    assert shifted[0] < 1e-6
+
+
+def test_holm_is_as_published():
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03]), [0.03, 0.06, 0.06])

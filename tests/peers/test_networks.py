@@ -1,0 +1,166 @@
+"""Modules as networks of an audit: the law of every quantity is that of real initialisations, and of configurations."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import netsor as ns  # noqa: E402
+from netsor.models._metric_program import ProgramModel  # noqa: E402
+from netsor.torch._forward_backward import as_found, forward_backward  # noqa: E402
+from netsor.torch._network import read_network  # noqa: E402
+from netsor.torch._program import captured  # noqa: E402
+from netsor.torch._structure import structure  # noqa: E402
+
+from .broken_modules import IDS as BATCH  # noqa: E402
+from .broken_modules import Decoder  # noqa: E402
+from .test_torch_modules import IDS, MODULES, ROUTES  # noqa: E402
+
+FAMILIES = [
+    *(
+        "gpt2",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "olmo2",
+        "smollm3",
+        "gpt_neox",
+    ),
+    *("bert", "vit", "t5", "layer", "encoder", "parallel", "sandwich", "differential", "both"),
+]
+REAL, OURS = 1000, 2000
+LEVEL = 1e-4 / (len(FAMILIES) * 80)
+
+
+def _columns(found):
+    """Quantities that vary, (draws,) each, and those that do not."""
+    every = {(name, k): x[:, k] for name, row in found.items() for x in [row.reshape(len(row), -1)]
+             for k in range(x.shape[1])}  # fmt: skip
+    fixed = {key for key, x in every.items() if x.std() <= 1e-4 * np.abs(x).max()}
+    return every, fixed
+
+
+def _network(name):
+    build, args, kwargs, _ = MODULES[name]
+    net = read_network(build, args, kwargs, ns.torch.parameters(build, samples=64))
+    law = ProgramModel(net.program, {}).probes(gradients=True).measure(OURS, progress=False)
+    return net, law
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_entropy_loss_and_gradients_have_the_law_of_real_initialisations(name):
+    build, args, kwargs, _ = MODULES[name]
+    net, law = _network(name)
+    rows, graph = [], None
+    for seed in range(REAL):
+        torch.manual_seed(3000 + seed)
+        module = build().eval()
+        graph = graph or structure(captured(module, args, kwargs, as_found(module))[0])
+        rows.append(forward_backward(graph, dict(module.named_parameters()), net.targets, net.masks).quantities)
+    real, _ = _columns({key: np.array([row[key] for row in rows]) for key in rows[0]})
+    ours, fixed = _columns(law)
+    shared = [key for key in real if key in ours]
+    assert {"mean_square", "cosine", "entropy", "attention_share"} <= {key for key, _ in shared}
+    if net.structure.logits is not None:
+        assert {"loss", "grad_mean_square", "grad_input"} <= {key for key, _ in shared}
+    for key in fixed & set(shared):
+        np.testing.assert_allclose(real[key], ours[key][0], rtol=1e-3, atol=1e-6)
+    found = {key: float(stats.ks_2samp(real[key], ours[key]).pvalue) for key in shared if key not in fixed}
+    print(name, len(found), min(found.values()))
+    assert min(found.values()) > LEVEL, {key: p for key, p in found.items() if p < LEVEL}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_an_audit_of_a_module_is_that_of_its_configuration(name):
+    build, _, kwargs, _ = MODULES[name]
+    model = ns.models.read(build().config)
+    ids, decoded = (kwargs or {"input_ids": IDS})["input_ids"][0].tolist(), kwargs.get("decoder_input_ids")
+    decoder = {} if decoded is None else {"decoder_ids": decoded[0].tolist()}
+    theirs = model.probes(ids=ids, **decoder, gradients=True).measure(OURS, seed=1, progress=False)
+    theirs["grad_qkv"] = np.sum([theirs[f"grad_{kind}"] for kind in ("query", "key", "value")], axis=0)
+    a, fixed = _columns(theirs)
+    b, _ = _columns(_network(name)[1])
+    shared = [key for key in a if key in b and key not in fixed and not key[0].endswith("_ratio")]
+    assert {"entropy", "loss", "grad_mean_square", "grad_output", "grad_in", "grad_input"} <= {key for key, _ in shared}
+    found = {key: float(stats.ks_2samp(a[key], b[key]).pvalue) for key in shared}
+    print(name, len(found), min(found.values()))
+    assert min(found.values()) > 1e-4 / (len(ROUTES) * 80), {key: p for key, p in found.items() if p < 1e-6}
+
+
+def test_a_module_and_its_factory_can_be_audited():
+    torch.manual_seed(0)
+    found = ns.audit(Decoder, ids=BATCH, gradients=True, draws=16, progress=False)
+    assert found.finding("entropy").verdict == "ok"
+    assert found["grad_query"].median.shape == (3,)
+    with pytest.raises(ValueError, match="the widths of a module are numbers"):
+        ns.audit(Decoder, ids=BATCH, widths="inf")
+
+
+def test_a_network_that_is_off_is_noticed():
+    """The statistics can fail: the norms of queries and keys of one block left out."""
+    law = ProgramModel(ns.torch.network(Decoder, torch.tensor([BATCH])), {}).probes().measure(300, progress=False)
+    wrong = ProgramModel(ns.torch.network(lambda: Decoder("QK-norm off"), torch.tensor([BATCH])), {})
+    other = wrong.probes().measure(300, seed=1, progress=False)
+    assert stats.ks_2samp(law["score_std"][:, 1], other["score_std"][:, 1]).pvalue < LEVEL
+    assert stats.ks_2samp(law["score_std"][:, 0], other["score_std"][:, 0]).pvalue > LEVEL
+
+
+def _llama(width):
+    sizes = {"num_attention_heads": width // 16, "num_key_value_heads": width // 16, "intermediate_size": 2 * width}
+    config = transformers.LlamaConfig(
+        hidden_size=width, num_hidden_layers=1, vocab_size=40, max_position_embeddings=16, initializer_range=0.1,
+        tie_word_embeddings=False, use_cache=False, pad_token_id=None, bos_token_id=None, eos_token_id=None, **sizes,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def _groups(kind):
+    def optimiser(module):
+        slow = [p for name, p in module.named_parameters() if "embed" in name]
+        fast = [p for name, p in module.named_parameters() if "embed" not in name and p.ndim == 2]
+        if kind == "Muon":
+            return torch.optim.Muon(fast, lr=0.01)
+        return getattr(torch.optim, kind)([{"params": slow, "lr": 0.001}, {"params": fast}], lr=0.01)
+
+    return optimiser
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_a_step_of_a_module_changes_the_logits_as_torch_does(kind):
+    from netsor.studies.coord_check._network import CHANGE, joined, measured, of_program
+    from netsor.torch._training import training
+
+    ids = [3, 7, 1, 9, 3]
+    build, name = training(_llama, 32, _groups(kind), None, ids)
+    net, rates = build(32)
+    assert rates["model.embed_tokens.weight"] == 0.001
+    assert rates["lm_head.weight"] == 0.01
+    entries = measured(of_program(net, rates), name)
+    at = [entry.what == CHANGE and entry.name == "logits" for entry in entries].index(True)
+    ours = joined(entries).draw(draws=400, progress=False)[:, at]
+    real = []
+    for seed in range(300):
+        torch.manual_seed(seed)
+        module = _llama(32)
+        tokens = torch.tensor([ids])
+        optimiser = _groups(kind)(module)
+        before = module(tokens).logits[0, :-1]
+        torch.nn.functional.cross_entropy(before, tokens[0, 1:]).backward()
+        optimiser.step()
+        after = module(tokens).logits[0, :-1]
+        real.append(float((after - before).detach().double().square().mean()))
+    assert stats.ks_2samp(real, ours).pvalue > 1e-4 / 2
+
+
+def test_a_coordinate_check_of_a_module_reads_its_optimiser():
+    found = ns.coord_check(_llama, widths=[32, 64], optimiser=_groups("Muon"), draws=4, progress=False)
+    assert "lm_head.weight" in str(found.table(True))
+    with pytest.raises(ValueError, match=r"an optimiser of torch\.optim"):
+        ns.coord_check(_llama, widths=[32, 64], optimiser=lambda module: torch.optim.Adagrad(module.parameters()))
