@@ -113,7 +113,7 @@ class CheckCase:
         """All that its draws depend on; a name is nothing to them."""
         assert self.model is not None
         fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
-        found = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
+        found: dict[str, Any] = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
         found |= {} if self.steps == 1 else {"steps": self.steps}
         plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
         return plain
