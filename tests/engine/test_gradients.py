@@ -92,7 +92,8 @@ def test_random_gradients_at_infinite_width(net):
     try:
         p = disagreement(net, 800)
     except ValueError as error:
-        assert "that is not followed" in str(error)
+        if "that is not followed" not in str(error):
+            raise
         reject()
     assert p > 1e-7
 
