@@ -1,15 +1,29 @@
 """A hook of mkdocs: every object that docs/api.md names with ::: becomes a page, and docs/api.md the list of them."""
 
-import inspect
-import pkgutil
 import re
+from functools import cache
+from pathlib import Path
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 OPTIONS = "      heading_level: 1\n      show_root_full_path: false\n      separate_signature: true\n"
 ENTRY = re.compile(r"^::: (netsor[\w.]*)\n((?: .*\n)*)", re.MULTILINE)
+
+
+@cache
+def _package() -> griffe.Object | griffe.Alias:
+    """Read, not imported: PyTorch need not be installed for its pages."""
+    root = Path(__file__).parent.parent
+    return griffe.load(
+        "netsor", search_paths=[root / "src", root / "papers"], resolve_aliases=True, resolve_external=True
+    )
+
+
+def _object(path: str) -> griffe.Object | griffe.Alias:
+    return _package()[path.removeprefix("netsor.")]
 
 
 def _name(path: str) -> str:
@@ -20,7 +34,7 @@ def _name(path: str) -> str:
 
 def _file(path: str) -> str:
     """A class says so: `Audit` and `audit` would be one file where upper and lower case are not told apart."""
-    kind = ".class" if inspect.isclass(pkgutil.resolve_name(path)) else ""
+    kind = ".class" if _object(path).is_class else ""
     return f"api/{_name(path).removeprefix('ns.')}{kind}.md"
 
 
@@ -41,7 +55,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
 
     def line(match: re.Match[str]) -> str:
-        words = (getattr(pkgutil.resolve_name(match[1]), "__doc__", "") or "").split("\n\n")[0]
+        found = _object(match[1]).docstring
+        words = "" if found is None else found.value.split("\n\n")[0]
         return f"- [`{_name(match[1])}`]({_file(match[1])}): {' '.join(words.split())}\n"
 
     return re.sub(r"\n\n(?=- \[)", "\n", ENTRY.sub(line, markdown))
