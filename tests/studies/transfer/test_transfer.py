@@ -97,9 +97,9 @@ def test_a_model():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"widths": [64]}, "two or more different ones that are finite"),
+        ({"widths": [64]}, "widths=.64. must be two or more that are finite"),
         ({"widths": [8, 16], "lr": [0.1]}, "three or more positive numbers"),
-        ({"widths": [8, 16], "optimiser": "sgd"}, "an object of ns.optim"),
+        ({"widths": [8, 16], "optimiser": "lion"}, "optimiser='lion' must be one of"),
     ],
 )
 def test_wrong_arguments(options, words):
