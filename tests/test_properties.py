@@ -9,6 +9,7 @@ import netsor as ns
 from netsor.language._array import Operation
 from netsor.language._graph import topological_order
 from netsor.language._operation import Root, Split, SteppedMatMul, SteppedParameter
+from netsor.language._scalar import Hyperparameter
 
 from .builder import Builder
 from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, operations, programs
@@ -74,7 +75,13 @@ def test_the_programs_are_of_every_kind():
     nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(100)]
     limits = [grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 6, 6).net for seed in range(100)]
     kinds = [{type(value.op) for value in topological_order(net.outputs)} for net in nets]
-    by_gradients = {Root, Split, SteppedMatMul, SteppedParameter}  # these have random programs of their own
+    by_gradients = {
+        Root,
+        Split,
+        SteppedMatMul,
+        SteppedParameter,
+        Hyperparameter,
+    }  # these have random programs of their own
     assert set().union(*kinds) == set(operations(Operation)) - by_gradients
     assert {net.check().verdict for net in nets} == {"proved", "conjectured", "no limit"}
     verdicts = [net.check().verdict for net in limits]

@@ -274,7 +274,7 @@ def test_whatever_takes_a_seed_takes_a_generator():
     things = [getattr(ns, name) for name in ns.__all__] + methods + [ns.paper.reproduce]
     seeded = [f for f in things if inspect.isfunction(f) and "seed" in inspect.signature(f).parameters]
     assert {"law", "draw", "simulate", "posterior", "log_evidence", "audit", "coord_check", "rate", "literature", "rvs",
-            "reproduce", "sliced_wasserstein", "transfer"} == {f.__name__ for f in seeded}  # fmt: skip
+            "reproduce", "sliced_wasserstein", "transfer", "width_needed"} == {f.__name__ for f in seeded}  # fmt: skip
     assert [f for f in seeded if "rng" not in inspect.signature(f).parameters] == []
     for read in (net.law, net.draw, net.simulate):
         one, other, third = (

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, reject, seed, settings
 from scipy import stats
 
 import netsor as ns
@@ -88,7 +88,14 @@ def test_more_gradients_at_infinite_width(name):
 @settings(max_examples=5, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(net=limit_gradients())
 def test_random_gradients_at_infinite_width(net):
-    assert disagreement(net, 800) > 1e-7
+    """What is refused because a part of order n^(-1/2) is not followed is left out: versions of hypothesis differ."""
+    try:
+        p = disagreement(net, 800)
+    except ValueError as error:
+        if "that is not followed" not in str(error):
+            raise
+        reject()
+    assert p > 1e-7
 
 
 @pytest.mark.slow

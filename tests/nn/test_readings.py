@@ -24,7 +24,7 @@ VERDICTS = {
     "alibi": (lambda: attention(bias=nn.alibi(2, 3), window=2), "proved", ""),
     "relative bias": (lambda: attention(bias=nn.relative_bias(2, 3)), "proved", ""),
     "multiplied": (lambda: attention(scaling=2.0), "proved", ""),
-    "rotary": (lambda: attention(rotary=nn.Rotary()), "conjectured", "turns coordinates"),
+    "rotary": (lambda: attention(rotary=nn.Rotary()), "conjectured", "rotates pairs of coordinates"),
     "norm of queries": (lambda: attention(qk_norm=lambda u: ns.rms_norm(u, 0.1)), "conjectured", "a mean used"),
     "gate": (lambda: nn.mlp(tokens(), d, activation=ns.silu, gate=True), "proved", ""),
     "embedding": (lambda: nn.mlp(nn.embedding([1, 2, 1], n, position_std=0.5), d), "proved", ""),

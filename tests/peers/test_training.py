@@ -113,9 +113,10 @@ def trained(name: str, p: dict[str, list[torch.Tensor]], network: Any, batched: 
     hidden = [w for w in p["weight"] if w.shape[-2] > 5 and w.shape[-1] > 8]
     others = [w for every in p.values() for w in every if not any(w is h for h in hidden)]
     every = [*hidden, *others]
-    optimisers = theirs(name, hidden, others)
     if batched and name == "muon":
-        optimisers[0] = BatchedMuon(hidden, 0.02)
+        optimisers = [BatchedMuon(hidden, 0.02), *theirs("adamw", [], others)]
+    else:
+        optimisers = theirs(name, hidden, others)
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, warm_up) for each in optimisers]
     found = []
     for t in range(STEPS + 1):

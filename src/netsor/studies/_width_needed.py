@@ -12,7 +12,7 @@ import scipy
 
 from .._program import Program
 from .._repr_html import note, table, title
-from .._validate import ArgumentError, real
+from .._validate import ArgumentError, Rng, chosen_seed, real
 from ..language._width import inf
 from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_variation
 from ._rate import growing_width
@@ -99,6 +99,7 @@ def width_needed(
     width: str | None = None,
     draws: int = 50_000,
     seed: int = 0,
+    rng: Rng = None,
     **others: float,
 ) -> WidthNeeded:
     """The width from which on the law of an output is within a tolerance of its limit.
@@ -123,6 +124,8 @@ def width_needed(
         As in `Program.law`; more draws give a smaller interval.
     seed
         That of all laws, so that they are coupled.
+    rng
+        A `numpy.random.Generator` or an integer; it replaces `seed`.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 
@@ -141,6 +144,7 @@ def width_needed(
     >>> print(ns.width_needed(ns.paper.layer(), 0.5, of="kurtosis", draws=20_000).summary)
     kurtosis within 0.5 of the limit from n between 421 and 462 on
     """
+    seed = chosen_seed(seed, rng)
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
     allowed = real(tolerance, "tolerance", least=0)

@@ -47,7 +47,7 @@ class Check(Mapping[str, Verdict]):
     >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
     >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
     >>> print(check["logits"].exponent, check["logits"].verdict)
-    +1.05 ± 0.06 grows
+    +1.09 ± 0.06 grows
     >>> len(check.draws), check.draws[check["logits"].entry][0].shape  # at the first width
     (27, (16,))
     """

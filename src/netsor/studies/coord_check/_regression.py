@@ -36,7 +36,7 @@ class Exponent(NamedTuple):
     >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
     >>> exponent = check["logits"].exponent
     >>> print(exponent)
-    +1.05 ± 0.06
+    +1.09 ± 0.06
     >>> exponent.low < exponent.value < exponent.high
     True
     """
@@ -73,7 +73,7 @@ class Fit(NamedTuple):
     >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
     >>> fit = check["logits"].fit
     >>> print(fit.exponent, "|", *fit.local, "|", fit.bend)
-    +1.05 ± 0.06 | +1.05 ± 0.06 | None
+    +1.09 ± 0.06 | +1.09 ± 0.06 | None
     """
 
     exponent: Exponent
