@@ -29,6 +29,7 @@ FEWEST = 4  # draws: an interval needs some
 RATES = {"sgd": 2.0**-6, "muon": 0.02, "adam": 3e-3}  # the middle of the grid at the width of the model
 GRID = 2.0 ** np.arange(-6, 7)  # times that
 LEAST_RATES = 3  # learning rates: the best one has a neighbour on either side
+COARSEST = 4  # the largest ratio of neighbours: a parabola through three points does not tell more
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ class Request(_study.Request):
             raise ArgumentError("lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]")
         if len(given) < LEAST_RATES or given.min() <= 0:
             raise ArgumentError("lr", self.lr, "three or more positive numbers")
-        return tuple(np.sort(given).tolist())
+        found = np.sort(given)
+        if (found[1:] / found[:-1]).max() > COARSEST * (1 + 1e-9):
+            raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart: between them lies the best one")
+        return tuple(found.tolist())
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)

@@ -34,13 +34,13 @@ class Transfer(Result):
     Examples
     --------
     >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-    >>> found = ns.transfer(tiny, widths=[8, 64], steps=1, parametrisation="sp", draws=4, lr=[0.01, 0.1, 1, 10, 100])
+    >>> found = ns.transfer(tiny, widths=[8, 64], steps=1, parametrisation="sp", lr=2.0 ** np.arange(-7, 2))
     >>> found
-    <Transfer of gpt2: sp shifts like n^-0.8; print it for the table>
+    <Transfer of gpt2: sp shifts like n^-0.6; print it for the table>
     >>> print(found["sp"].best(8))
-    2.39 (0.76, 7.6)
+    0.186 (0.13, 0.26)
     >>> found.rows()[0]["lr"]
-    0.01
+    0.0078125
     """
 
     request: Request
