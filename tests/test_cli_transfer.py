@@ -84,8 +84,9 @@ def test_a_function_of_the_width(folder):
     (sweep,) = json.loads(result.stdout)["sweeps"]
     assert sweep["parametrisation"] == "program"
     assert [each["width"] for each in sweep["widths"]] == [16, 64, "inf"]
-    for each in sweep["widths"]:  # the first step is exact at infinite width: 1 − f = (1 − 2.25 η)
-        assert 0.3 < each["best"]["lr"] < 0.6
+    limit = sweep["widths"][-1]["loss"]
+    assert limit == pytest.approx([(1 - 3.75 * lr) ** 2 for lr in sweep["lr"]], rel=1e-6)  # |x|² + |x|²/2 = 1.875
+    assert all(each["best"]["low"] < 1 / 3.75 < each["best"]["high"] for each in sweep["widths"])
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def coord_check_command(
 @click.option(
     "--lr",
     metavar="X,Y,…",
-    help="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: 13, a factor of 2 apart]",
+    help="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: 15, a factor of 2 apart]",
 )
 @click.option("--clip-norm", type=ABOVE, metavar="X", help="Clip gradients to this global norm.")
 @click.option(

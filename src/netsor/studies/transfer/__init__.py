@@ -64,7 +64,7 @@ def transfer(
         The number of steps.
     lr : sequence of float, optional
         The learning rates, three or more. For a model they are those at its own width, which the parametrisation
-        scales. For a function they multiply the learning rates of the optimiser. By default 13, a factor of 2 apart.
+        scales. For a function they multiply the learning rates of the optimiser. By default 15, a factor of 2 apart.
     optimiser : str, Optimiser or mapping
         "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
         name then has the learning rate 1. You can also write `optimizer` and `parametrization`.

@@ -26,8 +26,8 @@ WIDTHS = (64, 256, 1024)
 STEPS = 4
 DRAWS = 16
 FEWEST = 4  # draws: an interval needs some
-RATES = {"sgd": 2.0**-6, "muon": 0.02, "adam": 3e-3}  # the middle of the grid at the width of the model
-GRID = 2.0 ** np.arange(-6, 7)  # times that
+RATES = {"sgd": 2.0**-7, "muon": 0.02, "adam": 3e-3}  # the middle of the grid at the width of the model
+GRID = 2.0 ** np.arange(-7, 8)  # times that
 LEAST_RATES = 3  # learning rates: the best one has a neighbour on either side
 COARSEST = 4  # the largest ratio of neighbours: a parabola through three points does not tell more
 

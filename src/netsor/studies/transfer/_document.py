@@ -18,7 +18,7 @@ from ..coord_check._plots import TITLES
 from ._config import Request, width_text
 from ._sweep import OUTSIDE, TOLERANCE, TRANSFERS, UNKNOWN, Sweep
 
-SEEN = 1.6  # times the loss at the smallest learning rate: a diverging loss would flatten all others
+SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
 PANELS = 3  # in a row
 RULE = (
     "The loss at a learning rate is the geometric mean over initialisations, the same ones at every rate. The best "
@@ -43,7 +43,10 @@ def document(request: Request, sweeps: Sequence[Sweep], manifest: dict[str, Any]
         Section("", [doc.Figures([_picture(request, sweeps)])], "html"),
         Section("Best learning rates with 99 % intervals", [_best(request, sweeps)]),
     ]
-    sections += [Section(f"{sweep.name}: loss at each learning rate", [_losses(sweep)], "verbose") for sweep in sweeps]
+    sections += [
+        Section(f"{sweep.name}: loss at each learning rate", [_losses(sweep)], "verbose", folded=True)
+        for sweep in sweeps
+    ]
     sections.append(Section("How verdicts are reached", [Paragraph(RULE)], "verbose"))
     if manifest is not None:
         cost = (
@@ -90,8 +93,11 @@ def _item(sweep: Sweep) -> doc.Item:
                     f"At {_at(some)} the best rate is at the end of the grid: add rates {what} than {rate:.3g}."
                 )
     elif sweep.verdict == UNKNOWN:
-        more.append("More draws, or widths further apart, settle it.")
-    return doc.Item(status(sweep), sweep.name, f"{sweep.verdict}; exponent {_exponent(sweep)}", more)
+        more.append("More draws, larger widths or a finer grid settle it.")
+    text = f"{sweep.verdict}; exponent {_exponent(sweep)}"
+    if sweep.verdict == UNKNOWN:
+        text = f"exponent {_exponent(sweep)}, neither within ±{TOLERANCE} nor outside"
+    return doc.Item(status(sweep), sweep.name, text, more)
 
 
 def _below(best: Any) -> bool:
@@ -156,11 +162,12 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
         made = Figure(figsize=(COLUMN * max(1.0, 0.8 * columns) + 0.7, 2.6 * rows), layout="constrained")
         panels = made.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         colours = {n: colormaps["viridis"](0.9 * k / (len(request.sizes) - 1)) for k, n in enumerate(request.sizes)}
+        top = SEEN * max(sweep.loss(width)[0] for sweep in sweeps for width in sweep.widths)
         lines: dict[str, Any] = {}
         for axes, sweep in zip(panels.flat, sweeps, strict=False):
             for width in sweep.widths:
-                lines[width_text(width)] = _line(axes, sweep, width, colours[width])
-            axes.set_xscale("log", base=2 if sweep.lr[-1] / sweep.lr[0] < 1e3 else 10)
+                lines[width_text(width)] = _line(axes, sweep, width, colours[width], top)
+            axes.set(xscale="log", ylim=(0.0, top))
             name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
             axes.set_title(f"{name} {sweep.verdict}")
         for axes in list(panels.flat)[len(sweeps) :]:
@@ -173,14 +180,15 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
     return made
 
 
-def _line(axes: Any, sweep: Sweep, width: float, colour: Any) -> Any:
-    """The losses of one width, with the best rate; what diverges is left out."""
-    loss, error = sweep.loss(width), sweep.error(width)
-    seen = loss < SEEN * loss[0]
-    last = int(np.argmin(seen)) if not seen.all() else len(loss)
-    lr, loss, error = sweep.lr[:last], loss[:last], error[:last]
+def _line(axes: Any, sweep: Sweep, width: float, colour: Any, top: float) -> Any:
+    """The losses of one width, with the best rate; of those that diverge, the first is drawn."""
+    above = np.flatnonzero(sweep.loss(width) > top)
+    shown = slice(above[0] + 1 if len(above) else None)
+    lr, loss, error = sweep.lr[shown], np.minimum(sweep.loss(width)[shown], 10 * top), sweep.error(width)[shown]
     (line,) = axes.plot(lr, loss, color=colour)
-    axes.fill_between(lr, loss * np.exp(-2 * error), loss * np.exp(2 * error), color=colour, alpha=0.15, lw=0)
+    axes.fill_between(
+        lr, loss * np.exp(-2 * error), loss * np.exp(2 * np.minimum(error, 10.0)), color=colour, alpha=0.15, lw=0
+    )
     at = int(np.argmin(loss))
     axes.plot(sweep.best(width).lr, loss[at], "o", color=colour)
     return line
