@@ -79,9 +79,9 @@ def test_a_perceptron_in_the_standard_parametrisation_shifts():
 
 def test_a_diverging_loss_is_no_error():
     found = ns.transfer(
-        mlp(ns.dot), widths=[8, 16], steps=3, lr=1e-3 * 4.0 ** np.arange(160), optimiser=ns.optim.SGD(1.0), draws=4
+        mlp(ns.dot), widths=[8, 16], steps=3, lr=[1, 2, 4], optimiser=ns.optim.SGD(1e100), draws=4, progress=False
     )
-    assert found[0].loss(8)[-1] > 1e200
+    assert (found[0].loss(8) > 1e200).all()
     assert np.isfinite([row["loss"] for row in found.rows()]).all()
 
 
@@ -124,17 +124,16 @@ def test_the_losses_are_those_of_training():
     by = {weight: ns.optim.SGD(0.03 * dict(case.factors)[kind]) for weight, kind in made.kinds().items()}
     logits = ns.train(made.logits, made.loss, by, 2, schedule=lambda t: (t + 1) / 2, clip_norm=0.5)[-1]
     wanted = ns.Program(made.loss_of(logits)).draw(**case.widths, draws=400, seed=1, progress=False)
-    found = DrawTask(case, 0, 0, 400, 5, Numpy()).run()["losses"][1]
+    _, found, other = DrawTask(case, 0, 0, 400, 5, Numpy()).run()["losses"]
     error = np.sqrt(wanted.var() / 400 + found.var() / 400)
-    assert abs(wanted.mean() - found.mean()) < 4 * error
-    assert abs(DrawTask(case, 0, 0, 400, 5, Numpy()).run()["losses"][2].mean() - wanted.mean()) > 6 * error
+    assert abs(wanted.mean() - found.mean()) < 4 * error  # level 6e-5
+    assert abs(wanted.mean() - other.mean()) > 6 * error  # three times the rate
 
 
 def test_the_cost_counts_every_rate_and_draw():
-    one, more = study().estimate(), study(lr=0.01 * 2.0 ** np.arange(6), draws=8).estimate()
-    assert more.random_numbers == 4 * one.random_numbers
-    cases = [case for rule in study().request.sweeps for case in study().request.cases(rule)]
-    assert one.random_numbers == 3 * 4 * sum(case.plan.random_numbers for case in cases)
+    request = study().request
+    cases = [case for rule in request.sweeps for case in request.cases(rule)]
+    assert study().estimate().random_numbers == 3 * 4 * sum(case.plan.random_numbers for case in cases)
 
 
 def test_a_grid_is_planned_once(monkeypatch):
