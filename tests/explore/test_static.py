@@ -46,6 +46,7 @@ def asked(module, kind, content):
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
+    plt.close("all")  # figures that other tests left open would be shown
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cells, "_names", {"__name__": "__main__"})
 
