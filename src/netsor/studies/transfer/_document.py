@@ -94,7 +94,7 @@ def _item(sweep: Sweep) -> doc.Item:
                 )
     elif sweep.verdict == UNKNOWN:
         more.append("More draws, larger widths or a finer grid settle it.")
-    text = f"{sweep.verdict}; exponent {_exponent(sweep)}"
+    text = sweep.verdict if sweep.verdict == OUTSIDE else f"{sweep.verdict}; exponent {_exponent(sweep)}"
     if sweep.verdict == UNKNOWN:
         text = f"exponent {_exponent(sweep)}, neither within ±{TOLERANCE} nor outside"
     return doc.Item(status(sweep), sweep.name, text, more)
