@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import matplotlib.pyplot as plt
 import pytest
 
 import netsor as ns
