@@ -22,11 +22,15 @@ def of_a_model(**given):
     return ns.coord_check(TINY, widths=[8, 16], tokens=1, draws=4, progress=False, **given)
 
 
+def sweep(**given):
+    return ns.transfer(net, widths=[8, 16], draws=4, progress=False, **given)
+
+
 def audit(**given):
     return ns.audit(TINY, quick=True, progress=False, **given)
 
 
-EVERY = (of_a_program, of_a_model, audit, ns.literature, ns.paper.reproduce)
+EVERY = (of_a_program, of_a_model, sweep, audit, ns.literature, ns.paper.reproduce)
 OUT = [(study, "out", value) for study in EVERY for value in (3, "", b"x", ["x"], True)]
 SEED = [(study, "seed", value) for study in EVERY for value in (None, "x", -1, 1.5)]
 EXECUTOR = [(study, "executor", value) for study in EVERY if study is not ns.literature for value in (3, "x", [])]

@@ -14,7 +14,7 @@ import click
 
 from .._validate import real, shown
 from ._backend_options import BackendChoice, pop_backend, where_options
-from ._options import DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
+from ._options import ABOVE, DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
 from ._output import check_name, echo, echo_error, stdout_to_stderr
 from ._signals import Watch
 
@@ -212,6 +212,67 @@ def coord_check_command(
         told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
         echo_error(f"not as expected: {told}")
         raise click.exceptions.Exit(FAILED)
+
+
+@cli.command("transfer")
+@click.argument("model")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
+@click.option("--widths", metavar="N,…", help="Widths of the stream.  [default: 64,256,1024]")
+@click.option("--steps", type=POSITIVE, default=4, show_default=True, help="How many steps are taken.")
+@click.option(
+    "--optimiser",
+    "--optimizer",
+    metavar="NAME",
+    default="sgd",
+    show_default=True,
+    help="sgd, muon or adam; of FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
+)
+@click.option(
+    "--lr",
+    metavar="X,Y,…",
+    help="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: 15, a factor of 2 apart]",
+)
+@click.option("--clip-norm", type=ABOVE, metavar="X", help="Clip gradients to this global norm.")
+@click.option(
+    "--parametrisation",
+    "--parametrization",
+    "rules",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]",
+)
+@click.option(
+    "--grow",
+    type=click.Choice(["heads", "head-dim"]),
+    default="heads",
+    show_default=True,
+    help="What grows with the width: the number of heads, or their dimension.",
+)
+@click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
+@click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
+@click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
+@click.option("--draws", type=MIN_FOUR, default=16, show_default=True, help="Initialisations at each width.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--out", metavar="DIR", help="A folder for the report, the figure, tables and finished draws.")
+@where_options
+@click.option("--verbose", is_flag=True, help="Print the loss at every learning rate too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_obj
+def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | None, **options: Any) -> None:
+    """Does the best learning rate transfer? The loss after a few steps against the learning rate, at several widths.
+
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
+    of the width that returns a program whose output is the loss; FILE is run. With --out a sweep of a model that was
+    interrupted goes on where it stopped; files in the folder that are not of an earlier sweep are never overwritten.
+    """
+    from ._study import printed, run_study
+    from ._study_requests import transfer_study
+
+    where = study_options(options, out)
+    with stdout_to_stderr(as_json):
+        found = run_study(watch, where, lambda: transfer_study(options))
+    printed(found, out, as_json, verbose)
 
 
 @cli.command("reproduce")

@@ -1,4 +1,4 @@
-"""The requests of `netsor audit` and `netsor coord-check`, read from their options."""
+"""The requests of `netsor audit`, `netsor coord-check` and `netsor transfer`, read from their options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .._validate import shown
+from .._validate import one_of, shown
 from ..models import Transformer, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..studies.audit import _config as _audit_config
@@ -19,7 +19,9 @@ from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
 from ..studies.coord_check import _config as _check_config
 from ..studies.coord_check._check import CoordCheckStudy
-from ..studies.coord_check._parametrisation import parametrisation
+from ..studies.coord_check._parametrisation import OPTIMISERS, parametrisation
+from ..studies.transfer import _config as _transfer_config
+from ..studies.transfer._transfer import TransferStudy
 from ._check_init_command import network_of
 from ._load_program import bound, find, is_target
 from ._options import RATE, integers
@@ -169,10 +171,51 @@ def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
     return CoordCheckStudy(_check_config.Request(model, every, lr=rates, **options))
 
 
-def _function(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
+def transfer_study(options: dict[str, Any]) -> TransferStudy:
+    """The learning-rate sweep that is asked for."""
+    source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
+    for name in ("widths", "ids", "targets"):
+        options[name] = integers(f"--{name}", options[name], "64,256,1024", inf=name == "widths")
+    options["lr"] = _grid(options["lr"])
+    by = options["optimiser"]
+    if is_target(source):
+        model = _target(source, changes)
+        if by not in OPTIMISERS:
+            options["optimiser"] = _named_in_file(
+                "--optimiser", by, model, f"{', '.join(OPTIMISERS)}, or the name of one"
+            )
+    else:
+        model, rules = changed(model_of("MODEL", source), "--set", changes), rules or ("sp", "mup")
+        one_of(by, "optimiser", "", OPTIMISERS)
+    every = tuple(parametrisation(rule, by) for rule in rules)
+    return TransferStudy(_transfer_config.Request(model, every, **options))
+
+
+def _grid(text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(word) for word in text.split(",")]
+    except ValueError:
+        said = "must be numbers with commas between, as 0.01,0.02,0.04"
+        raise click.UsageError(f"--lr {shown(text)} {said}") from None
+
+
+def _target(source: str, changes: Any) -> Any:
+    """The function of the width that FILE:FUNCTION names."""
     if changes:
         raise click.UsageError("--set is for models; a function of the width has its fields in it")
-    found = find(source)
+    return find(source).value
+
+
+def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
+    """What has a name in the file of a function."""
+    found = getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
+    if found is None:
+        raise click.UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
+    return found
+
+
+def _function(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
+    function = _target(source, changes)
     if lr is None:
         raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     try:
@@ -181,11 +224,8 @@ def _function(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
     except click.BadParameter as error:
         raise click.UsageError(f"--lr {error.message}") from None
     except ValueError:
-        module = sys.modules.get(getattr(found.value, "__module__", ""))
-        rates = getattr(module, lr, None)
-        if rates is None:
-            raise click.UsageError(f"--lr {shown(lr)} must be a number, or the name of rates in FILE") from None
-    return found.value, rates
+        rates = _named_in_file("--lr", lr, function, "a number, or the name of rates")
+    return function, rates
 
 
 def _rates(text: str | None) -> Any:

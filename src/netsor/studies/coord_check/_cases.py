@@ -67,14 +67,7 @@ class CheckCase:
         if self.model is not None:
             return of_model(self.model, self.ids, self.targets, dict(self.rates))
         assert self.build is not None
-        try:
-            inspect.signature(self.build).bind(self.width)
-        except TypeError as error:
-            name = getattr(self.build, "__name__", "program")
-            raise ArgumentError("model", name, f"a function of the width alone: {error}") from None
-        except ValueError:  # some functions written in C have no signature
-            pass
-        made: Any = self.build(Width("n") if math.isinf(self.width) else int(self.width))
+        made = call_build(self.build, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
         net, rates = made if isinstance(made, tuple) else (made, None if self.held is None else self.held.lr)
         if not isinstance(net, Program):
@@ -126,11 +119,28 @@ class CheckCase:
         """The draws of a part, a power of two: each part is planned anew, so that short ones cost more than they do."""
         if self.model is None:
             return PART_DRAWS
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / self.draw().seconds)))))
+        return draws_within(PART_SECONDS, self.draw().seconds)
 
     def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
         """What a draw takes; of a deep network, as those of few blocks say."""
         return _draw(self, dataclasses.replace(backend, precision="float64"))
+
+
+def call_build(build: Build, width: float) -> Any:
+    """What a function of the width returns; one that takes other arguments is refused."""
+    try:
+        inspect.signature(build).bind(width)
+    except TypeError as error:
+        name = getattr(build, "__name__", "program")
+        raise ArgumentError("model", name, f"a function of the width alone: {error}") from None
+    except ValueError:  # some functions written in C have no signature
+        pass
+    return build(Width("n") if math.isinf(width) else int(width))
+
+
+def draws_within(seconds: float, each: float) -> int:
+    """How many draws take so many seconds, a power of two from 1 to PART_DRAWS."""
+    return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, seconds / each)))))
 
 
 @lru_cache(maxsize=256)

@@ -55,8 +55,8 @@ class Request(_study.Request):
         if len({rule.name for rule in self.rules}) < len(self.rules):
             names = [rule.name for rule in self.rules]
             raise ArgumentError("parametrisation", names, "names that are all different")
-        self._set("widths", self._sizes("widths", self.widths))
-        self._set("depths", self._sizes("depths", self.depths))
+        self._set("widths", sizes_of("widths", self.widths))
+        self._set("depths", sizes_of("depths", self.depths))
         if len(self.widths or ()) > 1 and len(self.depths or ()) > 1:
             raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
         if isinstance(self.model, Transformer):
@@ -68,19 +68,6 @@ class Request(_study.Request):
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-
-    def _sizes(self, name: str, given: Any) -> tuple[float, ...] | None:
-        if given is None:
-            return None
-        try:
-            found = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
-        except TypeError:
-            raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
-        if any(2**53 <= v < math.inf for v in found):
-            raise ArgumentError(name, given, "below 2^53")
-        if not found or len(set(found)) < len(found):
-            raise ArgumentError(name, given, "one number or more, each once")
-        return tuple(found)
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
@@ -102,7 +89,9 @@ class Request(_study.Request):
         if max(self.depths or ()) > MOST_LAYERS:
             raise ArgumentError("depths", self.depths, f"at most {MOST_LAYERS}")
         self._set("lr", self._rates())
-        self._batch(model)
+        ids, targets = batch_of(model, self.ids, self.targets, self.tokens, self.seed)
+        self._set("ids", ids)
+        self._set("targets", targets)
         for subject in self.subjects(self.rules[0]):  # which refuses widths that the heads do not divide
             assert subject.model is not None
 
@@ -133,33 +122,6 @@ class Request(_study.Request):
                 raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
             real(rate, "lr", least=0, most=1e12)
         return {kind: float(found.get(kind, RATES[self.optimiser])) for kind in KINDS}
-
-    def _batch(self, model: Transformer) -> None:
-        """The ids of the tokens, and a target for each: the next id, unless given."""
-        most = model.vocabulary or 1
-        if self.ids is not None and self.tokens is not None:
-            raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
-        if self.ids is None:
-            if self.targets is not None:
-                raise ArgumentError("targets", self.targets, "left out without ids: one target for each id")
-            count = TOKENS if self.tokens is None else self.tokens
-            every = np.random.default_rng([self.seed, 1]).integers(0, most, count + 1).tolist()
-            ids, targets = every[:-1], every[1:]
-        else:
-            every = [whole(i, "ids", least=0) for i in self.ids]
-            if self.targets is None and len(every) < 2:
-                raise ArgumentError("ids", every, "two or more, each the target of the one before; or give targets")
-            targets = every[1:] if self.targets is None else [whole(i, "targets", least=0) for i in self.targets]
-            ids = every[:-1] if self.targets is None else every
-        for name, some in (("ids", ids), ("targets", targets)):
-            if not some or max(some) >= most:
-                raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
-        if len(ids) != len(targets):
-            raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
-        if model.positions == "learned" and len(ids) > (model.length or 0):
-            raise ArgumentError("tokens", len(ids), f"at most {model.length}: so many positions {model.name} has")
-        self._set("ids", tuple(ids))
-        self._set("targets", tuple(targets))
 
     @cached_property
     def _held(self) -> ProgramRates:
@@ -255,3 +217,47 @@ class Request(_study.Request):
         starts = range(0, draws, size)
         every = ((i, min(size, draws - at)) for i, at in enumerate(starts))
         return [DrawTask(subject, place, i, count, self.seed, self.backend) for i, count in every]
+
+
+def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
+    """Widths or depths, sorted, each once."""
+    if given is None:
+        return None
+    try:
+        found = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
+    except TypeError:
+        raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
+    if any(2**53 <= v < math.inf for v in found):
+        raise ArgumentError(name, given, "below 2^53")
+    if not found or len(set(found)) < len(found):
+        raise ArgumentError(name, given, "one number or more, each once")
+    return tuple(found)
+
+
+def batch_of(
+    model: Transformer, ids: Sequence[int] | None, targets: Sequence[int] | None, tokens: int | None, seed: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids of the tokens, and a target for each: the next id, unless given."""
+    most = model.vocabulary or 1
+    if ids is not None and tokens is not None:
+        raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
+    if ids is None:
+        if targets is not None:
+            raise ArgumentError("targets", targets, "left out without ids: one target for each id")
+        count = TOKENS if tokens is None else tokens
+        every = np.random.default_rng([seed, 1]).integers(0, most, count + 1).tolist()
+        first, last = every[:-1], every[1:]
+    else:
+        every = [whole(i, "ids", least=0) for i in ids]
+        if targets is None and len(every) < 2:
+            raise ArgumentError("ids", every, "two or more, each the target of the one before; or give targets")
+        last = every[1:] if targets is None else [whole(i, "targets", least=0) for i in targets]
+        first = every[:-1] if targets is None else every
+    for name, some in (("ids", first), ("targets", last)):
+        if not some or max(some) >= most:
+            raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
+    if len(first) != len(last):
+        raise ArgumentError("targets", last, f"{len(first)}, one for each id")
+    if model.positions == "learned" and len(first) > (model.length or 0):
+        raise ArgumentError("tokens", len(first), f"at most {model.length}: so many positions {model.name} has")
+    return tuple(first), tuple(last)

@@ -1,6 +1,156 @@
 """Loss after a few steps against the learning rate, at several widths: does the best learning rate transfer?"""
 
-from ._result import Optimum, Sweep, Transfer
-from ._transfer import transfer
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from ..._program import Program
+from ..._validate import ArgumentError, Rng, also_spelled, chosen_seed, one_of
+from ...engine._parallel import Progress, check_executor
+from ...engine.backends import choose
+from ...models import Transformer, read
+from ...optim import Optimiser
+from .._output_dir import out_path
+from ..coord_check import _parametrisation
+from ._config import DRAWS, STEPS, Request
+from ._results import Transfer
+from ._sweep import Optimum, Sweep
+from ._transfer import TransferStudy
 
 __all__ = ["Optimum", "Sweep", "Transfer", "transfer"]
+
+
+@also_spelled(optimizer="optimiser", parametrization="parametrisation")
+def transfer(
+    model: str | Path | Mapping[str, Any] | Transformer | Callable[[Any], Program] | Any,
+    *,
+    widths: Sequence[float] | None = None,
+    steps: int = STEPS,
+    lr: Sequence[float] | None = None,
+    optimiser: str | Optimiser | Mapping[Any, Optimiser] = "sgd",
+    parametrisation: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
+    ids: Sequence[int] | None = None,
+    targets: Sequence[int] | None = None,
+    tokens: int | None = None,
+    weights: Callable[[Program], Any] | None = None,
+    schedule: Callable[[int], float] | None = None,
+    clip_norm: float | None = None,
+    draws: int = DRAWS,
+    grow: str = "heads",
+    seed: int = 0,
+    rng: Rng = None,
+    workers: int | None = None,
+    out: str | Path | None = None,
+    backend: str = "numpy",
+    device: str | None = None,
+    precision: str = "float64",
+    executor: Executor | None = None,
+    progress: Progress = True,
+) -> Transfer:
+    """The loss after a few steps of training against the learning rate, at several widths.
+
+    Parameters
+    ----------
+    model : str, pathlib.Path, mapping, Transformer, configuration or callable
+        What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program` whose
+        output is the loss.
+    widths : sequence of float, optional
+        Of the stream; 64, 256 and 1024 unless given. Of a function, `inf` may be among them: it is then called with an
+        `ns.Width`.
+    steps : int
+        The number of steps.
+    lr : sequence of float, optional
+        The learning rates, three or more. For a model they are those at its own width, which the parametrisation
+        scales. For a function they multiply the learning rates of the optimiser. By default 15, a factor of 2 apart.
+    optimiser : str, Optimiser or mapping
+        "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
+        name then has the learning rate 1. You can also write `optimizer` and `parametrization`.
+    parametrisation : str, pathlib.Path, mapping or sequence of these, optional
+        Of a model, as in `ns.coord_check`; SP and µP unless given.
+    ids, targets : sequence of int, optional
+        The batch of a model, as in `ns.coord_check`.
+    tokens : int, optional
+        The number of tokens of a random batch, 4 unless given.
+    weights : callable, optional
+        Of a function: which parameters of its program move, as `ns.step` takes them; all matrices unless given.
+    schedule : callable, optional
+        A function of the step 0, 1, … that the learning rates are multiplied by, as in `ns.train`.
+    clip_norm : float, optional
+        The largest norm of the gradient, as in `ns.train`.
+    draws : int
+        Initialisations at each width. All learning rates see the same ones.
+    grow : str
+        What grows with the width of a model: the number of "heads", which keep their dimension, or "head-dim".
+    seed : int
+        The draws depend on it alone, not on the number of workers.
+    rng : numpy.random.Generator or int, optional
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
+    workers : int, optional
+        Worker processes; all cores, if None.
+    out : str or pathlib.Path, optional
+        A folder, in which finished parts are kept as they are done, an interrupted sweep goes on where it stopped, and
+        the report is written at the end.
+    backend : str
+        The array library, as in `Program.law`.
+    device : str, optional
+        Where it computes.
+    precision : str
+        Of numbers, "float64" or "float32".
+    executor : concurrent.futures.Executor, optional
+        Runs the parts instead of local processes; for example Dask's.
+    progress : bool or callable
+        True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
+
+    Returns
+    -------
+    Transfer
+        A `Sweep` for each parametrisation, with the best learning rate at each width, its exponent and a verdict.
+
+    Examples
+    --------
+    >>> inputs, targets = ns.data([[1.0, 0.0], [0.6, 0.8]]), np.array([1.0, -1.0])
+    >>> @ns.program
+    ... def standard(n):
+    ...     h = ns.relu(ns.weight(n, n) @ ns.relu(ns.weight(n, 2) @ inputs))
+    ...     f = (ns.weight(1, n) @ h)[:, None]
+    ...     return ((ns.mean_dot(f, ns.data([[1.0]]))[:, 0, 0] - targets) ** 2).mean()
+    >>> found = ns.transfer(standard, widths=[32, 128, 512], lr=2.0 ** np.arange(-12, -1))
+    >>> found[0].verdict
+    'shifts like n^-1.0'
+    """
+    check_executor(executor, "processes")
+    if model is None:
+        raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
+    own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
+    given: Any = parametrisation if isinstance(parametrisation, list | tuple) else [parametrisation]
+    if parametrisation is None:
+        given = [] if own else ["sp", "mup"]
+    by: Any = optimiser
+    if given:  # their learning rates depend on the optimiser
+        one_of(by, "optimiser", "", _parametrisation.OPTIMISERS)
+    described: Any = model if own or isinstance(model, Transformer) else read(model)
+    request = Request(
+        described,
+        tuple(_parametrisation.parametrisation(each, by) for each in given),
+        widths,
+        steps,
+        lr,
+        optimiser,
+        ids,
+        targets,
+        tokens,
+        weights,
+        schedule,
+        clip_norm,
+        draws,
+        grow,
+        seed=chosen_seed(seed, rng),
+        workers=workers,
+        out=None if out is None else out_path(out),
+        backend=choose(backend, device, precision),
+        progress=progress,
+    )
+    return TransferStudy(request).run(executor)

@@ -1,4 +1,4 @@
-"""The result of a learning-rate sweep: the best learning rate at each width, and whether it moves with the width.
+"""What the losses of a learning-rate sweep say: the best rate at each width, and whether it moves with the width.
 
 The loss at a learning rate is the geometric mean over initialisations. The best rate is the vertex of the parabola
 through the lowest point of the grid and its neighbours, in the logarithms of both. Its interval is that of 99 % over
@@ -9,7 +9,7 @@ least-squares slope of log best rate against log width, with its own interval fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..._mpl_style import styled
-
 Floats = npt.NDArray[np.float64]
 
+TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
 SAMPLES = 2000  # bootstrap samples
 TOLERANCE = 0.1  # of an exponent, as in a coordinate check
+LARGEST = 1e300  # loss; 1/LARGEST is the smallest
 LEVEL = 1e-2  # of intervals; smaller ones would need more samples
 
 
@@ -88,8 +88,10 @@ class Sweep:
 
     def loss(self, width: float) -> Floats:
         """The geometric mean of the losses at each learning rate."""
-        with np.errstate(all="ignore"):
-            return np.asarray(np.exp(np.log(self.losses[width]).mean(axis=1)))
+        return np.asarray(np.exp(self._logs(width).mean(axis=1)))
+
+    def _logs(self, width: float) -> Floats:
+        return np.log(np.clip(self.losses[width], 1 / LARGEST, LARGEST))
 
     def best(self, width: float) -> Optimum:
         """The best learning rate at a width."""
@@ -104,10 +106,8 @@ class Sweep:
     def _vertices(self) -> dict[float, tuple[float, Floats]]:
         """Log best rates: of all draws, and of bootstrap samples."""
         found = {}
-        for place, (width, losses) in enumerate(self.losses.items()):
-            rng = np.random.default_rng([20, place])
-            with np.errstate(all="ignore"):
-                logs = np.minimum(np.log(losses), 690.0)  # below that of the largest double
+        for place, width in enumerate(self.losses):
+            rng, logs = np.random.default_rng([20, place]), self._logs(width)
             share = rng.multinomial(logs.shape[1], np.full(logs.shape[1], 1 / logs.shape[1]), size=SAMPLES)
             means = share @ logs.T / logs.shape[1]
             found[width] = float(_vertex(np.log(self.lr), logs.mean(axis=1)[None])[0]), _vertex(np.log(self.lr), means)
@@ -129,24 +129,46 @@ class Sweep:
         "not within the grid": at some width the lowest loss is at an end of the grid.
         """
         if any(not 0 < self.best(width).low <= self.best(width).high < math.inf for width in self.losses):
-            return "not within the grid"
+            return OUTSIDE
         value, low, high = self.exponent
         if low >= -TOLERANCE and high <= TOLERANCE:
-            return "transfers"
-        return f"shifts like n^{value:.1f}" if low > TOLERANCE or high < -TOLERANCE else "undecided"
+            return TRANSFERS
+        return f"shifts like n^{value:.1f}" if low > TOLERANCE or high < -TOLERANCE else UNKNOWN
+
+    def error(self, width: float) -> Floats:
+        """The standard error of the logarithm of the loss at each learning rate."""
+        logs = self._logs(width)
+        return np.asarray(logs.std(axis=1, ddof=1) / math.sqrt(logs.shape[1]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The loss at every width and learning rate, one row each, with the standard error of its logarithm."""
+        return [
+            {"parametrisation": self.name, "width": _plain(width), "lr": float(lr), "loss": loss, "log_error": error}
+            for width in self.losses
+            for lr, loss, error in zip(self.lr, self.loss(width).tolist(), self.error(width).tolist(), strict=True)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON, which has no infinity: an interval without an upper end has None, infinite width is "inf"."""
         return {
             "parametrisation": self.name,
             "lr": self.lr.tolist(),
             "widths": [
-                {"width": n, "loss": self.loss(n).tolist(), "best": self.best(n)._asdict()} for n in self.losses
+                {
+                    "width": _plain(width),
+                    "loss": self.loss(width).tolist(),
+                    "best": {k: v if math.isfinite(v) else None for k, v in self.best(width)._asdict().items()},
+                }
+                for width in self.losses
             ],
             "exponent": dict(zip(("value", "low", "high"), self.exponent, strict=True)),
             "verdict": self.verdict,
-            "refused": dict(self.refused),
+            "refused": {str(_plain(width)): why for width, why in self.refused.items()},
         }
+
+
+def _plain(width: float) -> int | str:
+    return "inf" if width == math.inf else int(width)
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:
@@ -164,80 +186,3 @@ def _vertex(x: Floats, y: Floats) -> Floats:
 def _ends(value: float, samples: Floats) -> tuple[float, float, float]:
     low, high = np.quantile(samples, [LEVEL / 2, 1 - LEVEL / 2])
     return value, min(value, float(low)), max(value, float(high))
-
-
-class Transfer(Sequence[Sweep]):
-    """A sweep for each parametrisation; `ns.transfer` makes it.
-
-    Parameters
-    ----------
-    name : str
-        Of the model.
-    steps : int
-        How many there were.
-    sweeps : sequence of Sweep
-        One for each parametrisation.
-
-    Examples
-    --------
-    >>> from netsor.studies.transfer import Sweep, Transfer
-    >>> lr = 2.0 ** np.arange(-4, 5)
-    >>> losses = {n: 1.0 + np.log(lr)[:, None] ** 2 + 0.01 * np.arange(8) for n in (64.0, 256.0)}
-    >>> print(Transfer("mine", 4, [Sweep("mup", lr, losses, {})]))
-    mine, 4 steps: best learning rates with intervals
-    width      mup
-    64         1 (0.71, 1.4)
-    256        1 (0.71, 1.4)
-    exponent   +0.00 (+0.00, +0.00)
-    verdict    transfers
-    """
-
-    def __init__(self, name: str, steps: int, sweeps: Sequence[Sweep]) -> None:
-        self.name, self.steps, self.sweeps = name, steps, list(sweeps)
-
-    def __len__(self) -> int:
-        return len(self.sweeps)
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return next(sweep for sweep in self.sweeps if sweep.name == key)
-        return self.sweeps[key]
-
-    def __str__(self) -> str:
-        rows = [("width", *(sweep.name for sweep in self.sweeps))]
-        for width in dict.fromkeys(n for sweep in self.sweeps for n in (*sweep.losses, *sweep.refused)):
-            cells = [str(sweep.best(width)) if width in sweep.losses else "no law" for sweep in self.sweeps]
-            rows.append(("∞" if width == math.inf else f"{width:,.0f}", *cells))
-        powers = ["{:+.2f} ({:+.2f}, {:+.2f})".format(*(v + 0.0 for v in sweep.exponent)) for sweep in self.sweeps]
-        rows += [("exponent", *powers), ("verdict", *(sweep.verdict for sweep in self.sweeps))]
-        lines = ["".join(f"{cell:<{11 if k == 0 else 28}}" for k, cell in enumerate(row)).rstrip() for row in rows]
-        return "\n".join([f"{self.name}, {self.steps} steps: best learning rates with intervals", *lines])
-
-    __repr__ = __str__
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"model": self.name, "steps": self.steps, "sweeps": [sweep.as_dict() for sweep in self.sweeps]}
-
-    def plot(self) -> Any:
-        """Loss against learning rate, a line for each width and a panel for each parametrisation; a figure."""
-        with styled():
-            from matplotlib import colormaps
-            from matplotlib.figure import Figure
-
-            figure = Figure(figsize=(3.4 * len(self.sweeps), 2.6), layout="constrained")
-            panels = figure.subplots(1, len(self.sweeps), sharey=True, squeeze=False)[0]
-            for axes, sweep in zip(panels, self.sweeps, strict=True):
-                for k, width in enumerate(sweep.losses):
-                    colour = colormaps["viridis"](0.9 * k / max(1, len(sweep.losses) - 1))
-                    loss = sweep.loss(width)
-                    seen = loss < 10 * np.nanmedian(loss[:1])  # a diverging loss would flatten all others
-                    label = "∞" if width == math.inf else f"{width:,.0f}"
-                    axes.plot(sweep.lr[seen], loss[seen], color=colour, label=label)
-                    at = int(np.argmin(loss))
-                    axes.plot(sweep.lr[at], loss[at], "o", color=colour)
-                axes.set_xscale("log", base=2)
-                axes.set(xlabel="learning rate", title=f"{sweep.name}: {sweep.verdict}")
-            panels[0].set(ylabel=f"loss after {self.steps} steps")
-            panels[-1].legend(title="width")
-        return figure

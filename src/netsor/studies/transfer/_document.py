@@ -1,0 +1,194 @@
+"""A learning-rate sweep as a document, with its figure: see `studies._document`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..._mpl_style import COLUMN, rendered, styled
+from .. import _document as doc
+from .._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
+from .._html_report import COLOUR_CLASSES, provenance
+from ..coord_check._document import GROWTH
+from ..coord_check._plots import TITLES
+from ._config import Request, width_text
+from ._sweep import OUTSIDE, TOLERANCE, TRANSFERS, UNKNOWN, Sweep
+
+SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
+PANELS = 3  # in a row
+RULE = (
+    "The loss at a learning rate is the geometric mean over initialisations, the same ones at every rate. The best "
+    "rate is the vertex of the parabola through the lowest point of the grid and its neighbours, in the logarithms of "
+    "both. Its 99 % interval is over bootstrap samples of initialisations, and reaches at least half a step of the "
+    "grid to either side. The exponent is the least-squares slope of the log best rate against the log width, over "
+    f"the finite widths. The rate transfers if the 99 % interval of the exponent is within ±{TOLERANCE}, and shifts "
+    "like n^a if the interval is outside it; otherwise the sweep is undecided. There is no verdict if the lowest loss "
+    "is at an end of the grid."
+)
+FILES = {
+    "transfer.csv": "every loss", "transfer.json": "", "transfer.pdf": "", "transfer.png": "the figure",
+    "manifest.json": "",
+}  # fmt: skip
+
+
+def document(request: Request, sweeps: Sequence[Sweep], manifest: dict[str, Any] | None = None) -> doc.Document:
+    """The document of a sweep; with its manifest, for a folder."""
+    verdict = "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in sweeps)
+    sections = [
+        Section("", [doc.Items([_item(sweep) for sweep in sweeps])]),
+        Section("", [doc.Figures([_picture(request, sweeps)])], "html"),
+        Section("Best learning rates with 99 % intervals", [_best(request, sweeps)]),
+    ]
+    sections += [
+        Section(f"{sweep.name}: loss at each learning rate", [_losses(sweep)], "verbose", folded=True)
+        for sweep in sweeps
+    ]
+    sections.append(Section("How verdicts are reached", [Paragraph(RULE)], "verbose"))
+    if manifest is not None:
+        cost = (
+            f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
+        )
+        exact = "" if request.own else (
+            "Every draw is exact in law at its width. Matrices and embeddings are trained; biases and gains of norms "
+            "keep their initial values. "
+        )  # fmt: skip
+        sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
+    title = f"Learning-rate transfer of {request.name}"
+    return doc.Document(title, f"{request.name}: {verdict}", headline(request), sections)
+
+
+def headline(r: Request) -> str:
+    """What was done."""
+    name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
+    batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
+    scale = "" if r.own else f"; {GROWTH[r.grow]}"
+    at = ", ".join(map(width_text, r.sizes))
+    return (
+        f"Loss after {_steps(r)}{name}{batch}, at {len(r.lr or ())} learning rates, {r.draws} initialisations at "
+        f"widths {at}{scale}"
+    )
+
+
+def _steps(r: Request) -> str:
+    return "one step" if r.steps == 1 else f"{r.steps} steps"
+
+
+def status(sweep: Sweep) -> str:
+    """The status of a verdict."""
+    return OK if sweep.verdict == TRANSFERS else UNDECIDED if sweep.verdict in (UNKNOWN, OUTSIDE) else FLAG
+
+
+def _item(sweep: Sweep) -> doc.Item:
+    """The conclusion for one parametrisation, and what to do if there is none."""
+    more = [f"No law at width {width_text(width)}: {why}." for width, why in sweep.refused.items()]
+    if sweep.verdict == OUTSIDE:
+        low, high = ([n for n in sweep.widths if end(sweep.best(n))] for end in (_below, _above))
+        for some, what, rate in ((low, "smaller", sweep.lr[0]), (high, "larger", sweep.lr[-1])):
+            if some:
+                more.append(
+                    f"At {_at(some)} the best rate is at the end of the grid: add rates {what} than {rate:.3g}."
+                )
+    elif sweep.verdict == UNKNOWN:
+        more.append("More draws, larger widths or a finer grid settle it.")
+    text = sweep.verdict if sweep.verdict == OUTSIDE else f"{sweep.verdict}; exponent {_exponent(sweep)}"
+    if sweep.verdict == UNKNOWN:
+        text = f"exponent {_exponent(sweep)}, neither within ±{TOLERANCE} nor outside"
+    return doc.Item(status(sweep), sweep.name, text, more)
+
+
+def _below(best: Any) -> bool:
+    return bool(best.low == 0)
+
+
+def _above(best: Any) -> bool:
+    return bool(math.isinf(best.high))
+
+
+def _at(widths: Sequence[float]) -> str:
+    return f"width{'s' * (len(widths) > 1)} {', '.join(map(width_text, widths))}"
+
+
+def _exponent(sweep: Sweep) -> str:
+    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in sweep.exponent))
+
+
+def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
+    """The best rate at each width, a column for each parametrisation."""
+    rows: list[list[str | Cell]] = []
+    for width in request.sizes:
+        cells = [
+            Cell(str(sweep.best(width))) if width in sweep.losses else Cell("no law", status="absent")
+            for sweep in sweeps
+        ]
+        rows.append([f"n = {width_text(width)}", *cells])
+    rows.append(["exponent", *(Cell(_exponent(sweep), status=COLOUR_CLASSES[status(sweep)]) for sweep in sweeps)])
+    return Table(["", *(sweep.name for sweep in sweeps)], rows)
+
+
+def _losses(sweep: Sweep) -> Table:
+    """Losses, a column for each width."""
+    columns = [sweep.loss(width) for width in sweep.widths]
+    rows = [[f"{lr:.3g}", *(f"{column[k]:.3g}" for column in columns)] for k, lr in enumerate(sweep.lr)]
+    return Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
+
+
+def _picture(request: Request, sweeps: Sequence[Sweep]) -> doc.Figure:
+    caption = (
+        f"Loss after {_steps(request)} against the learning rate{'' if request.own else ' at the width of the model'}: "
+        "geometric means over initialisations with two standard errors. A dot is the best rate of its width; the "
+        "rate transfers if the dots are above each other."
+    )
+    return doc.Figure("transfer", caption, partial(_svg, request, sweeps))
+
+
+def _svg(request: Request, sweeps: Sequence[Sweep]) -> bytes:
+    with styled():
+        (svg,) = rendered(figure(request, sweeps), "svg")
+    return svg
+
+
+def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
+    """Loss against learning rate: a panel for each parametrisation, a line for each width."""
+    with styled():
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+
+        columns = min(len(sweeps), PANELS)
+        rows = -(-len(sweeps) // columns)
+        made = Figure(figsize=(COLUMN * max(1.0, 0.8 * columns) + 0.7, 2.6 * rows), layout="constrained")
+        panels = made.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        colours = {n: colormaps["viridis"](0.9 * k / (len(request.sizes) - 1)) for k, n in enumerate(request.sizes)}
+        top = SEEN * max(sweep.loss(width)[0] for sweep in sweeps for width in sweep.widths)
+        lines: dict[str, Any] = {}
+        for axes, sweep in zip(panels.flat, sweeps, strict=False):
+            for width in sweep.widths:
+                lines[width_text(width)] = _line(axes, sweep, width, colours[width], top)
+            axes.set(xscale="log", ylim=(0.0, top))
+            name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
+            axes.set_title(f"{name} {sweep.verdict}")
+        for axes in list(panels.flat)[len(sweeps) :]:
+            axes.set_visible(False)
+        for axes in panels[:, 0]:
+            axes.set_ylabel(f"loss after {_steps(request)}")
+        for axes in panels[-1]:
+            axes.set_xlabel("learning rate")
+        made.legend(lines.values(), lines.keys(), title="width", loc="outside right center")
+    return made
+
+
+def _line(axes: Any, sweep: Sweep, width: float, colour: Any, top: float) -> Any:
+    """The losses of one width, with the best rate; of those that diverge, the first is drawn."""
+    above = np.flatnonzero(sweep.loss(width) > top)
+    shown = slice(above[0] + 1 if len(above) else None)
+    lr, loss, error = sweep.lr[shown], np.minimum(sweep.loss(width)[shown], 10 * top), sweep.error(width)[shown]
+    (line,) = axes.plot(lr, loss, color=colour)
+    axes.fill_between(
+        lr, loss * np.exp(-2 * error), loss * np.exp(2 * np.minimum(error, 10.0)), color=colour, alpha=0.15, lw=0
+    )
+    at = int(np.argmin(loss))
+    axes.plot(sweep.best(width).lr, loss[at], "o", color=colour)
+    return line
