@@ -96,6 +96,30 @@ def test_moments_of_several_arguments():
     np.testing.assert_allclose(slope[0], [quadrature.mean(lambda u: 1 - np.tanh(u) ** 2, 0, 1), 1.0, 0.0], atol=1e-5)
 
 
+@pytest.mark.parametrize("arguments", [4, 5, 8])
+def test_moments_of_many_arguments(arguments):
+    """One expectation of four arguments or more was 0 ± 0: a batch of its values had no rows."""
+    several = Function("several", lambda *u: 1.5 + sum(u) + np.tanh(u[0]) * u[1])
+    mean, slope, error = moments_of_several(BatchedFunction(several, np.zeros((1, arguments))), np.eye(arguments)[None])
+    assert abs(mean[0] - 1.5) <= error[0]
+    np.testing.assert_allclose(slope[0], 1.0, atol=error[0])
+    assert error[0] < 1e-2
+
+
+def test_a_gradient_through_a_centred_residual():
+    """d/dx of tanh(x + relu(x) − mean) along r: E[tanh'(u) (1 + 1(x > 0))]."""
+    n = ns.Width("n")
+    x, r, one = ns.gaussian(n), ns.gaussian(n), ns.ones(n)
+    c = ns.relu(x)
+    g = ns.grad(ns.dot(r, ns.tanh(x + c - ns.mean_dot(c, one) * one)), x)
+    value, error = ns.Program(ns.mean_dot(g, r)).law(n=ns.inf).with_error.mean()
+    mean = (2 * np.pi) ** -0.5
+    below = quadrature.mean(lambda z: (z <= 0) / np.cosh(z - mean) ** 2, 0, 1, breaks=[0.0])
+    above = quadrature.mean(lambda z: (z > 0) / np.cosh(2 * z - mean) ** 2, 0, 1, breaks=[0.0])
+    assert abs(value - below - 2 * above) <= error
+    assert error < 1e-3
+
+
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
 def test_errors_do_not_depend_on_the_scale_of_arguments(scale):
     """E[(u + 1(u > v))²] = 3/2 + 1/√π, of arguments so large or small: its error was 2.8e9, or too small."""

@@ -97,8 +97,9 @@ def between(reach: float, step: float) -> Array:
 
 
 def slices(rows: int, size: int) -> Sequence[slice]:
-    """Slices of at most `size` rows, to bound memory."""
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]
+    """Slices of at most `size` rows, and one row at least, to bound memory."""
+    size = max(size, 1)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 # How far out an integral against the normal density must go: to where φ² times the density has become negligible. For a
