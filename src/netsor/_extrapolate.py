@@ -26,6 +26,7 @@ from .language._operation import Apply, SteppedMatMul, SteppedParameter
 from .language._score import rsqrt
 from .language._vector import Vector
 from .laws import Estimate, Joint, Mixture
+from .laws._estimate import combined
 
 Array = npt.NDArray[np.float64]
 Statistic = Callable[[Any], npt.ArrayLike]
@@ -193,8 +194,10 @@ class ExtrapolatedLaw:
         return self.limit(lambda law: law.cdf(y))
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The limit of the density."""
-        return self.limit(lambda law: law.pdf(y))
+        """The limit of the density; its error also holds that of a block's density, which may be a kernel estimate."""
+        found = self.limit(lambda law: law.pdf(y))
+        blocks = [np.asarray(laws[-1].with_error.pdf(y).error) for laws in self.laws]
+        return Estimate(found.value, combined(found.error, np.mean(blocks, axis=0)))
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The limit of the quantiles."""

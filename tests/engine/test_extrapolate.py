@@ -145,3 +145,14 @@ def test_coverage_of_laws(name):
     z = np.array([(one.value - right) / one.error for one in found])
     assert np.mean(np.abs(z) < 2) >= 0.85  # 93 % or more, up to the noise of 40 cases
     assert np.abs(z).max() < 6
+
+
+def test_errors_of_densities_count_kernels():
+    """The limit is N(0, 1), estimated from draws at every width. Without the kernels, errors were 6 times too small."""
+    x = ns.gaussian(n, 2)
+    net = ns.Program(ns.rms_norm(ns.mean_dot(x, x)[0, 1] * x[0], eps=0.0))
+    for seed in (100, 103, 105, 109):
+        value, error = net.law(n=inf, draws=4000, seed=seed, method="extrapolate").pdf([0.0, 2.0])
+        truth = np.exp([0.0, -2.0]) / np.sqrt(2 * np.pi)
+        assert (np.abs(value - truth) <= 2 * error).all()
+        assert (error < 0.1).all()
