@@ -405,5 +405,6 @@ def test_cheaper_ways_are_named_with_what_they_take():
     told = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
     assert list(told) == ["--set layers=4", "--tokens 8", "--widths actual"]
     assert "exact for what they report" in text
+    assert "a GPU (--backend torch): less than 111 minutes on an H200" in text  # of 1e6 s on one core
     ids = _config.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
     assert "--" not in cheaper(ids, cost._replace(seconds=1e6)).replace("--backend torch", "")

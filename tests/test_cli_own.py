@@ -113,7 +113,7 @@ def folder(tmp_path):
 def test_check(folder, target):
     result = netsor("check", target, cwd=folder)
     assert result.returncode == 0
-    assert result.stdout.endswith("verdict: proved (Theorem 3.1)\n")
+    assert result.stdout.splitlines()[0].endswith(": limit proved (Theorem 3.1)")
     assert result.stderr == ""
 
 
@@ -401,7 +401,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),
         (("--bind", "n=8", "--fail-on", "rank,loss"), "--fail-on 'rank,loss': loss is not measured of net("),
         (("--bind", "n=8", "--fail-on", "entropy"), "--fail-on 'entropy': entropy is not measured of net("),
-        (("--bind", "n=8", "--fail-on", "branches"), ": both branches are not watched"),
+        (("--bind", "n=8", "--fail-on", "branches"), ": attention and MLP are not both probed"),
         (
             ("--bind", "n=8", "--baseline", "own.py"),
             "'own.py' is not valid JSON",

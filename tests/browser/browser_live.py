@@ -96,7 +96,7 @@ def test_later_blocks_run_those_before_them_and_show_figures(reader):
     last.locator("xpath=following-sibling::*[2]//img").wait_for()
     texts = page.locator(".netsor-live").all_inner_texts()
     assert "program layer(tokens=4, heads=2)" in texts[0]
-    assert "verdict: proved" in texts[1]
+    assert "limit proved" in texts[1]
 
 
 def test_a_slider_of_one_layer(reader):

@@ -14,7 +14,7 @@ from netsor.paper import layer
 from netsor.studies import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Section, Table, provenance
 
 from .._figures import FILES
-from .._significance import ABSENT, AGREES, CLASSES, DISAGREES
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
 from ._claims import Row, Separation
 from ._estimators import Divergences, Heads
 
@@ -121,13 +121,10 @@ def _heads(count: float) -> str:
 def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     """Two sentences: how many claims agree, and how KL falls."""
     judged = [row for row in rows if row.verdict != ABSENT]
-    count = {v: sum(row.verdict == v for row in judged) for v in (AGREES, DISAGREES)}
-    first = f"Of {len(judged)} claims of the paper {count[AGREES]} agree with what was measured"
-    if count[DISAGREES]:
-        first += f", {count[DISAGREES]} disagree"
-    if open_ := len(judged) - sum(count.values()):
-        first += f", {open_} cannot be decided with so few draws"
-    lines = [first + "." if judged else "No claim of the paper rests on these figures alone."]
+    words = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided"}
+    count = {word: sum(row.verdict == verdict for row in judged) for verdict, word in words.items()}
+    told = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
+    lines = [f"{len(judged)} claims of the paper: {told}." if judged else "No claim of the paper rests on these figures alone."]
     for name in ("1b", "4b", "5b"):
         found = data.get(name)
         if isinstance(found, Divergences):

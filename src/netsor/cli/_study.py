@@ -18,7 +18,7 @@ from ..studies import Cost, Result, Study
 from ._backend_options import BackendChoice, executor_context
 from ._budget import LONGEST, in_time, slow_notice
 from ._load_program import one_line
-from ._output import check_name, echo, echo_error, echo_json, reason
+from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
 from ._signals import Watch
 
 Found = TypeVar("Found", bound=Result)
@@ -32,12 +32,10 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         less = study.cheaper(cost) if on_cores else ""
     request = study.request
     if on_cores and cost.clock > LONGEST:
-        raise click.UsageError(
-            f"{request.title} would take about {in_time(cost.clock)}; {less or f'{request.smaller} take less'}"
-        )
-    more = request.remark + (f"; {less}" if less else "")
-    if request.store is not None and request.store.any():
-        more = f"; what is finished in --out is not drawn again{more}"
+        less = less or f"{request.smaller} take less.".capitalize()
+        raise click.UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
+    kept = request.store is not None and request.store.any()
+    finished = "What is finished in --out is not repeated." if kept else ""
     left = f"finished {request.kept} are kept, and the same command goes on from there"
     if request.out is None:
         left = f"nothing was kept; with --out DIR finished {request.kept} are"
@@ -45,19 +43,18 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         left = f"nothing was kept: finished {request.kept} are kept of models only"
     with usage_errors(), report_errors(watch, request.out, left):
         study.prepare()
-        echo_error(f"{request.title}, {_taken(cost, where)}{more}")
+        sentences = (f"{request.title}; {_taken(cost, where)}.", finished, request.remark, less)
+        echo_notice(" ".join(filter(None, sentences)))
         with executor_context(where, request.workers) as how:
             return study.run(how.get("executor"))
 
 
 def _taken(cost: Cost, where: BackendChoice) -> str:
-    """Random numbers, time and memory, in words."""
-    size = 10 ** max(0, len(str(cost.random_numbers)) - 2)  # two digits, since it is an estimate
-    numbers = f"from about {round(cost.random_numbers / size) * size:,} random numbers, " if cost.random_numbers else ""
+    """Time and memory, in words."""
     if where.backend.kind != "cpu":
-        return f"{numbers}on {where.backend.device}"
+        return f"on {where.backend.device}"
     needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-    return f"{numbers}about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
+    return f"about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
 
 
 def typed() -> str:

@@ -39,13 +39,13 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
-@click.option("--recipe", metavar="NAME", help="Draw MODEL by a known recipe: gpt2, mup, … (a wrong name lists all).")
+@click.option("--recipe", metavar="NAME", help="Initialise MODEL by a known recipe: gpt2, mup, … (a wrong name lists all).")
 @click.option(
     "--compare-recipe",
     "recipes",
     multiple=True,
     metavar="NAME",
-    help="Compare MODEL with itself drawn by another recipe; may be repeated.",
+    help="Compare MODEL with itself under another recipe; may be repeated.",
 )
 @click.option("--compare", multiple=True, metavar="OTHER", help="Another model, to compare with; may be repeated.")
 @click.option(
@@ -58,7 +58,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--sweep",
     metavar="FIELD=A,B,…",
-    help="Compare MODEL with each of these numbers in a field, as std=0.005,0.01,0.02.",
+    help="Compare several values of a field, such as std=0.005,0.01,0.02.",
 )
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
@@ -72,7 +72,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--widths",
     type=click.Choice(["actual", "inf", "both"]),
-    help="The model's own widths, all of them at infinity, or both.  [default: both]",
+    help="The model's own widths, infinite widths, or both.  [default: both]",
 )
 @click.option("--quick", is_flag=True, help="16 draws of 16 tokens at the model's own widths: seconds, for a test.")
 @click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
@@ -84,10 +84,10 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--gradients/--no-gradients",
     default=None,
-    help="The backward half too, gradients by block and kind of weight, or not.  [default: of the shortest inputs, if "
-    "that at most doubles the time]",
+    help="Measure gradients by block and kind of weight, or not.  [default: at the shortest length, if that at most "
+    "doubles the time]",
 )
-@click.option("--ranges", is_flag=True, help="Largest and smallest numbers too, against bf16, fp16 and fp8.")
+@click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
@@ -105,13 +105,11 @@ def audit_command(
     baseline: str | None,
     **options: Any,
 ) -> None:
-    """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
+    """Check a transformer's initialisation, without training it.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
-    of your own that names with ns.probe what is to be watched; FILE is run. No weight has to be drawn, so the model may
-    be of any size.
-    With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
-    earlier audit are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:PROGRAM, your own
+    program that names with ns.probe what to measure; FILE is run. With --out an interrupted audit of a model resumes
+    where it stopped. Files in the folder that no earlier audit wrote are never overwritten.
     """
     from ._study import printed, run_study, usage_errors
     from ._study_requests import against, audit_study, earlier_of, rules_of
@@ -145,16 +143,16 @@ TOLERANCE = Number(real, above=0, most=1)
     type=click.Choice(["sgd", "muon", "adam"]),
     default="sgd",
     show_default=True,
-    help="What steps.",
+    help="The optimiser.",
 )
 @click.option(
-    "--steps", type=int, default=1, show_default=True, help="How many, with momentum and moments from the second on."
+    "--steps", type=int, default=1, show_default=True, help="Number of steps."
 )
 @click.option(
     "--lr",
     metavar="X",
-    help="Learning rate at MODEL's own width, or query=X,head=Y,… by kinds of weights; of FILE:FUNCTION a number, or "
-    "the name of rates in FILE.  [default: 0.001 of SGD and Muon, 0.0001 of Adam]",
+    help="Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for FILE:FUNCTION a number, or "
+    "the name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
 )
 @click.option(
     "--parametrisation",
@@ -180,9 +178,9 @@ TOLERANCE = Number(real, above=0, most=1)
     type=TOLERANCE,
     default=0.1,
     show_default=True,
-    help="How far an exponent may be off.",
+    help="Accepted distance from the expected exponent.",
 )
-@click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
+@click.option("--fail", is_flag=True, help="Exit with code 3 if something is flagged.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
@@ -193,12 +191,12 @@ TOLERANCE = Number(real, above=0, most=1)
 def coord_check_command(
     watch: Watch, /, as_json: bool, verbose: bool, out: str | None, fail: bool, **options: Any
 ) -> None:
-    """A coordinate check without training: how much one step changes each activation, against the width.
+    """Check how optimiser steps scale with the width (µP).
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
-    of the width that returns a program whose output is the loss and that names with ns.probe what is to be watched;
-    FILE is run. No weight is drawn and nothing is trained. With --out a check of a model that was interrupted goes on
-    where it stopped; files in the folder that are not of an earlier check are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
+    function of the width that returns a program whose output is the loss and that names with ns.probe what to measure;
+    FILE is run. With --out an interrupted check of a model resumes where it stopped. Files in the folder that no
+    earlier check wrote are never overwritten.
     """
     from ._study import printed, run_study
     from ._study_requests import coord_check_study
@@ -218,14 +216,14 @@ def coord_check_command(
 @click.argument("model")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
 @click.option("--widths", metavar="N,…", help="Widths of the stream.  [default: 64,256,1024]")
-@click.option("--steps", type=POSITIVE, default=4, show_default=True, help="How many steps are taken.")
+@click.option("--steps", type=POSITIVE, default=4, show_default=True, help="Number of steps.")
 @click.option(
     "--optimiser",
     "--optimizer",
     metavar="NAME",
     default="sgd",
     show_default=True,
-    help="sgd, muon or adam; of FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
+    help="sgd, muon or adam; for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
 )
 @click.option(
     "--lr",
@@ -260,11 +258,11 @@ def coord_check_command(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
 def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | None, **options: Any) -> None:
-    """Does the best learning rate transfer? The loss after a few steps against the learning rate, at several widths.
+    """Check whether the best learning rate transfers across widths.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
-    of the width that returns a program whose output is the loss; FILE is run. With --out a sweep of a model that was
-    interrupted goes on where it stopped; files in the folder that are not of an earlier sweep are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
+    function of the width that returns a program whose output is the loss; FILE is run. With --out an interrupted sweep
+    of a model resumes where it stopped. Files in the folder that no earlier sweep wrote are never overwritten.
     """
     from ._study import printed, run_study
     from ._study_requests import transfer_study
@@ -296,19 +294,20 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 @where_options
 @click.pass_obj
 def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
-    """The paper's figures, their data, and a report on its claims.
+    """Recompute the paper's figures and check its claims.
 
     FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
-    code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
-    the folder that are not of an earlier run are never overwritten.
+    code numbers its experiments; or all, the default. An interrupted run resumes where it stopped. Files in the folder
+    that no earlier run wrote are never overwritten.
     """
     from netsor_papers.paper._reproduce import PaperStudy, Request
 
+    from ..studies._document import wrap
     from ._study import run_study
 
     where = study_options(options, out)
     done = run_study(watch, where, lambda: PaperStudy(Request(names, **options)))
-    echo("\n".join([f"report: {done.report}", *done.summary]))
+    echo("\n".join([*map(wrap, done.summary), "", f"report: {done.report}"]))
 
 
 @cli.command("literature")
@@ -322,11 +321,10 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
-    """Published results on transformers at initialisation, each compared with the exact law, with a verdict.
+    """Compare published results with exact laws.
 
-    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
-    that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
-    overwritten.
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong; the default is all of them. An
+    interrupted run resumes where it stopped. Files in the folder that no earlier run wrote are never overwritten.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 
@@ -344,10 +342,10 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 @click.pass_obj
 def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:
-    """A page in the browser: move a slider, see the law. Ctrl-C ends it.
+    """Open a page with sliders in the browser.
 
-    It is shown to this machine alone, by an address with a token. With FILE:PROGRAM there are sliders for a program of
-    one's own too, for its widths and the numbers that its function takes; FILE is run.
+    Only this machine can open it, by an address with a token; Ctrl-C ends it. With FILE:PROGRAM there are sliders for
+    the widths of your own program and for the numbers that its function takes; FILE is run.
     """
     if arguments and program is None:
         raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")

@@ -7,6 +7,7 @@ Arrays that are the same for all replicas are computed while the plan is made, a
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -237,13 +238,14 @@ class Plan:
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
-        lines = [self.title]
+        wrapped = (textwrap.fill(line, 80, subsequent_indent=4 * " ") for line in self._summary())
+        lines = [textwrap.fill(self.title, 80, subsequent_indent=4 * " "), *(f"  {line}" for line in wrapped)]
         rows = _rows(self.steps, self.loops)
         width = max((len(words) for words, *_ in rows), default=0)
         for words, shape, numbers in rows:
             drawn = f"{numbers:>12,}" if numbers else " " * 12
             lines.append(f"  {words:{width}}  {drawn}  {shape}")
-        return "\n".join([*lines, *(f"  {line}" for line in self._summary())])
+        return "\n".join(lines)
 
     def _summary(self) -> list[str]:
         """What it costs, in lines."""
@@ -263,7 +265,7 @@ class Plan:
             (words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps, self.loops)
         ]
         steps = table(rows, ("step", "random numbers", "shape"), code=True)
-        return title(self.title) + steps + "".join(map(note, self._summary()))
+        return title(self.title) + "".join(map(note, self._summary())) + steps
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"

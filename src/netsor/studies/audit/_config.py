@@ -243,13 +243,13 @@ class Request(_study.Request):
 
     @property
     def remark(self) -> str:
-        """What gradients add where nobody said whether they are wanted."""
+        """What gradients cost, unless the request says whether to measure them."""
         if self.gradients is not None or math.isinf(self.times):
             return ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
-            return f"; gradients at {self.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
-        return f"; without gradients, which make it {more} (--gradients)"
+            return f"Gradients at {self.lengths[0]} tokens make it {more}; --no-gradients leaves them out."
+        return f"Gradients are off; --gradients takes {more}."
 
     @property
     def own(self) -> bool:
