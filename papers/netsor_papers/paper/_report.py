@@ -124,7 +124,8 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     words = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided"}
     count = {word: sum(row.verdict == verdict for row in judged) for verdict, word in words.items()}
     told = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    lines = [f"{len(judged)} claims of the paper: {told}." if judged else "No claim of the paper rests on these figures alone."]
+    first = f"{len(judged)} claims of the paper: {told}."
+    lines = [first if judged else "No claim of the paper rests on these figures alone."]
     for name in ("1b", "4b", "5b"):
         found = data.get(name)
         if isinstance(found, Divergences):

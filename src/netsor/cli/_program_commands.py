@@ -28,8 +28,9 @@ def law_command(
 ) -> None:
     """Compute the law of one output coordinate.
 
-    It is that of the paper's attention layer, or of your own program. FILE:PROGRAM is a .py file (which is run) or module, a colon, and the name of a program in it or of a function that
-    returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
+    It is that of the paper's attention layer, or of your own program. FILE:PROGRAM is a .py file (which is run) or
+    module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
+    outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
     from ._budget import announce
     from ._subject import subject
@@ -118,7 +119,8 @@ def compare_command(
 ) -> None:
     """Measure the distance between finite and infinite width.
 
-    Prints KL, total variation, Wasserstein-1 and Kolmogorov distances, each with an error. For your own program, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
+    Prints KL, total variation, Wasserstein-1 and Kolmogorov distances, each with an error. For your own program,
+    FILE:PROGRAM, the widths of --bind are compared with all widths at ∞. FILE is run.
     """
     from ..laws import distances
     from ..studies._width_needed import width_needed
@@ -226,8 +228,9 @@ def plan_command(as_json: bool, **options: Any) -> None:
 def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> None:
     """Check whether a program's limit is proved.
 
-    It goes through the conditions of the theorem, Assumption 3.1 of the paper. FILE is the path of a .py file, or a module's name. It is run, as Python runs it: check no file that you do not
-    trust. PROGRAM is a program in it, or a function that returns one. Exit code 1 if the program has no limit.
+    It goes through the conditions of the theorem, Assumption 3.1 of the paper. FILE is the path of a .py file, or a
+    module's name. It is run, as Python runs it: check no file that you do not trust. PROGRAM is a program in it, or a
+    function that returns one. Exit code 1 if the program has no limit.
     """
     from ..language._check import NO_LIMIT
     from ._load_program import load

@@ -39,7 +39,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
-@click.option("--recipe", metavar="NAME", help="Initialise MODEL by a known recipe: gpt2, mup, … (a wrong name lists all).")
+@click.option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
 @click.option(
     "--compare-recipe",
     "recipes",
@@ -145,9 +145,7 @@ TOLERANCE = Number(real, above=0, most=1)
     show_default=True,
     help="The optimiser.",
 )
-@click.option(
-    "--steps", type=int, default=1, show_default=True, help="Number of steps."
-)
+@click.option("--steps", type=int, default=1, show_default=True, help="Number of steps.")
 @click.option(
     "--lr",
     metavar="X",
