@@ -132,7 +132,7 @@ def test_verdicts_by_length(folder):
     assert [each["branches"] for each in verdicts] == ["ok", "FLAG"]
     assert (worst["branches"]["verdict"], worst["branches"]["tokens"]) == ("FLAG", [12])
     assert worst["entropy"]["tokens"] == [3, 12]
-    assert "warning: branches depends on the length. Audit the length that you train on" in result.stdout
+    assert "It is ok at 3 tokens: audit the length you train on." in result.stdout
     assert "FLAG      branches    12 tokens: " in result.stdout
 
 

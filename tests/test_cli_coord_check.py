@@ -81,7 +81,7 @@ def test_table_and_folder(folder, monkeypatch):
     assert result.returncode == 0, result.stderr
     assert "about" in result.stderr  # the cost, before the work
     assert result.stdout.startswith("tiny, mup: 0 flagged, ")
-    assert "lr of head" in result.stdout
+    assert "head update" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     names = {"report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png",
              "manifest.json"}  # fmt: skip

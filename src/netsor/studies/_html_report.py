@@ -49,7 +49,7 @@ h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 .netsor table { width: 100%; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: 1.5rem; }
 .figures { margin: 1.5rem 0; }
-.figures:has(> :only-child) { max-width: 44rem; display: block; }
+.figures:has(> :only-child) { max-width: 36rem; display: block; }
 figure { margin: 0; }
 figure svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: 0.85rem; }

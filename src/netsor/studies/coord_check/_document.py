@@ -37,7 +37,7 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
     sections = [
         Section("", [doc.Items([_item(check) for check in checks])]),
         Section("", [doc.Figures([_picture(checks, CHANGE)])], "html"),
-        Section("Exponents with 99.99 % intervals (lr: of the update of a weight)", [_exponents(checks)]),
+        Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)]),
     ]
     sections += [section for check in checks for section in _details(check)]
     updates: list[doc.Block] = [
@@ -109,10 +109,10 @@ def _item(check: Check) -> doc.Item:
 def _exponents(checks: Sequence[Check]) -> Table:
     """Exponents with the intervals that decide, a column for each parametrisation."""
     rows: list[list[str | Cell]] = []
-    for what, name in (("verdicts", ""), ("updates", "lr of ")):
+    for what, name in (("verdicts", ""), ("updates", " update")):
         for k, first in enumerate(getattr(checks[0], what)):
             cells = [_exponent_cell(getattr(check, what)[k]) for check in checks]
-            rows.append([f"{name}{first.entry.name}", *cells])
+            rows.append([f"{first.entry.name}{name}", *cells])
     return Table(["", *(check.name for check in checks)], rows)
 
 
