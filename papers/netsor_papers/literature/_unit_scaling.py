@@ -105,7 +105,10 @@ def judge(numbers: Numbers) -> list[Claim]:
         text, verdict = _grid(numbers[label])
         claims.append(
             Claim(
-                f"It does so on the grid of the library's analysis, {words}.", f"{rule}, at all points.", text, verdict
+                f"It gives standard deviation 1 on the grid of the library's analysis too, {words}.",
+                f"{rule}, at all points.",
+                text,
+                verdict,
             )
         )
     found = numbers["lognormal"]

@@ -1,4 +1,4 @@
-"""What every command that runs a study does: it is refused or announced, run, and what is left of it is told."""
+"""What every command that runs a study does: reject or announce it, run it, and report what is left of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .._validate import shown
 from ..engine._parallel import in_bytes
 from ..models import Transformer, read, settings
 from ..studies import Cost, Result, Study
+from ..studies._document import wrap
 from ._backend_options import BackendChoice, executor_context
 from ._budget import LONGEST, in_time, slow_notice
 from ._load_program import one_line
@@ -68,14 +69,14 @@ def printed(
     as_json: bool,
     verbose: bool,
     verdict: str = "",
-    beside: Mapping[str, Any] | None = None,
+    more_json: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print a verdict, what a study found, and where its report is; `beside` goes into the JSON object."""
+    """Print a verdict, what a study found, and where its report is; `more_json` is added to the JSON object."""
     if as_json:
-        echo_json({**found.as_dict(), **(beside or {})})
+        echo_json({**found.as_dict(), **(more_json or {})})
         return
     text = found.table(verbose)
-    echo(f"{verdict}\n\n{text}" if verdict else text)
+    echo(f"{wrap(verdict)}\n\n{text}" if verdict else text)
     more = [] if verbose else ["more numbers: --verbose, --json or --out DIR"]
     echo("\n" + (f"report: {Path(out) / 'report.html'}" if out is not None else "".join(more)))
 

@@ -164,7 +164,7 @@ def _item_text(item: Item) -> str:
     indent = " " * 22
     head = f"{item.status:<10}{item.name + ' ':<12}"
     if len(item.name) > 11:  # several names at once
-        return wrap(f"{item.name}: {item.text}", f"{item.status:<10}", " " * 10)
+        head, indent = f"{item.status:<10}{item.name}: ", " " * 10
     return "\n".join([wrap(item.text, head, indent), *(wrap(more, indent, indent) for more in item.more)])
 
 
