@@ -58,9 +58,7 @@ def test_table_and_folder(folder):
     run = [*SMALL, "--out", "out", "--parametrisation", "mup", "--verbose"]
     result = netsor(*run, cwd=folder)
     assert result.returncode == 0, result.stderr
-    assert "4 learning rates, 4 draws at widths 16, 32; about" in " ".join(
-        result.stderr.split()
-    )  # the cost
+    assert "4 learning rates, 4 draws at widths 16, 32; about" in " ".join(result.stderr.split())  # the cost
     assert result.stdout.startswith("tiny: mup ")
     for words in ("Loss after one step of sgd, 2 tokens", "Best learning rates", "n = 32", "How verdicts are reached"):
         assert words in result.stdout

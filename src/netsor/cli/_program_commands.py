@@ -123,6 +123,7 @@ def compare_command(
     FILE:PROGRAM, the widths of --bind are compared with all widths at ∞. FILE is run.
     """
     from ..laws import distances
+    from ..studies._document import wrap
     from ..studies._width_needed import width_needed
     from ._budget import announce
     from ._subject import subject
@@ -140,6 +141,15 @@ def compare_command(
     with stdout_to_stderr(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
         limit = asked.limit(keep=("d",) if keep_head_dim else ())
+        enough = None
+        if tolerance is not None:
+            free = [k for k in asked.widths if not (keep_head_dim and k == "d")]
+            if len(free) != 1:
+                raise click.UsageError(
+                    f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
+                )
+            kept: dict[str, Any] = {k: v for k, v in asked.widths.items() if k not in free}
+            enough = width_needed(asked.net, tolerance, _level(of), draws=draws, seed=seed, **kept)
         with executor_context(where) as how:
             announce(asked.seconds)
             laws = (
@@ -150,15 +160,6 @@ def compare_command(
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in found.items():
             finite(name.replace("_", " "), distance.value)
-        enough = None
-        if tolerance is not None:
-            free = [k for k in asked.widths if not (keep_head_dim and k == "d")]
-            if len(free) != 1:
-                raise click.UsageError(
-                    f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
-                )
-            kept: dict[str, Any] = {k: v for k, v in asked.widths.items() if k not in free}
-            enough = width_needed(asked.net, tolerance, _level(of), draws=draws, seed=seed, **kept)
         names = asked.label, INFINITE_HEADS if infinite_heads else limit.label
         if plot:
             draw(plot, dict(zip(names, laws, strict=True)))
@@ -169,13 +170,13 @@ def compare_command(
             rows["width_needed"] = {**ends, "of": enough.of, "tolerance": enough.tolerance}
         echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
         return
+    if enough is not None:
+        echo(wrap(enough.summary))
     echo(" against ".join(f"{name} ({law.status})" for name, law in zip(names, laws, strict=True)))
     for note in notes:
         echo(f"note: {note}")
     for name, estimate in found.items():
         echo(f"{name.replace('_', ' '):16} {estimate}")
-    if enough is not None:
-        echo(enough.summary)
 
 
 def _level(of: str) -> str | float:
