@@ -1,4 +1,4 @@
-"""What a command is about: the built-in layer with its options, or one's own program with its widths."""
+"""What a command is about: the built-in layer with its options, or your own program with its widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model on the page, and a second beside it: curves block by block, verdicts and what is different.
+"""One model on the page, and a second next to it: curves block by block, verdicts and what is different.
 
 A small part of an audit is shown first, and the rest as it is done.
 """
@@ -260,7 +260,7 @@ class Model:
     sharp: bool = False
 
     def views(self, tell: Tell | None = None) -> Iterator[View]:
-        """A panel for each quantity against depth, findings and numbers of the output; `tell` is told the progress.
+        """A panel for each quantity against depth, findings and numbers of the output; `tell` receives the progress.
 
         The first view is of the first model at the first length alone; the last has all that was asked for.
         """

@@ -1,4 +1,4 @@
-"""The page: the controls of each view with the settings that their values are, and the view beside them.
+"""The page: the controls of each view with the settings that their values are, and the view next to them.
 
 marimo keeps only the newest of several waiting slider positions, so only that is computed. Distances take longer than a
 picture: a thread computes them once the sliders have not moved for a moment, and its result is dropped if they moved
@@ -28,7 +28,7 @@ ONE = threading.Lock()  # held by the one thread that does long work
 
 
 def show(controls: str, make: Callable[[], View], name: str) -> None:
-    """The controls, and beside them the view; a wrong value is a message in its place."""
+    """The controls, and next to them the view; a wrong value is a message in its place."""
     try:
         view = make()
     except (Exception, SystemExit) as error:  # a user's program may raise anything
@@ -195,7 +195,7 @@ def layer_html(controls: Any) -> str:
 
 
 def program_controls(target: Target, sliders: tuple[Slider, ...]) -> Any:
-    """What may be changed in a program of one's own; its arguments and widths may have any names."""
+    """What may be changed in a custom program; its arguments and widths may have any names."""
     made: dict[str, Any] = {f"width {name}": width_slider(f"Width {name}") for name in target.widths}
     for slider in sliders:
         made[f"argument {slider.name}"] = mo.ui.slider(
@@ -233,7 +233,7 @@ def _widths(target: Target, controls: Any) -> dict[str, str]:
 
 
 def model_controls() -> Any:
-    """What may be changed in one model, and in a second beside it; the second's have names that begin with "second"."""
+    """What may be changed in one model, and in a second next to it, whose names begin with "second"."""
 
     def choice(label: str, options: list[str]) -> Any:
         return mo.ui.dropdown([UNCHANGED, *options], value=UNCHANGED, label=label, full_width=True)

@@ -104,7 +104,7 @@ def layer_form(only: Sequence[str] | None = None) -> str:
 
 
 def model_form(only: Sequence[str] | None = None) -> str:
-    """The controls of one model and a second beside it, or some of them."""
+    """The controls of one model and a second next to it, or some of them."""
     known, recipes = list(names()), [UNCHANGED, *RECIPES]
     switch = [UNCHANGED, "on", "off"]
     own = {std: "as it is" if std is None else f"{std:g}" for std in STDS}
@@ -119,7 +119,7 @@ def model_form(only: Sequence[str] | None = None) -> str:
         "qk_norm": _choice("qk_norm", "QK-norm", switch, UNCHANGED),
         "fields": _text("fields", "Other fields", "heads=8, norm=rms"),
         "tokens": _text("tokens", "Tokens, one length or several", "16, 128"),
-        "limit": _check("limit", "The limit beside it"),
+        "limit": _check("limit", "Show the limit too"),
         "gradients": _check("gradients", "Gradients"),
         "second": _choice("second", "Beside it", ["", SAME, *known], "", {"": "nothing"}),
         "second_recipe": _choice("second_recipe", "Its recipe", recipes, UNCHANGED),

@@ -133,7 +133,7 @@ class Cost(NamedTuple):
 
 
 def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0) -> int:
-    """How many work on so many parts: as many as fit beside what is kept, if nobody said how many; a device has one."""
+    """How many work on so many parts: as many as fit next to what is kept, unless given; a device has one."""
     fit = max(1, int((memory() - kept) // one))
     return min(wanted or min(cores(), fit), parts) if backend.threads else 1
 

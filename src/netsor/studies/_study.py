@@ -176,7 +176,7 @@ class Study(ABC, Generic[Found]):
     def run(self, executor: Executor | None = None) -> Found:
         """Do the tasks that are not there yet, put all together, and write the report if there is a folder for it.
 
-        An executor does the tasks in place of processes here.
+        An executor does the tasks instead of processes here.
         """
         check_executor(executor, "processes")
         request, count = self.request, self.estimate().workers

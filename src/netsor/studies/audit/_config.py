@@ -30,7 +30,7 @@ from ._order_statistics import DECIDE
 
 Model = Transformer | ProgramModel  # what an audit is of
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
-LENGTHS = (16, 128)  # tokens, where none are given: what changes with length is told by two
+LENGTHS = (16, 128)  # tokens, where none are given: two show what changes with the length
 DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
 MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
@@ -267,7 +267,7 @@ class Request(_study.Request):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
         if own:
             self._set("tokens", own[0].tokens)
-        if own and self.backend.precision == AUTO:  # a function of one's own may not know single precision
+        if own and self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
 
     def _lengths(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
 THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
-MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
+MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit side by side, and one fits at all
 
 
 def figure_names(models: Sequence[LengthResult]) -> list[str]:

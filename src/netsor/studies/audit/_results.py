@@ -1,4 +1,4 @@
-"""What an audit gives back: one model at its lengths, or several models beside each other."""
+"""What an audit gives back: one model at its lengths, or several models side by side."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class DrawTask:
     def run(self) -> Arrays:
         """Draw."""
         program, widths = self.subject.program, self.subject.widths
-        with np.errstate(over="ignore", invalid="ignore"):  # what a step blows up is told as that
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow after a step is reported as that
             how = Sampling(self.draws, self.stream, workers=1, progress=False, backend=self.backend)
             (found,) = program._at(widths).unchecked(how)  # `Check` has the quadrature errors
         plan = program.plan(backend=self.backend, **widths)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def of_model(model: Transformer, ids: tuple[int, ...], targets: tuple[int, ...],
 
 
 def of_program(net: Program, rates: Any) -> Network:
-    """A program of one's own: its output is the loss, what it names with `ns.probe` is watched."""
+    """A custom program: its output is the loss, and it names with `ns.probe` what is measured."""
     if not net.probes:
         raise ValueError(f"{net.name} names nothing to be watched: name its activations with ns.probe")
     loss = net.output
