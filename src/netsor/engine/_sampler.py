@@ -341,8 +341,8 @@ def checked_quadrature_error(found: Moves | None) -> float:
     if error > UNKNOWN:
         raise ValueError(
             "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
-            f"moves by {error:.1g} of its spread. It rests on a difference that is small compared with its vectors, or on "
-            "a function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
+            f"moves by {error:.1g} of its spread. It rests on a difference that is small compared with its vectors, or "
+            "on a function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
             "difference"
         )
     return error
