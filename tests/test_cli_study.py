@@ -88,7 +88,7 @@ def test_on_a_device_no_time_is_told(capsys):
 
 def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     never = fails(AssertionError("it is begun"))
-    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.31 days\. Fewer draws take less\."):
+    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.3 days\. Fewer draws take less\."):
         run(Request(), never, never, COST._replace(seconds=200_000.0))
     with pytest.raises(click.UsageError, match="what is wrong"):
         run_study(Watch(), HERE, fails(ValueError("what is wrong")))

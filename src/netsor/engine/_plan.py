@@ -294,8 +294,8 @@ def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, 
 
 
 def in_time(seconds: float) -> str:
-    """So many seconds as text."""
-    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds > 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.2g} s"
+    """A time as text, with two digits or more, in a fitting unit."""
+    units = ((31_557_600.0, "years"), (86_400.0, "days"), (3_600.0, "h"), (60.0, "min"), (0.0, "s"))
+    size, unit = next((size, unit) for size, unit in units if seconds >= 2 * size)
+    number = seconds / (size or 1.0)
+    return f"{number:.0f} {unit}" if 10 <= number < 1e6 else f"{number:.2g} {unit}"
