@@ -128,7 +128,7 @@ BAD_OPTIONS = {
     ("compare", "--tolerance", "0"): "--tolerance 0.0 must be above 0",
     ("compare", "--tolerance", "1", "--of", "mean"): "--of 'mean' must be 'kl', 'tv', 'variance', 'kurtosis', or a",
     ("compare", "--tolerance", "1", "--head-dim", "8"): "--tolerance is about one width, not n, d; --keep-head-dim",
-    ("compare", "--tolerance", "1", "--infinite-heads"): "--tolerance and --infinite-heads exclude each other",
+    ("compare", "--tolerance", "1", "--infinite-heads"): "--tolerance and --infinite-heads cannot be combined",
     ("law", "--heads", "9" * 400): "…999999999' must be a positive integer (below 2^53)",
     ("law", "--sigma-q", "1e200"): "'1e200' must be a finite number, 0 or from 1e-08 to 1e+08",
     ("law", "--clip", "1e-200"): "'1e-200' must be a finite number from 1e-08 to 1e+08",

@@ -216,12 +216,12 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
 
 
 BAD = {
-    ("nothing",): "MODEL 'nothing': model 'nothing' is no file",
+    ("nothing",): "MODEL 'nothing': model 'nothing' is not a file",
     ("tiny.json", "--set", "stdd=1"): "--set 'stdd=1': stdd is no field",
     ("tiny.json", "--set", "layers=x"): "--set 'layers=x': layers='x'",
     ("tiny.json", "--set", "layers"): "--set 'layers': 'layers' must be written field=value",
     ("tiny.json", "--compare-set", "std=-1"): "--compare-set 'std=-1': std=-1",
-    ("tiny.json", "--compare", "gpt5"): "--compare 'gpt5': model 'gpt5' is no file",
+    ("tiny.json", "--compare", "gpt5"): "--compare 'gpt5': model 'gpt5' is not a file",
     ("tiny.json", "--tokens", "17"): "--tokens 17 must be an integer from 1 to 16",
     ("tiny.json", "--tokens", "1"): "--tokens 1 must be 2 or more: an audit compares tokens",
     ("tiny.json", "--ids", "1,x"): "--ids '1,x' must be whole numbers",
@@ -234,7 +234,7 @@ BAD = {
     ("tiny.json", "--draws", "14"): "'14' must be an integer, 15 or more: fewer decide no rule",
     ("tiny.json", "--tokens", "3,x"): "--tokens '3,x' must be whole numbers with commas between, as 16,128",
     ("tiny.json", "--tokens", "3,3"): "--tokens (3, 3) must be one length or more, each once",
-    ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth': 'grwth' is no rule; the rules are growth, branches",
+    ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth': 'grwth' is not a rule; the rules are growth, branches",
     ("tiny.json", "--fail-on", "exploding"): "--fail-on 'exploding': exploding needs --gradients",
     ("tiny.json", "--fail-on", "load"): "--fail-on 'load': load is not measured of tiny: there are no experts",
     ("tiny.json", "--set", "vocabulary=none", "--fail-on", "loss"): "loss is not measured of tiny, vocabulary=none: th",

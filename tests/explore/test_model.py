@@ -214,5 +214,5 @@ def test_a_program_with_probes():
     assert view.result.findings == found.findings
     assert np.array_equal(view.panels[0].curves[0].y, found["mean_square"].median)
     assert "net = net(sigma=2.0)\nfound = ns.audit(net, n=16, quick=True)" in view.code
-    with pytest.raises(ValueError, match="width n is ∞: an audit is of finite widths"):
+    with pytest.raises(ValueError, match="width n is ∞: an audit needs finite widths"):
         next(ProgramSettings(target, {}, {"n": ns.inf}).audited(sharp=False))

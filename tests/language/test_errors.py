@@ -144,7 +144,7 @@ CASES = {
     "apply axes type": (lambda: ns.apply(np.exp, 1.0, axes=0.5), "apply: axes=0.5 must be an integer, 0 or more"),
     "scalar matmul batch": (
         lambda: ns.dot(x(2, 2), x(2, 2)) @ ns.dot(x(3, 2), x(3, 2)),
-        r"shapes \(2, 2, 2\) and \(3, 2, 2\) are no matrices that multiply",
+        r"shapes \(2, 2, 2\) and \(3, 2, 2\) cannot be multiplied as matrices",
     ),
     "normal std": (lambda: ns.normal(2, std=-1.0), r"normal: std=-1\.0 must be a finite number, 0 or from 1e-50"),
     "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), "normal: .* multiply the scalars by others"),

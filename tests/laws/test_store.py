@@ -80,7 +80,7 @@ def test_what_is_no_law_is_refused(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, x=np.arange(3))
     with pytest.raises(
-        ValueError, match=r"is no law, or damaged \(it has no 'about'\): it must be a file that law.save\("
+        ValueError, match=r"is not a law, or is damaged \(it has no 'about'\): it must be a file that law.save\("
     ):
         ns.load(path)
     path.write_text("hello")

@@ -137,7 +137,7 @@ def compare_command(
             "--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity"
         )
     if tolerance is not None and infinite_heads:
-        raise click.UsageError("--tolerance and --infinite-heads exclude each other: heads are no width")
+        raise click.UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
     with stdout_to_stderr(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
         limit = asked.limit(keep=("d",) if keep_head_dim else ())

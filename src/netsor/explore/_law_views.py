@@ -381,7 +381,7 @@ class ProgramSettings:
         """What its probes watch, block by block, with findings."""
         for name, width in self.widths.items():
             if width == inf:
-                raise ValueError(f"width {name} is ∞: an audit is of finite widths; move its slider to the left")
+                raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
         net = self.target.build(self.arguments)
         at = "".join(f", {name}={_written(width)}" for name, width in self.widths.items())
         how = ", widths='actual'" if sharp else ", quick=True"

@@ -261,8 +261,8 @@ def _not_matmul(facts: _CheckContext) -> Iterator[str]:
         for factor in dict.fromkeys(score.op.inputs):
             if -1 in facts.expansion.matrices(factor):  # or of a matrix that acts transposed too
                 yield (
-                    f"{facts.at(score)}: the factor {facts.names[factor]} is no combination of MatMul outputs by fixed "
-                    "numbers; the score has a limit only if its factors are uncorrelated"
+                    f"{facts.at(score)}: the factor {facts.names[factor]} is not a combination of MatMul outputs by "
+                    "fixed numbers; the score has a limit only if its factors are uncorrelated"
                 )
 
 

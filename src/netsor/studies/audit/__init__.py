@@ -128,7 +128,8 @@ def audit(
             raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
         model, ids, tokens, widths = _network(model, ids, tokens), None, None, "actual"
     if sizes and not isinstance(model, Program):
-        raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
+        name, size = next(iter(sizes.items()))
+        raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
     def audited(given: Any) -> Any:
         if isinstance(given, Program):

@@ -149,7 +149,7 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
     for key, value in given.items():
         if key not in PARTS:
             raise ValueError(
-                f"{shown(key)} is no part of a parametrisation; its parts are name, like, {', '.join(PARTS)}"
+                f"{shown(key)} is not part of a parametrisation; its parts are name, like, {', '.join(PARTS)}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"{key}={shown(value)} of a parametrisation must be a table, as {_example(key)}")
@@ -171,7 +171,7 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
 def _names(value: Mapping[str, Any], allowed: Mapping[str, Any], key: str) -> list[str]:
     for name in value:
         if name not in allowed:
-            raise ValueError(f"{shown(name)} is no part of {key} in a parametrisation: {', '.join(allowed)} are")
+            raise ValueError(f"{shown(name)} is not part of {key} in a parametrisation: {', '.join(allowed)} are")
     return list(value)
 
 
