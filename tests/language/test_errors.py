@@ -59,7 +59,7 @@ CASES = {
     "mix": (lambda: np.ones((2, 3)) @ x(2), r"@: scalars of shape \(2, 3\) do not combine vectors of shape \(2,\)"),
     "mix one": (lambda: np.ones(3) @ x(), r"@: scalars of shape \(3,\) do not combine vectors of shape \(\)"),
     "mix batch": (lambda: np.ones((2, 3, 3)) @ x(4, 3), r"@: scalars of shape \(2, 3, 3\) do not combine"),
-    "scalar matmul": (lambda: ns.dot(x(2), x(2)) @ np.ones(2), r"shapes \(2, 2\) and \(2,\) are no matrices"),
+    "scalar matmul": (lambda: ns.dot(x(2), x(2)) @ np.ones(2), r"shapes \(2, 2\) and \(2,\) cannot be multiplied"),
     "index": (lambda: x(2)[4], r"index: index 4 on shape \(2,\): index 4 is out of bounds"),
     "index nothing": (lambda: x(2)[2:], r"index slice\(2, None, None\) leaves nothing of shape \(2,\)"),
     "reshape": (lambda: x(4).reshape(3), r"reshape: shape \(4,\) cannot become \(3,\)"),

@@ -84,7 +84,7 @@ def test_what_is_no_law_is_refused(tmp_path):
     ):
         ns.load(path)
     path.write_text("hello")
-    with pytest.raises(ValueError, match="is no law"):
+    with pytest.raises(ValueError, match="is not a law"):
         ns.load(path)
     with pytest.raises(FileNotFoundError):
         ns.load(tmp_path / "absent.npz")

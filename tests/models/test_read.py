@@ -331,7 +331,7 @@ def test_settings_are_texts_of_fields():
         ("layers", "'layers' must be written field=value"),
         ("layers=x", "layers='x' must be a positive integer"),
         ("tied=maybe", "tied='maybe' must be True or False"),
-        ("nothing=1", "nothing is no field"),
+        ("nothing=1", "nothing is not a field"),
         ("std=x", "std='x' must be a finite number"),
     ):
         with pytest.raises(ValueError, match=message):
