@@ -71,7 +71,7 @@ def test_gradients_are_in_the_layers(folder):
 def test_the_cost_is_told_first(folder):
     result = netsor(*SMALL, cwd=folder)
     assert result.stderr.startswith("netsor: tiny: 40 draws of 3 tokens; about ")
-    assert float(re.search(r"about ([\d.]+) s", result.stderr)[1]) >= 1  # workers begin, and plan what this process planned
+    assert float(re.search(r"about ([\d.]+) s", result.stderr)[1]) >= 1  # workers begin, and plan again
     assert "ok        growth " in result.stdout
     assert result.stdout.startswith("tiny: 0 flagged, ")
     assert max(map(len, result.stdout.splitlines())) <= 80

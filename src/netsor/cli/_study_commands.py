@@ -31,7 +31,7 @@ def study_options(options: dict[str, Any], out: str | None, auto: bool = False) 
     return where
 
 
-FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left its band of --baseline
+FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left its band of --baseline
 
 
 @cli.command("audit")

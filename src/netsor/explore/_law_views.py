@@ -157,7 +157,7 @@ def has_density(law: Law) -> bool:
 
 
 def _finite(rows: Rows) -> None:
-    """A number that is none is no answer."""
+    """Refuse a number that is not finite."""
     for name, row in rows.items():
         for value in row.values():
             if isinstance(value, Estimate) and not math.isfinite(value.value):

@@ -70,7 +70,7 @@ class Request(ABC):
 
     @property
     def remark(self) -> str:
-        """What else is said before the study begins."""
+        """What else is printed before the study begins."""
         return ""
 
     @property

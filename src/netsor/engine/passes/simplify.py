@@ -15,7 +15,8 @@ whose sources (a product and a bias, say) nothing else asks about is drawn itsel
 
 `condition_scores`: given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c
 z_j)_1 with L L^T = ⟨q_i, q_i'⟩/n and W^c independent copies of W. So a score that is an output becomes a vector of
-which one coordinate is asked for, and its sources are never drawn (docs/theory.md, "The last product is integrated out").
+which one coordinate is asked for, and its sources are never drawn (docs/theory.md, "The last product is integrated
+out").
 Conditions: the dot is used for outputs alone, the product W z for this dot alone; for a mean, a finite width.
 
 `drop_identities`: activations with φ(x) = x on every draw that will ever be made: the identity, and a clip at C if

@@ -52,7 +52,7 @@ def audit(
     ----------
     model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or callable
         What `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
-        watched, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at one
+        measured, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at one
         length (16 tokens unless given) and its own widths. `ns.torch.network` reads modules with other inputs.
     recipe : str, optional
         Draw the model by a known recipe, a name of `ns.models.RECIPES`.

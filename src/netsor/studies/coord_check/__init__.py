@@ -54,7 +54,7 @@ def coord_check(
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
         What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
-        its output is the loss, and what it names with `ns.probe` is watched; or a function of the width that returns a
+        its output is the loss, and what it names with `ns.probe` is measured; or a function of the width that returns a
         PyTorch module with logits.
     widths : sequence of float, optional
         Of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then

@@ -63,7 +63,7 @@ class CheckCase:
         return {"n": math.inf} if math.isinf(self.width) else {}
 
     def network(self) -> Network:
-        """What is watched, and the loss."""
+        """What is measured, and the loss."""
         if self.model is not None:
             return of_model(self.model, self.ids, self.targets, dict(self.rates))
         assert self.build is not None

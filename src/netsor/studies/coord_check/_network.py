@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A network with its loss, and what is watched in it."""
+    """A network with its loss, and what is measured in it."""
 
     watched: Mapping[str, tuple[Value, ...]]
     masks: tuple[Bools | None, ...]  # of the scores, which entries count
@@ -46,7 +46,7 @@ class Network(NamedTuple):
     again: Callable[[Vector], Scalar] | None = None  # the loss of logits of any size; None: as it was written
 
     def kept(self) -> list[tuple[str, int | None, Value]]:
-        """What is watched, one after the other."""
+        """What is measured, one after the other."""
         return [
             (name, k if len(values) > 1 or name in ("scores", "attention", "mlp", "stream") else None, value)
             for name, values in self.watched.items()
