@@ -32,12 +32,12 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
     try:
         view = make()
     except (Exception, SystemExit) as error:  # a user's program may raise anything
-        mo.output.replace(_beside(controls, message(error_text(error))))
+        mo.output.replace(_side_by_side(controls, message(error_text(error))))
         return
     saved = _saved(view, name)
     more = view.more
     waiting = "KL …" if more is not None else ""
-    mo.output.replace(_beside(controls, _view(view, view.rows, waiting, saved)))
+    mo.output.replace(_side_by_side(controls, _view(view, view.rows, waiting, saved)))
     if more is None:
         return
 
@@ -51,14 +51,14 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
         except Exception as error:
             rows, wrong = {}, f"KL: {error_text(error)}"
         if not thread.should_exit:
-            mo.output.replace(_beside(controls, _view(view, {**view.rows, **rows}, wrong, saved)))
+            mo.output.replace(_side_by_side(controls, _view(view, {**view.rows, **rows}, wrong, saved)))
 
     mo.Thread(target=fill, daemon=True).start()
 
 
 def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str) -> None:
     """The controls at once, then views as they are drawn, with a bar for the next. Moving a control begins anew."""
-    mo.output.replace(_beside(controls, _bar(0.0, 0.0)))
+    mo.output.replace(_side_by_side(controls, _bar(0.0, 0.0)))
 
     def fill() -> None:
         thread = mo.current_thread()
@@ -71,7 +71,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
                 raise Superseded
             if time.monotonic() > told + OFTEN:
                 told = time.monotonic()
-                mo.output.replace(_beside(controls, _bar(done, total) + before))
+                mo.output.replace(_side_by_side(controls, _bar(done, total) + before))
 
         with ONE:  # of several that wait here only the newest goes on
             if thread.should_exit:
@@ -85,7 +85,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
             except Exception as error:
                 shown = message(error_text(error)) + before
             if not thread.should_exit:
-                mo.output.replace(_beside(controls, f'<div class="netsor-done">{shown}</div>'))
+                mo.output.replace(_side_by_side(controls, f'<div class="netsor-done">{shown}</div>'))
 
     mo.Thread(target=fill, daemon=True).start()
 
@@ -101,7 +101,7 @@ def _bar(done: float, total: float) -> str:
     return f'<div class="netsor-bar"><p class="netsor-note">drawing initialisations{about} …</p>{bar}</div>'
 
 
-def _beside(controls: str, view: str) -> Any:
+def _side_by_side(controls: str, view: str) -> Any:
     return mo.Html(f'<div class="netsor-two"><div>{controls}</div><div class="netsor-view">{view}</div></div>')
 
 
