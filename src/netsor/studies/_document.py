@@ -135,7 +135,7 @@ def to_text(document: Document, verbose: bool = False) -> str:
     for section in document.sections:
         if section.show in shown:
             blocks = [text for text in map(_block_text, section.blocks) if text]
-            heading = [section.title] if section.title and blocks else []
+            heading = [wrap(section.title)] if section.title and blocks else []
             parts.append("\n".join([*heading, "\n\n".join(blocks)]))
     return "\n\n".join(part for part in parts if part)
 
