@@ -181,7 +181,7 @@ def test_a_file_says_how_things_scale(folder):
         (["--tokens", "17"], "must be at most 16"),
         (["--draws", "3"], "must be an integer, 4 or more"),
         (["--tolerance", "0"], "must be a finite number above 0"),
-        (["--set", "n=3"], "is no field"),
+        (["--set", "n=3"], "is not a field"),
     ],
 )
 def test_bad_input(folder, options, said):

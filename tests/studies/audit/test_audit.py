@@ -392,7 +392,7 @@ WRONG = [
     ({"widths": "real"}, "widths='real' must be 'actual', 'inf'"),
     ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "one token id or more"), ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
-    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
+    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "not a file"),
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
     ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
     ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
@@ -401,7 +401,7 @@ WRONG = [
     ({"sweep": {"std": "ab"}}, "sweep of std over 'ab' must be over two numbers or more"),
     ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
     ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare cannot be combined"),
-    ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is no field"),
+    ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is not a field"),
 ]  # fmt: skip
 
 

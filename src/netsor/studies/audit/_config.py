@@ -245,7 +245,8 @@ class Request(_study.Request):
     def remark(self) -> str:
         """What gradients cost, unless the request says whether to measure them."""
         if self.gradients is not None or math.isinf(self.times):
-            return "; --gradients adds gradients" if self.quick and self.gradients is None and not self.own else ""
+            off = self.quick and self.gradients is None and not self.own
+            return "Gradients are off; --gradients adds them." if off else ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
             return f"Gradients at {self.lengths[0]} tokens make it {more}; --no-gradients leaves them out."
