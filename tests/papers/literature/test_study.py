@@ -101,7 +101,7 @@ def test_the_command(small, tmp_path, monkeypatch):
 
     done = asked("small", "--quick", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
-    assert done.stderr.startswith("netsor: literature: small; about 4 s on 1 worker")
+    assert done.stderr.startswith("netsor: literature: small; about 4.5 s on 1 worker")
     assert done.stdout.startswith("1 statements from 1 papers: 1 agree")
     assert DONE == [1]
     wrong = asked("nobody", "--out", str(tmp_path / "other"))
