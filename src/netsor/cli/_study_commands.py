@@ -89,7 +89,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 )
 @click.option("--ranges", is_flag=True, help="Largest and smallest numbers too, against bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
 @partial(where_options, auto=True)
 @click.option("--verbose", is_flag=True, help="Print bands, gradients and every length too.")
@@ -184,7 +184,7 @@ TOLERANCE = Number(real, above=0, most=1)
 )
 @click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
 @where_options
 @click.option("--verbose", is_flag=True, help="Print the sizes at every width too.")
@@ -253,7 +253,7 @@ def coord_check_command(
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=MIN_FOUR, default=16, show_default=True, help="Initialisations at each width.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for the report, the figure, tables and finished draws.")
 @where_options
 @click.option("--verbose", is_flag=True, help="Print the loss at every learning rate too.")
@@ -283,7 +283,7 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 @click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
 @click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
 @click.option(
     "--estimator",
@@ -317,7 +317,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     "--out", metavar="DIR", default="literature", show_default=True, help="The folder for figures, data and the report."
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look, in about a minute.")
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj

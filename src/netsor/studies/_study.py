@@ -182,7 +182,7 @@ class Study(ABC, Generic[Found]):
         request, count = self.request, self.estimate().workers
         self.prepare()
         pool: AbstractContextManager[Any]
-        if executor is None and not request.backend.threads:
+        if executor is None and not request.backend.threads and (request.own or count == 1):
             pool = nullcontext()  # one process has the device for itself: this one
         else:  # functions of a user need not be known in another process
             pool = thread_pool(count) if request.own else _process_pool.Workers(count)

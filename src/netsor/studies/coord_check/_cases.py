@@ -114,10 +114,9 @@ class CheckCase:
         plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
         return plain
 
-    @property
-    def part_draws(self) -> int:
+    def part_draws(self, backend: Backend) -> int:
         """The draws of a part, a power of two: each part is planned anew, so that short ones cost more than they do."""
-        if self.model is None:
+        if self.model is None or not backend.threads:  # a device draws many together
             return PART_DRAWS
         return draws_within(PART_SECONDS, self.draw().seconds)
 

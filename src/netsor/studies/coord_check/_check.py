@@ -55,13 +55,13 @@ class CoordCheckStudy(Study[CoordCheck]):
         for case in every:
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(request.backend), math.ceil(draws / case.part_draws)
+            draw, count = case.draw(request.backend), math.ceil(draws / case.part_draws(request.backend))
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             seconds += draw.seconds * draws + draw.compiling + draw.planning * (count if alone else 1)
             if math.isinf(case.width) and case.entries and case.plan.expects:  # the quadrature error
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             numbers += draw.numbers * draws
-            one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
+            one = max(one, draw.in_worker(min(draws, case.part_draws(request.backend)), request.backend))
             parts += count
         check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
         workers = worker_count(request.workers, parts, one, request.backend)

@@ -213,7 +213,7 @@ class Request(_study.Request):
 
     def tasks(self, subject: CheckCase, place: int) -> list[DrawTask]:
         """The work for a subject."""
-        draws, size = self.draws or DRAWS, subject.part_draws
+        draws, size = self.draws or DRAWS, subject.part_draws(self.backend)
         starts = range(0, draws, size)
         every = ((i, min(size, draws - at)) for i, at in enumerate(starts))
         return [DrawTask(subject, place, i, count, self.seed, self.backend) for i, count in every]

@@ -94,10 +94,11 @@ class SweepCase:
         plain: dict[str, Any] = json.loads(json.dumps(fields))
         return plain
 
-    @property
-    def part_draws(self) -> int:
+    def part_draws(self, backend: Backend) -> int:
         """The draws of a part; each is drawn once for every learning rate."""
-        return PART_DRAWS if self.model is None else draws_within(PART_SECONDS, len(self.lr) * self.draw().seconds)
+        if self.model is None or not backend.threads:  # a device draws many together
+            return PART_DRAWS
+        return draws_within(PART_SECONDS, len(self.lr) * self.draw().seconds)
 
     def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
         """What a draw takes at one learning rate; of a deep network, as those of few blocks say."""

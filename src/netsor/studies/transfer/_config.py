@@ -192,7 +192,7 @@ class Request(_study.Request):
 
     def tasks(self, case: SweepCase, place: int) -> list[DrawTask]:
         """The work for one network."""
-        size = case.part_draws
+        size = case.part_draws(self.backend)
         every = enumerate(min(size, self.draws - start) for start in range(0, self.draws, size))
         return [DrawTask(case, place, index, draws, self.seed, self.backend) for index, draws in every]
 

@@ -43,12 +43,12 @@ class TransferStudy(Study[Transfer]):
         for _, case in self._cases:
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(request.backend), math.ceil(draws / case.part_draws)
+            draw, count = case.draw(request.backend), math.ceil(draws / case.part_draws(request.backend))
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             plans = rates if math.isinf(case.width) else count if alone else 1
             seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
             numbers += draw.numbers * draws * rates
-            one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
+            one = max(one, draw.in_worker(min(draws, case.part_draws(request.backend)), request.backend))
             parts += count
         check_memory(one, f"a draw at widths {list(request.finite)}", "take smaller widths, or fewer tokens or steps")
         workers = worker_count(request.workers, parts, one, request.backend)
