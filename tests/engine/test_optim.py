@@ -216,7 +216,7 @@ def test_moments_of_adam_are_refused_at_infinite_width():
 
 def test_eps_of_muon_is_refused_where_the_gradient_vanishes():
     loss, weights = network(ns.mean_dot)
-    with pytest.raises(ns.ExactError, match=r"a step of Muon with eps=1e-07 at width inf.*take eps=0"):
+    with pytest.raises(ns.ExactError, match=r"a step of Muon with eps=1e-07 at infinite width.*take eps=0"):
         ns.Program(ns.step(loss, loss, optimiser=ns.optim.Muon(0.1), weights=weights[0])).law(n=ns.inf)
 
 
