@@ -210,7 +210,7 @@ def test_muon_with_momentum_at_infinite_width():
 def test_moments_of_adam_are_refused_at_infinite_width():
     loss, weights = network(ns.mean_dot)
     adam = ns.optim.Adam(lambda fan_in, fan_out: 0.1 / fan_in, eps=0.0)
-    with pytest.raises(ns.ExactError, match=r"moments of Adam.*at finite widths they are exact"):
+    with pytest.raises(ns.ExactError, match=r"moments of Adam.*finite widths have an exact law"):
         ns.Program(ns.train(loss, loss, adam, 2, weights[1])[-1]).law(n=ns.inf)
 
 

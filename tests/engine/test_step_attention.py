@@ -18,7 +18,6 @@ RATE = 0.5
 LEVEL = 1e-4
 
 
-
 def trained(heads, steps, rate=RATE):
     """Outputs, loss and scores of a block after its steps, all weights by maximal updates."""
     x = ns.tanh(ns.weight(n, 3, name="in") @ ns.data(X))
