@@ -157,6 +157,13 @@ TOLERANCE = Number(real, above=0, most=1)
     "the name of rates in FILE.  [default: 0.001 of SGD and Muon, 0.0001 of Adam]",
 )
 @click.option(
+    "--eps",
+    type=Number(real, least=0, most=1),
+    default=0.0,
+    show_default=True,
+    help="eps of Adam at MODEL's own width, which the parametrisation scales.",
+)
+@click.option(
     "--parametrisation",
     "--parametrization",
     "rules",

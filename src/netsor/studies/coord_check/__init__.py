@@ -30,6 +30,7 @@ def coord_check(
     optimiser: str | Callable[[Any], Any] = "sgd",
     steps: int = 1,
     lr: Any = None,
+    eps: float | Callable[[float, float], float] = 0.0,
     parametrisation: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
     ids: Sequence[int] | None = None,
     targets: Sequence[int] | None = None,
@@ -66,11 +67,14 @@ def coord_check(
         Adam, AdamW or Muon of `torch.optim`), whose parameter groups have the learning rates. You can also
         write `optimizer` and `parametrization`.
     steps : int
-        The number of steps; changes are those over all of them. From the second on, Muon has momentum and Adam both
-        moments, with PyTorch's defaults.
+        The number of steps; changes are those over all of them, and a table has the exponents after each. From the
+        second on, Muon has momentum and Adam both moments, with PyTorch's defaults.
     lr : float, mapping or callable, optional
         The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
         function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
+    eps : float or callable
+        ε of Adam at the width and depth of the model, which the parametrisation scales. Of a function a number, or a
+        function of (in, out).
     parametrisation : str, pathlib.Path, mapping or sequence of these, optional
         How standard deviations and learning rates follow width and depth: "sp", "mup", "ntk", "mean-field",
         "fixed", a JSON or TOML file, what such a file holds, or a list of these. SP and µP unless given.
@@ -156,6 +160,7 @@ def coord_check(
         step,
         steps,
         lr,
+        eps,
         ids,
         targets,
         tokens,

@@ -34,10 +34,10 @@ Build = Callable[[Any], Program]
 
 
 class ProgramRates:
-    """Learning rates of a program, as `ns.step` takes them; two of these are equal if they are one."""
+    """Learning rates of a program, as `ns.step` takes them, and eps; two of these are equal if they are one."""
 
-    def __init__(self, lr: Any) -> None:
-        self.lr = lr
+    def __init__(self, lr: Any, eps: Any = 0.0) -> None:
+        self.lr, self.eps = lr, eps
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class CheckCase:
     optimiser: str = "sgd"
     steps: int = 1
     rates: tuple[tuple[str, float], ...] = ()
+    eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
     build: Build | None = None
     held: ProgramRates | None = None  # the learning rates of a program
 
@@ -65,16 +66,17 @@ class CheckCase:
     def network(self) -> Network:
         """What is watched, and the loss."""
         if self.model is not None:
-            return of_model(self.model, self.ids, self.targets, dict(self.rates))
+            return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps))
         assert self.build is not None
         made = call_build(self.build, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
-        net, rates = made if isinstance(made, tuple) else (made, None if self.held is None else self.held.lr)
+        held = self.held or ProgramRates(None)
+        net, rates = made if isinstance(made, tuple) else (made, held.lr)
         if not isinstance(net, Program):
             raise ArgumentError(
                 "model", self.build, f"a function of the width that returns a Program, not {shown(net)}"
             )
-        return of_program(net, rates)
+        return of_program(net, rates, held.eps)
 
     @property
     def entries(self) -> list[Entry]:
@@ -109,8 +111,8 @@ class CheckCase:
         assert self.model is not None
         fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
         found: dict[str, Any] = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
-        if self.steps > 1:
-            found["steps"] = self.steps
+        found |= {"steps": self.steps} if self.steps > 1 else {}
+        found |= {"eps": self.eps} if self.eps else {}
         plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
         return plain
 

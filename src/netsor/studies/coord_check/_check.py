@@ -120,7 +120,7 @@ def _zero_rounding(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
     """Changes that are 0 but for rounding are 0."""
     made = dict(limit)
     for entry, draws in limit.items():
-        before = limit.get(entry._replace(what=SIZE))
+        before = limit.get(entry._replace(what=SIZE, step=None))
         if entry.what == CHANGE and before is not None:
             made[entry] = np.where(draws > SIZE_RTOL * before, draws, 0.0)
     return made

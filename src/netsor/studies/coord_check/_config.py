@@ -37,6 +37,7 @@ class Request(_study.Request):
     optimiser: Annotated[str, choice(*OPTIMISERS)] = "sgd"
     steps: Positive = 1
     lr: Any = None
+    eps: Any = 0.0
     ids: Sequence[int] | None = None
     targets: Sequence[int] | None = None
     tokens: Positive | None = None
@@ -59,6 +60,7 @@ class Request(_study.Request):
         self._set("depths", sizes_of("depths", self.depths))
         if len(self.widths or ()) > 1 and len(self.depths or ()) > 1:
             raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
+        self._check_eps()
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         else:
@@ -68,6 +70,12 @@ class Request(_study.Request):
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    def _check_eps(self) -> None:
+        if not (callable(self.eps) and self.own):
+            real(self.eps, "eps", least=0, most=1)
+        if self.eps and self.optimiser != "adam":
+            raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
@@ -125,7 +133,7 @@ class Request(_study.Request):
 
     @cached_property
     def _held(self) -> ProgramRates:
-        return ProgramRates(self.lr)
+        return ProgramRates(self.lr, self.eps)
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options."""
@@ -137,6 +145,7 @@ class Request(_study.Request):
             "optimiser": self.optimiser,
             "steps": self.steps,
             "lr": str(self.lr),
+            "eps": self.eps if isinstance(self.eps, int | float) else str(self.eps),
             "ids": self.ids,
             "targets": self.targets,
             "draws": self.draws,
@@ -206,8 +215,9 @@ class Request(_study.Request):
                 made = scaled(self.model, int(width), depth, rule, self.grow)
                 ratios = width / self.model.width, depth / self.model.layers
                 rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
+                eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
                 found.append(
-                    CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, self.steps, rates)
+                    CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, self.steps, rates, eps)
                 )
         return tuple(found)
 

@@ -39,6 +39,8 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
         Section("", [doc.Figures([_picture(checks, CHANGE)])], "html"),
         Section("Exponents with 99.99 % intervals (lr: of the update of a weight)", [_exponents(checks)]),
     ]
+    if request.steps > 1:
+        sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
     sections += [section for check in checks for section in _details(check)]
     updates: list[doc.Block] = [
         Paragraph(UPDATE_NOTE.format(axis=request.axis)),
@@ -114,6 +116,24 @@ def _exponents(checks: Sequence[Check]) -> Table:
             cells = [_exponent_cell(getattr(check, what)[k]) for check in checks]
             rows.append([f"{name}{first.entry.name}", *cells])
     return Table(["", *(check.name for check in checks)], rows)
+
+
+def _by_step(checks: Sequence[Check]) -> Table:
+    """Exponents against the step, a row for each parametrisation and activation."""
+    steps = range(1, checks[0].request.steps + 1)
+    rows: list[list[str | Cell]] = [
+        [f"{check.name}, {last.entry.name}", *(_short_cell(verdicts[k]) for verdicts in check.by_step)]
+        for check in checks
+        for k, last in enumerate(check.verdicts)
+    ]
+    return Table(["", *(f"step {step}" for step in steps)], rows)
+
+
+def _short_cell(v: Verdict) -> Cell:
+    if v.exponent is None:
+        return Cell("–", status="absent")
+    flagged = " FLAG" * (v.status == FLAG)
+    return Cell(f"{v.exponent.value:+.2f}{flagged}", status=COLOUR_CLASSES[v.status])
 
 
 def _exponent_cell(v: Verdict) -> Cell:
