@@ -101,7 +101,7 @@ def test_maximal_updates_of_a_model_stay_flat_with_any_eps():
 
 
 def test_eps_is_for_adam():
-    with pytest.raises(ValueError, match="eps=0.1 must be 0 for sgd: it is for Adam"):
+    with pytest.raises(ValueError, match=r"eps=0\.1 must be 0 for sgd: it is for Adam"):
         ns.coord_check(perceptron, widths=[32, 64], lr=0.1, eps=0.1)
     with pytest.raises(ValueError, match="eps=-1"):
         ns.coord_check(perceptron, widths=[32, 64], lr=0.1, eps=-1)

@@ -221,9 +221,14 @@ class Request(_study.Request):
                 )
         return tuple(found)
 
+    @cached_property
+    def part_draws(self) -> tuple[int, ...]:
+        """The draws of a part at each width, or depth: a parametrisation changes numbers, not what a draw takes."""
+        return tuple(subject.part_draws(self.backend) for subject in self.subjects(self.checks[0]))
+
     def tasks(self, subject: CheckCase, place: int) -> list[DrawTask]:
         """The work for a subject."""
-        draws, size = self.draws or DRAWS, subject.part_draws(self.backend)
+        draws, size = self.draws or DRAWS, self.part_draws[place]
         starts = range(0, draws, size)
         every = ((i, min(size, draws - at)) for i, at in enumerate(starts))
         return [DrawTask(subject, place, i, count, self.seed, self.backend) for i, count in every]

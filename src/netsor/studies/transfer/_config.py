@@ -190,9 +190,14 @@ class Request(_study.Request):
             )  # fmt: skip
         return tuple(found)
 
+    @cached_property
+    def part_draws(self) -> tuple[int, ...]:
+        """The draws of a part at each width: a parametrisation changes numbers, not what a draw takes."""
+        return tuple(case.part_draws(self.backend) for case in self.cases(self.sweeps[0]))
+
     def tasks(self, case: SweepCase, place: int) -> list[DrawTask]:
         """The work for one network."""
-        size = case.part_draws(self.backend)
+        size = self.part_draws[place]
         every = enumerate(min(size, self.draws - start) for start in range(0, self.draws, size))
         return [DrawTask(case, place, index, draws, self.seed, self.backend) for index, draws in every]
 
