@@ -178,6 +178,7 @@ TOLERANCE = Number(real, above=0, most=1)
     show_default=True,
     help="What grows with the width: the number of heads, or their dimension.",
 )
+@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
 @click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
 @click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
@@ -255,6 +256,7 @@ def coord_check_command(
     show_default=True,
     help="What grows with the width: the number of heads, or their dimension.",
 )
+@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
 @click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
 @click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")

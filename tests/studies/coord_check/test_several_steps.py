@@ -5,7 +5,13 @@ import json
 import pytest
 
 import netsor as ns
-from netsor.studies.coord_check._parametrisation import Power, known
+from netsor.engine import Sampling
+from netsor.language._graph import topological_order
+from netsor.language._operation import SteppedParameter
+from netsor.studies.coord_check._config import Request
+from netsor.studies.coord_check._network import CHANGE, Entry
+from netsor.studies.coord_check._parametrisation import Power, known, parametrisation
+from netsor.studies.transfer._config import Request as SweepRequest
 
 INPUTS, TARGETS = ns.data([[1.0, 0.0], [0.6, 0.8]]), [1.0, -1.0]
 
@@ -105,3 +111,39 @@ def test_eps_is_for_adam():
         ns.coord_check(perceptron, widths=[32, 64], lr=0.1, eps=0.1)
     with pytest.raises(ValueError, match="eps=-1"):
         ns.coord_check(perceptron, widths=[32, 64], lr=0.1, eps=-1)
+
+
+def tiny():
+    return ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+
+
+def moved_vectors(program):
+    values = topological_order(program.outputs)
+    return {value.op.rule.name for value in values if isinstance(value.op, SteppedParameter)}
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_biases_and_gains_move_if_asked_for(optimiser):
+    rule = parametrisation("mup", optimiser)
+    for vectors, moved in (((), set()), (("gain",), {"gain"}), (["gain", "bias"], {"bias", "gain"})):
+        request = Request(tiny(), (rule,), [8, 64], optimiser=optimiser, tokens=2, vectors=vectors)
+        assert moved_vectors(request.subjects(rule)[0].program) == moved
+        swept = SweepRequest(tiny(), (rule,), [8, 64], 2, optimiser=optimiser, tokens=2, vectors=vectors)
+        assert moved_vectors(swept.cases(rule)[0].program) == moved
+    how = Sampling(64, 0, progress=False)
+    changes = []
+    for some in ((), ("bias", "gain")):
+        case = Request(tiny(), (rule,), [8, 64], optimiser=optimiser, tokens=2, vectors=some).subjects(rule)[0]
+        (drawn,) = case.program._at(case.widths).draw(how)
+        changes.append(drawn[:, case.entries.index(Entry(CHANGE, "final"))].mean())
+    assert changes[1] > 1.2 * changes[0]
+
+
+def test_vectors_are_refused_where_nothing_is_known_of_them():
+    for given, words in (("bias", "a sequence of 'bias' and 'gain'"), (["weight"], "a sequence of")):
+        with pytest.raises(ValueError, match=words):
+            ns.coord_check(tiny(), vectors=given)
+    with pytest.raises(ValueError, match=r"vectors=.*left out: Muon moves matrices alone"):
+        ns.transfer(tiny(), optimiser="muon", vectors=["gain"])
+    with pytest.raises(ValueError, match=r"vectors=.*left out: a program names what moves"):
+        ns.coord_check(perceptron, widths=[32, 64], lr=0.1, vectors=["gain"])

@@ -37,6 +37,7 @@ def coord_check(
     tokens: int | None = None,
     draws: int | None = None,
     grow: str = "heads",
+    vectors: Sequence[str] = (),
     promise: Mapping[str, float] | None = None,
     tolerance: float = 0.1,
     seed: int = 0,
@@ -89,6 +90,9 @@ def coord_check(
         Initialisations at each width, 32 unless given.
     grow : str
         What grows with the width: the number of "heads", which keep their dimension, or "head-dim".
+    vectors : sequence of str
+        Vectors of a model that move besides matrices and embeddings: "bias" (every matrix of a block and every layer
+        norm then has one, from 0), "gain" (of norms), or both. They have the learning rate of embeddings.
     promise : mapping of str to float, optional
         Of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
     tolerance : float
@@ -168,6 +172,7 @@ def coord_check(
         grow,
         promise,
         tolerance,
+        vectors,
         seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),

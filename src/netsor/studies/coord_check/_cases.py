@@ -53,6 +53,7 @@ class CheckCase:
     steps: int = 1
     rates: tuple[tuple[str, float], ...] = ()
     eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
+    vectors: tuple[str, ...] = ()  # that are trained
     build: Build | None = None
     held: ProgramRates | None = None  # the learning rates of a program
 
@@ -66,7 +67,7 @@ class CheckCase:
     def network(self) -> Network:
         """What is watched, and the loss."""
         if self.model is not None:
-            return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps))
+            return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps), self.vectors)
         assert self.build is not None
         made = call_build(self.build, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
@@ -112,7 +113,7 @@ class CheckCase:
         fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
         found: dict[str, Any] = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
         found |= {"steps": self.steps} if self.steps > 1 else {}
-        found |= {"eps": self.eps} if self.eps else {}
+        found |= {name: getattr(self, name) for name in ("eps", "vectors") if getattr(self, name)}
         plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
         return plain
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._validate import ArgumentError, Positive, check_fields, choice, real, whole
 from ...models import Transformer
-from ...models._training import KINDS, refuse
+from ...models._training import KINDS, VECTORS, refuse
 from .. import _study
 from ._cases import Build, CheckCase, DrawTask, ProgramRates
 from ._parametrisation import GROW, OPTIMISERS, Parametrisation, scaled
@@ -45,6 +45,7 @@ class Request(_study.Request):
     grow: Annotated[str, choice(*GROW)] = "heads"
     promise: Mapping[str, float] | None = None  # of a program
     tolerance: Annotated[float, partial(real, above=0, most=1)] = TOLERANCE
+    vectors: Sequence[str] = ()
 
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
@@ -61,6 +62,7 @@ class Request(_study.Request):
         if len(self.widths or ()) > 1 and len(self.depths or ()) > 1:
             raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
         self._check_eps()
+        self._set("vectors", vectors_of(self.vectors, self.optimiser, self.own))
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         else:
@@ -151,6 +153,7 @@ class Request(_study.Request):
             "draws": self.draws,
             "grow": self.grow,
             "tolerance": self.tolerance,
+            "vectors": self.vectors,
         }
 
     @property
@@ -217,8 +220,9 @@ class Request(_study.Request):
                 rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
                 eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
                 found.append(
-                    CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, self.steps, rates, eps)
-                )
+                    CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, self.steps, rates, eps,
+                              tuple(self.vectors))
+                )  # fmt: skip
         return tuple(found)
 
     @cached_property
@@ -247,6 +251,16 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     if not found or len(set(found)) < len(found):
         raise ArgumentError(name, given, "one number or more, each once")
     return tuple(found)
+
+
+def vectors_of(given: Any, optimiser: Any, own: bool) -> tuple[str, ...]:
+    """The vectors of a model that are trained."""
+    if isinstance(given, str) or not all(name in VECTORS for name in given):
+        raise ArgumentError("vectors", given, f"a sequence of {' and '.join(map(repr, VECTORS))}")
+    if given and (own or optimiser == "muon"):
+        why = "a program names what moves" if own else "Muon moves matrices alone"
+        raise ArgumentError("vectors", given, f"left out: {why}")
+    return tuple(name for name in VECTORS if name in given)
 
 
 def batch_of(

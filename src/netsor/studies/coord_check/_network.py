@@ -49,6 +49,7 @@ class Network(NamedTuple):
     rates: Any  # as `ns.step` takes them
     eps: Any = 0.0  # of Adam: for all weights, or by weight
     again: Callable[[Vector], Scalar] | None = None  # the loss of logits of any size; None: as it was written
+    parameters: list[Weight | Vector] | None = None  # what moves; None: all matrices
 
     def mask(self, name: str, block: int | None) -> Bools | None:
         """Which entries of a watched value count; None: all."""
@@ -69,15 +70,17 @@ def of_model(
     targets: tuple[int, ...],
     rates: Mapping[str, float],
     eps: Mapping[str, float],
+    vectors: tuple[str, ...] = (),
 ) -> Network:
-    """A transformer; `rates` and `eps` are those of its kinds of weights."""
-    made = training(model, ids, targets)
+    """A transformer; `rates` and `eps` are those of its kinds of weights. Biases and gains have those of embeddings."""
+    made = training(model, ids, targets, vectors)
     batch = unit_vectors(sorted({*ids, *targets}), model.vocabulary or 0)
     logits = (model.vocabulary or 0) * mean_dot(made.logits, batch)
     watched = {**made.watched, "logits": (logits,), "vocabulary": (made.logits,)}
-    lr = {weight: rates[kind] for weight, kind in made.kinds().items()}
-    small = {weight: eps[kind] for weight, kind in made.kinds().items() if kind in eps}
-    return Network(watched, made.masks, made.loss, made.acts, lr, small, made.loss_of)
+    kinds: dict[Any, str] = {**made.kinds(), **dict.fromkeys(made.vectors, "embedding")}
+    lr = {parameter: rates[kind] for parameter, kind in kinds.items()}
+    small = {parameter: eps[kind] for parameter, kind in kinds.items() if kind in eps}
+    return Network(watched, made.masks, made.loss, made.acts, lr, small, made.loss_of, made.parameters)
 
 
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
@@ -138,11 +141,11 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
 def _after_steps(net: Network, every: list[Value], optimiser: str, steps: int) -> list[list[Any]]:
     """Values after each step."""
     if steps == 1 and not net.eps:
-        return [step(every, net.loss, net.rates, optimiser)]
+        return [step(every, net.loss, net.rates, optimiser, net.parameters)]
     rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
     eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
     by = {key: with_memory(optimiser, rate, eps.get(key, 0.0)) for key, rate in rates.items()}
-    return train(every, net.loss, by, steps)[1:]
+    return train(every, net.loss, by, steps, net.parameters)[1:]
 
 
 def _loss(net: Network, kept: list[tuple[str, int | None, Value]], after: list[Any]) -> Any:
