@@ -94,9 +94,14 @@ class Check(Mapping[str, Verdict]):
         return promised if self.request.axis == "width" or promised is None else 0.0
 
     def blocks(self, what: str, step: int | None = None) -> list[Verdict]:
-        """The verdict on every block, for "change", "update" or "size"; `verdicts` has the worst block alone.
+        """The verdict on every block; `verdicts` has the worst block alone.
 
-        `step` chooses changes after fewer steps.
+        Parameters
+        ----------
+        what : str
+            "change", "update" or "size".
+        step : int, optional
+            The number of steps that a change is after; None: all of them.
         """
         every = []
         for entry, found in self.fits.items():
