@@ -89,7 +89,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
 )
 @click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
 @partial(where_options, auto=True)
 @click.option("--verbose", is_flag=True, help="Print bands, gradients and every length too.")
@@ -153,6 +153,13 @@ TOLERANCE = Number(real, above=0, most=1)
     "the name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
 )
 @click.option(
+    "--eps",
+    type=Number(real, least=0, most=1),
+    default=0.0,
+    show_default=True,
+    help="eps of Adam at MODEL's own width, which the parametrisation scales.",
+)
+@click.option(
     "--parametrisation",
     "--parametrization",
     "rules",
@@ -167,6 +174,7 @@ TOLERANCE = Number(real, above=0, most=1)
     show_default=True,
     help="What grows with the width: the number of heads, or their dimension.",
 )
+@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
 @click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
 @click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
@@ -180,7 +188,7 @@ TOLERANCE = Number(real, above=0, most=1)
 )
 @click.option("--fail", is_flag=True, help="Exit with code 3 if something is flagged.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
 @where_options
 @click.option("--verbose", is_flag=True, help="Print the sizes at every width too.")
@@ -244,12 +252,13 @@ def coord_check_command(
     show_default=True,
     help="What grows with the width: the number of heads, or their dimension.",
 )
+@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
 @click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
 @click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=MIN_FOUR, default=16, show_default=True, help="Initialisations at each width.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for the report, the figure, tables and finished draws.")
 @where_options
 @click.option("--verbose", is_flag=True, help="Print the loss at every learning rate too.")
@@ -279,7 +288,7 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 @click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
 @click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
 @click.option(
     "--estimator",
@@ -314,7 +323,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     "--out", metavar="DIR", default="literature", show_default=True, help="The folder for figures, data and the report."
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look, in about a minute.")
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj

@@ -184,7 +184,8 @@ class Study(ABC, Generic[Found]):
         count = cost.workers
         self.prepare()
         pool: AbstractContextManager[Any]
-        if executor is None and (not request.backend.threads or (count == 1 and cost.seconds < SHORT_SECONDS)):
+        device, short = not request.backend.threads, cost.seconds < SHORT_SECONDS
+        if executor is None and ((device and request.own) or (count == 1 and (device or short))):
             pool = nullcontext()  # here: one process has the device for itself, and short work needs no other
         else:  # functions of a user need not be known in another process
             pool = thread_pool(count) if request.own else _process_pool.Workers(count)

@@ -57,8 +57,8 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     if math.isinf(out):
         raise ExactError(
             value,
-            f"Adam's step of a matrix from width {width} to width inf",
-            instead="bind both widths to numbers, or both to inf",
+            f"Adam's step of a matrix from width {width} to vectors at width inf",
+            instead="finite widths have an exact law",
         )
     entries = value.shape[0] * width * out
     if entries > ENTRIES:
@@ -83,7 +83,7 @@ def _check(value: Value, op: Outer, sources: dict[Value, frozenset[Value]]) -> N
                 value,
                 "Adam's step of a matrix that acts on vectors that are not Gaussian of mean 0, at width inf "
                 f"({made}, at {source.where})",
-                instead="bind the width to a number",
+                instead="finite widths have an exact law",
             )
 
 
@@ -118,6 +118,6 @@ def eps_error(value: Value, eps: float, optimiser: str = "Adam", what: str = "th
     """What is said of eps > 0 at infinite width."""
     return ExactError(
         value,
-        f"a step of {optimiser} with eps={eps:g} at width inf, where {what} of a gradient vanish",
-        instead="take eps=0, or bind the widths to numbers",
+        f"a step of {optimiser} with eps={eps:g} at infinite width, where {what} of a gradient vanish",
+        instead="take eps=0, or finite widths, which have an exact law",
     )
