@@ -50,6 +50,9 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             )
         memo[id(b)] = b.detach().cpu()
     shadow = copy.deepcopy(module, memo).eval()
+    for part in shadow.modules():  # a cache of keys and values, which transformers returns unless told otherwise
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            part.config.use_cache = False
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does

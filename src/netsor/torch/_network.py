@@ -98,7 +98,11 @@ def read_network(
 ) -> Network:
     """`network`, with what it was made from."""
     graph, laws, name = captured(module, args, kwargs, laws)
-    parts = structure(graph)
+    try:
+        parts = structure(graph)
+    except UnsupportedError:
+        Reader(graph, laws).program(name)  # an operation that cannot be read is a better reason
+        raise
     names = dict(parts.kinds)
     tables = _tables(graph)
     if parts.words is not None:

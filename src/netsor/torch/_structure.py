@@ -22,7 +22,7 @@ VIEWS = (
 )
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub", *SAME)
-ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu")
+ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
 
 
 class Block(NamedTuple):
@@ -252,7 +252,7 @@ def _matrices(
         if name == "mlp":
             for last in near(branch):
                 first = near(last.args[0] if name_of(last) != "addmm" else last.args[1])
-                active = [node for node in first if any(name_of(user) in ACTIVATIONS for user in node.users)]
+                active = _active(first)
                 gated = len(first) == 2 and len(active) == 1
                 say("gate", active if gated else [])
                 say("in", [node for node in first if not gated or node not in active])
@@ -268,6 +268,23 @@ def _matrices(
             place = found.setdefault(said.pop() if len(said) == 1 else "qkv", [])
             place += [] if parameter in place else [parameter]
     return found
+
+
+def _active(matrices: list[Node]) -> list[Node]:
+    """Those that an activation acts on before their products meet; it may be written out."""
+    ahead = {node: set(_ahead(node)) for node in matrices}
+    common = set.intersection(*ahead.values()) if ahead else set()
+    return [node for node in matrices if any(name_of(x) in ACTIVATIONS for x in ahead[node] - common)]
+
+
+def _ahead(root: Node) -> Iterator[Node]:
+    pending, seen = [root], {root}
+    while pending:
+        for x in pending.pop().users:
+            if x not in seen:
+                seen.add(x)
+                pending.append(x)
+                yield x
 
 
 def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
