@@ -191,6 +191,7 @@ class Draws:
 def _padded(logits: Scalar, y: Vector, rows: Sequence[int]) -> Scalar:
     """Tied logits with 0 for rows of zeros; these are words of standard deviation 0, because they have a gradient."""
     flat, place = y.reshape(-1), np.arange(logits.shape[-1])
-    zero = normal((len(rows), flat.size), 0.0, name="words") @ root(mean_dot(flat, flat))
+    zero: Scalar = normal((len(rows), flat.size), 0.0, name="words") @ root(mean_dot(flat, flat))
     place[list(rows)] = len(place) + np.arange(len(rows))
-    return join([logits, zero.transpose().reshape(*y.shape, len(rows))], -1)[..., place]
+    every: Scalar = join([logits, zero.transpose().reshape(*y.shape, len(rows))], -1)
+    return every[..., place]
