@@ -17,7 +17,7 @@ from netsor.torch._structure import structure  # noqa: E402
 from .broken_modules import IDS as BATCH  # noqa: E402
 from .broken_modules import Decoder  # noqa: E402
 from .networks import columns  # noqa: E402
-from .test_torch_modules import MODULES  # noqa: E402
+from .test_torch_modules import FORKS, MODULES  # noqa: E402
 
 FAMILIES = [
     *(
@@ -34,7 +34,7 @@ FAMILIES = [
         "smollm3",
         "gpt_neox",
     ),
-    *("bert", "vit", "t5", "layer", "encoder", "parallel", "sandwich", "differential", "both"),
+    *("bert", "vit", "t5", "layer", "encoder", *FORKS),
 ]
 REAL, OURS = 1000, 2000
 LEVEL = 0.5e-4 / (len(FAMILIES) * 80)  # and as much for test_torch_modules

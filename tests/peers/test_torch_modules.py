@@ -18,6 +18,7 @@ from netsor.torch import _program
 from netsor.torch._draws import Draws
 
 from ..engine.differences import drawn
+from .forks import GPT, DenseMoeGPT, DiffTransformer, EncoderDecoder, GPTConfig, MoeGPT, SandwichTransformer
 from .own_modules import (
     Both,
     Differential,
@@ -191,6 +192,13 @@ MODULES |= {
     "both": (Both, (IDS,), {}, ["inner.encoder", "inner.decoder.layers.0.self_attn"]),
     "scaled": (Scaled, (IDS,), {}, ["attention.q", "attention"]),
 }
+FORKS = {
+    "parallel GPT": (lambda: GPT(GPTConfig(parallel=True)), (IDS, IDS), {}, ["transformer.h.0", "transformer.ln_f"]),
+    "sandwich of functions": (SandwichTransformer, (IDS,), {}, ["layers.0.0.fn", "layers.1.1"]),
+    "differential decoder": (DiffTransformer, (IDS,), {}, ["blocks.0.attn.subln", "norm"]),
+    "annotated": (EncoderDecoder, (IDS, torch.tensor([[1, 4, 5, 2]])), {}, ["encoder.1", "decoder.1", "dec_norm"]),
+}
+MODULES |= FORKS
 LEVEL = 0.5e-4 / (len(MODULES) * 14)  # and as much for test_networks
 
 
@@ -282,6 +290,8 @@ class Orthogonal(torch.nn.Module):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (MoeGPT, r"aten\.topk\.default in transformer\.h\.0\.mlp: .*\(at .*forks\.py:\d+: weights, selected_experts"),
+        (DenseMoeGPT, r"aten\.softmax\.int in transformer\.h\.0\.mlp: .*\(at .*forks\.py:\d+: weights = self\.gate"),
         (Experts, r"aten\.softmax\.int in the module itself: .*\(at .*own_modules\.py:\d+: share, chosen"),
         (lambda: Parallel(complex_numbers), r"aten\.view_as_complex\.default in attention: .*own_modules\.py:\d+"),
         (Orthogonal, r"the parameter map\.weight is orthogonal.*declare its law"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -67,17 +68,21 @@ def is_module(given: Any) -> bool:
 
 
 def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | None = None) -> tuple[Any, ...]:
-    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
+    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids.
+
+    A module whose second argument is `targets` gets the ids for it too: without, some make logits of one token alone.
+    """
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
+    made: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
     if args is None:
-        made: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
         tables = [part.num_embeddings for part in made.modules() if isinstance(part, torch.nn.Embedding)]
         if not tables:
             raise ArgumentError("args", None, "the inputs of the module: it has no embedding of ids")
         args = list(range(1, min(tokens or TOKENS, tables[0] - 1) + 1))
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
-    return (ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids,)
+    ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids
+    return (ids, ids) if list(inspect.signature(made.forward).parameters)[1:2] == ["targets"] else (ids,)
 
 
 class Network(NamedTuple):
