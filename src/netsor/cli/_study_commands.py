@@ -58,7 +58,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--sweep",
     metavar="FIELD=A,B,…",
-    help="Compare MODEL with each of these numbers in a field, as std=0.005,0.01,0.02.",
+    help="Compare MODEL with each of these numbers in a field, as std=0.005,0.01,0.02, or FILE:PROGRAM in an argument.",
 )
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
@@ -107,9 +107,9 @@ def audit_command(
 ) -> None:
     """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
-    of your own that names with ns.probe what is to be watched; FILE is run. No weight has to be drawn, so the model may
-    be of any size.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM: a function
+    of yours that returns a PyTorch module, or a program that names with ns.probe what is to be watched; FILE is run. No
+    weight has to be drawn, so the model may be of any size.
     With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
     earlier audit are never overwritten.
     """
@@ -142,10 +142,10 @@ TOLERANCE = Number(real, above=0, most=1)
 @click.option(
     "--optimiser",
     "--optimizer",
-    type=click.Choice(["sgd", "muon", "adam"]),
+    metavar="NAME",
     default="sgd",
     show_default=True,
-    help="What steps.",
+    help="sgd, muon or adam; of modules also the name of a function in FILE that makes the optimiser of a module.",
 )
 @click.option(
     "--steps", type=int, default=1, show_default=True, help="How many, with momentum and moments from the second on."
@@ -196,9 +196,9 @@ def coord_check_command(
     """A coordinate check without training: how much one step changes each activation, against the width.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
-    of the width that returns a program whose output is the loss and that names with ns.probe what is to be watched;
-    FILE is run. No weight is drawn and nothing is trained. With --out a check of a model that was interrupted goes on
-    where it stopped; files in the folder that are not of an earlier check are never overwritten.
+    of the width that returns a PyTorch module with logits, or a program whose output is the loss and that names with
+    ns.probe what is to be watched; FILE is run. No weight is drawn and nothing is trained. With --out a check of a
+    model that was interrupted goes on where it stopped; files in the folder that are not of an earlier check are never overwritten.
     """
     from ._study import printed, run_study
     from ._study_requests import coord_check_study

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from .._program import Program
 from .._validate import ArgumentError
 from ..language._probe import Probe
 from ._export import Graph, Module, UnsupportedError, name_of
-from ._parameters import Parameters
+from ._parameters import Parameters, parameters
 from ._program import Reader, captured
 from ._samples import fresh
 from ._structure import Block, Structure, structure
@@ -83,6 +83,14 @@ def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | No
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
     ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids
     return (ids, ids) if list(inspect.signature(made.forward).parameters)[1:2] == ["targets"] else (ids,)
+
+
+def networks(
+    module: Module | Callable[[], Module], ids: Sequence[int] | None, lengths: Sequence[int | None]
+) -> list[Program]:
+    """`network` on ids, or at several numbers of tokens."""
+    laws = parameters(module)
+    return [network(module, inputs_of(module, ids, tokens), laws=laws) for tokens in lengths]
 
 
 class Network(NamedTuple):

@@ -224,7 +224,7 @@ class LengthResult(Mapping[str, Band]):
         """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
         model, ids = self.model, self.request.ids
         if isinstance(model, ProgramModel):
-            return model.tokens
+            return self.tokens
         if model.positions == "learned" and model.std_position:
             return self.tokens
         if not model.std_embedding:
