@@ -198,7 +198,8 @@ def coord_check_command(
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
     of the width that returns a PyTorch module with logits, or a program whose output is the loss and that names with
     ns.probe what is to be watched; FILE is run. No weight is drawn and nothing is trained. With --out a check of a
-    model that was interrupted goes on where it stopped; files in the folder that are not of an earlier check are never overwritten.
+    model that was interrupted goes on where it stopped; files in the folder that are not of an earlier check are never
+    overwritten.
     """
     from ._study import printed, run_study
     from ._study_requests import coord_check_study

@@ -127,7 +127,7 @@ def audit(
         if widths not in (None, "actual"):
             raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
         model, ids, tokens, widths = _networks(model, ids, tokens), None, None, "actual"
-    own = isinstance(model, Program | ProgramModel)
+    own = model.name if isinstance(model, Program | ProgramModel) else None
     if sizes and not isinstance(model, Program):
         raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
 
@@ -138,15 +138,15 @@ def audit(
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
-    if recipe is not None and own:
-        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, which defines its weights")
+    if recipe is not None and own is not None:
+        raise ArgumentError("recipe", recipe, f"left out: {own} is a program, which defines its weights")
     first, *more = map(audited, (model, *(_networks(o, *asked) if _is_module(o) else o for o in others)))
     first = first if recipe is None else by_recipe(first, recipe)
 
     swept = None
     models = (first, *more)
     if sweep is not None:
-        if own:
+        if own is not None:
             raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if more:
             raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
