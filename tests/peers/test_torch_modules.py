@@ -160,7 +160,7 @@ def _net(build, args, kwargs, paths):
 
 
 def _keep(seen, path, module, given, out):
-    seen[path] = out
+    seen[path] = out.clone() if isinstance(out, torch.Tensor) else out  # what follows may write into it
 
 
 @torch.no_grad()
@@ -195,7 +195,7 @@ MODULES |= {
 FORKS = {
     "parallel GPT": (lambda: GPT(GPTConfig(parallel=True)), (IDS, IDS), {}, ["transformer.h.0", "transformer.ln_f"]),
     "sandwich of functions": (SandwichTransformer, (IDS,), {}, ["layers.0.0.fn", "layers.1.1"]),
-    "differential decoder": (DiffTransformer, (IDS,), {}, ["blocks.0.attn.subln", "norm"]),
+    "differential decoder": (DiffTransformer, (IDS,), {}, ["blocks.0.attn", "norm"]),
     "annotated": (EncoderDecoder, (IDS, torch.tensor([[1, 4, 5, 2]])), {}, ["encoder.1", "decoder.1", "dec_norm"]),
 }
 MODULES |= FORKS
