@@ -59,7 +59,7 @@ def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]
     """Join consecutive chunks into parts of up to `most` draws, with at least one part for each worker.
 
     Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone joins
-    those before it (see `blocks`).
+    those before it: numpy adds in another order where a replica is alone.
     """
     alone = most > 1
     most = min(most, -(-parts[-1].stop // workers))
