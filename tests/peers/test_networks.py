@@ -14,8 +14,10 @@ from netsor.torch._network import read_network  # noqa: E402
 from netsor.torch._program import captured  # noqa: E402
 from netsor.torch._structure import structure  # noqa: E402
 
+from ..command import netsor  # noqa: E402
 from .broken_modules import IDS as BATCH  # noqa: E402
 from .broken_modules import Decoder  # noqa: E402
+from .forks import GPT  # noqa: E402
 from .networks import columns  # noqa: E402
 from .test_torch_modules import FORKS, MODULES  # noqa: E402
 
@@ -95,6 +97,49 @@ def test_a_module_and_its_factory_can_be_audited():
     assert found["grad_query"].median.shape == (3,)
     with pytest.raises(ValueError, match="the widths of a module are numbers"):
         ns.audit(Decoder, ids=BATCH, widths="inf")
+
+
+def test_a_module_is_audited_at_several_lengths():
+    found = ns.audit(Decoder, tokens=[8, 4], draws=16, workers=1, progress=False)
+    assert [length.tokens for length in found.lengths] == [4, 8]
+    alone = ns.audit(Decoder, tokens=8, draws=16, workers=1, progress=False)
+    np.testing.assert_array_equal(found.lengths[1]["entropy"].median, alone["entropy"].median)
+
+
+def test_one_matrix_for_queries_keys_and_values_is_named():
+    found = ns.audit(GPT, ids=BATCH, gradients=True, draws=16, workers=1, progress=False)
+    assert "one matrix makes queries, keys and values" in found.finding("scores").text
+
+
+FILE = """
+import torch
+
+from tests.peers.forks import GPT, GPTConfig
+
+
+def build(n_embd=64):
+    return GPT(GPTConfig(n_embd=n_embd, n_head=n_embd // 16))
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+
+
+def test_modules_are_swept_and_checked_on_the_command_line(tmp_path):
+    (tmp_path / "gpt.py").write_text(FILE)
+    swept = netsor(
+        "audit", f"{tmp_path}/gpt.py:build", "--sweep", "n_embd=32,64", "--tokens", "4,8", "--draws", "16",
+        "--ranges", "--workers", "1",
+    )  # fmt: skip
+    assert swept.returncode == 0, swept.stderr
+    assert "n_embd=32  n_embd=64" in swept.stdout
+    options = ("--widths", "32,64", "--draws", "4", "--workers", "1")
+    checked = netsor("coord-check", f"{tmp_path}/gpt.py:build", "--optimiser", "adamw", *options)
+    assert checked.returncode == 0, checked.stderr
+    assert "One step of adam" in checked.stdout
+    unknown = netsor("coord-check", f"{tmp_path}/gpt.py:build", "--optimiser", "lion", *options)
+    assert "--optimiser 'lion' must be sgd, muon, adam, or the name of one in FILE" in unknown.stderr
 
 
 def test_a_network_that_is_off_is_noticed():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .._validate import ArgumentError
-from ._export import Module, UnsupportedError, path_of
+from ._export import Module, Node, UnsupportedError, outputs_of_modules, path_of
 from ._forward_backward import as_found, forward_backward
 from ._init_tests import Test, correlation_tests, holm, parameter_tests, pass_tests
 from ._network import inputs_of
@@ -104,7 +104,7 @@ class InitCheck:
 
     def __str__(self) -> str:
         if self.first is None:
-            verdict = f"ok: {self.name} is initialised as {self.reference} declares"
+            verdict = f"ok: {self.name} agrees with {self.reference}"
         else:
             verdict = (
                 f"FLAG: {self.name} departs from {self.reference}, first at {self.first.where} ({self.first.what})"
@@ -112,7 +112,7 @@ class InitCheck:
         done = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass."
         lines = [*_wrapped(verdict), "", *_wrapped(done)]
         for each in self.findings[:MOST_SHOWN]:
-            p = "exact" if each.p == 0 else f"p = {each.p:.1g}"
+            p = "exact" if each.what in EXACT else f"p = {each.p:.1g}" if each.p >= 1e-300 else "p < 1e-300"
             lines += ["", *_wrapped(f"FLAG  {each.where}"), *_wrapped(f"{each.what}: {each.text} ({p})", "      ")]
         if len(self.findings) > MOST_SHOWN:
             lines += ["", f"… and {len(self.findings) - MOST_SHOWN} more departures"]
@@ -123,6 +123,8 @@ class InitCheck:
 
 
 MOST_SHOWN = 12
+EXACT = ("value", "tie", "mask")  # comparisons without a p-value
+OWN = "its own initialisation"
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -187,7 +189,9 @@ def check_init(
     if weights is not None:
         load(made, weights)
     given, named = inputs_of(made, args), dict(kwargs or {})
-    return compare(made, given, named, reference_of(reference, given, named), declared or {}, draws, level, seed)
+    known = reference_of(reference, given, named)
+    known = replace(known, name=OWN) if reference is module else known
+    return compare(made, given, named, known, declared or {}, draws, level, seed)
 
 
 def compare(
@@ -307,7 +311,12 @@ def _path(net: Structure, name: str, k: int) -> str:
     if name in ORDER[:4] and block.softmaxes:
         return path_of(block.softmaxes[0])
     branch = block.branches.get(name.removesuffix("_share"))
-    return path_of(branch) if branch is not None else block.path or "the module"
+    return _returned_by(net, branch) if branch is not None else block.path or "the module"
+
+
+def _returned_by(net: Structure, node: Node) -> str:
+    """The outermost module that returns a node, such as the whole perceptron and not its dropout."""
+    return min(outputs_of_modules(net.graph.nodes).get(node, [path_of(node)]), key=len)
 
 
 def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> list[InitFinding]:
