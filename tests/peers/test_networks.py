@@ -108,7 +108,7 @@ def test_a_module_is_audited_at_several_lengths():
 
 def test_one_matrix_for_queries_keys_and_values_is_named():
     found = ns.audit(GPT, ids=BATCH, gradients=True, draws=16, workers=1, progress=False)
-    assert "one matrix makes queries, keys and values" in found.finding("scores").text
+    assert "one matrix makes queries, keys and values" in found.finding("scores").measured
 
 
 FILE = """
@@ -133,7 +133,7 @@ def test_modules_are_swept_and_checked_on_the_command_line(tmp_path):
         "--ranges", "--workers", "1",
     )  # fmt: skip
     assert swept.returncode == 0, swept.stderr
-    assert "n_embd=32  n_embd=64" in swept.stdout
+    assert "GPT, n_embd=32 and GPT, n_embd=64. 2 blocks; 16 draws of 4 tokens" in swept.stdout
     options = ("--widths", "32,64", "--draws", "4", "--workers", "1")
     checked = netsor("coord-check", f"{tmp_path}/gpt.py:build", "--optimiser", "adamw", *options)
     assert checked.returncode == 0, checked.stderr

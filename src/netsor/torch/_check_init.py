@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._document import FLAG, Block, Document, Item, Items, Paragraph, Section, to_text
+from .._html_report import to_cell
 from .._validate import ArgumentError
 from ._export import Module, Node, UnsupportedError, outputs_of_modules, path_of
 from ._forward_backward import as_found, forward_backward
@@ -103,23 +104,29 @@ class InitCheck:
         }
 
     def __str__(self) -> str:
-        if self.first is None:
-            verdict = f"ok: {self.name} agrees with {self.reference}"
-        else:
+        return to_text(self._document())
+
+    def _repr_html_(self) -> str:
+        return to_cell(self._document())
+
+    def _document(self) -> Document:
+        verdict = f"ok: {self.name} agrees with {self.reference}"
+        if self.first is not None:
             verdict = (
                 f"FLAG: {self.name} departs from {self.reference}, first at {self.first.where} ({self.first.what})"
             )
-        done = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass."
-        lines = [*_wrapped(verdict), "", *_wrapped(done)]
-        for each in self.findings[:MOST_SHOWN]:
-            p = "exact" if each.what in EXACT else f"p = {each.p:.1g}" if each.p >= 1e-300 else "p < 1e-300"
-            lines += ["", *_wrapped(f"FLAG  {each.where}"), *_wrapped(f"{each.what}: {each.text} ({p})", "      ")]
-        if len(self.findings) > MOST_SHOWN:
-            lines += ["", f"… and {len(self.findings) - MOST_SHOWN} more departures"]
+        subject = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass"
+        items = [Item(FLAG, each.where, f"{each.what}: {each.text} ({_p(each)})") for each in self.findings]
+        more = len(items) - MOST_SHOWN
+        notes = [f"… and {more} more departures"] if more > 0 else []
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
-            lines += ["", *_wrapped(f"{len(self.undeclared)} parameters without a declared law: {some}")]
-        return "\n".join([*lines, *(line for note in self.notes for line in ("", *_wrapped(f"note: {note}")))])
+            notes.append(f"{len(self.undeclared)} parameters without a declared law: {some}")
+        blocks: list[Block] = [
+            Items(items[:MOST_SHOWN]),
+            *map(Paragraph, [*notes, *(f"note: {note}" for note in self.notes)]),
+        ]
+        return Document(f"Initialisation of {self.name}", verdict, subject, [Section("", blocks)])
 
 
 MOST_SHOWN = 12
@@ -127,8 +134,8 @@ EXACT = ("value", "tie", "mask")  # comparisons without a p-value
 OWN = "its own initialisation"
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+def _p(found: InitFinding) -> str:
+    return "exact" if found.what in EXACT else f"p = {found.p:.1g}" if found.p >= 1e-300 else "p < 1e-300"
 
 
 def check_init(

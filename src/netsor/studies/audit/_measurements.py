@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._bound_program import NEGLIGIBLE
+from ..._document import FLAG, OK
 from ..._validate import shown
 from ...models._metric_program import ProgramModel
-from .._document import FLAG, OK
 from ._config import AuditCase, Model, Request
 from ._findings import Finding, RuleInput, within_error, worst
 from ._order_statistics import band

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
+from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._findings import (
     Array,
     Finding,

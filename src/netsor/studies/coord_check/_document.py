@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ... import _document as doc
+from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
+from ..._html_report import COLOUR_CLASSES, provenance
 from ...laws import Estimate
-from .. import _document as doc
-from .._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
-from .._html_report import COLOUR_CLASSES, provenance
 from ._config import Request
 from ._measurements import Check
 from ._network import CHANGE, UPDATE
