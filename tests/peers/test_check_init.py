@@ -40,6 +40,9 @@ def test_each_mistake_is_found_where_it_is(declared, mistake, seed):
     found = _checked(declared, seed, mistake)
     assert not found.ok
     assert found.first.where == WHERE[mistake], str(found)
+    assert mistake != "wrong mask" or not any(
+        each.what == "entropy" for each in found.findings if each.where == "layers.1"
+    )
     assert str(found).startswith("FLAG: ")
     assert max(map(len, str(found).splitlines())) <= 80
 
@@ -141,7 +144,10 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
     torch.manual_seed(7)
     made = Decoder()
     _write(tmp_path / "good.safetensors", dict(made.named_parameters()))
-    assert ns.torch.check_init(Decoder, IDS, weights=tmp_path / "good.safetensors").ok
+    good = ns.torch.check_init(Decoder, IDS, weights=tmp_path / "good.safetensors")
+    assert str(good).startswith("ok: Decoder agrees with its own initialisation")
+    assert "compared with its own function" in good.notes[0]
+    assert "agrees with its own initialisation" in good._repr_html_()
     with torch.no_grad():
         made.layers[2].down.weight *= 1.2
     _write(tmp_path / "bad.safetensors", dict(made.named_parameters()))
@@ -151,6 +157,8 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
     with pytest.raises(ValueError, match="is no safetensors file: offsets and shapes differ"):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "cut.safetensors")
     _write(tmp_path / "less.safetensors", {"embed.weight": made.embed.weight})
+    with pytest.raises(ValueError, match="none.safetensors' must be a file that can be read: No such file"):
+        ns.torch.check_init(Decoder, IDS, weights=tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match=r"a file with the parameter head\.weight"):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "less.safetensors")
 
