@@ -157,7 +157,7 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
     with pytest.raises(ValueError, match="is no safetensors file: offsets and shapes differ"):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "cut.safetensors")
     _write(tmp_path / "less.safetensors", {"embed.weight": made.embed.weight})
-    with pytest.raises(ValueError, match=r"none\.safetensors' must be a file that can be read: No such file"):
+    with pytest.raises(ValueError, match=r"weights=.* must be a file that can be read: No such file"):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match=r"a file with the parameter head\.weight"):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "less.safetensors")
