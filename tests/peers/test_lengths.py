@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from netsor import models
-from netsor.studies._document import FLAG, OK, UNDECIDED
+from netsor._document import FLAG, OK, UNDECIDED
 from netsor.studies.audit._findings import RuleInput
 from netsor.studies.audit._rules import RULES, judged
 

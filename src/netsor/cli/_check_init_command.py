@@ -76,16 +76,15 @@ def _module(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     return build
 
 
-def network_of(target: str, module: Callable[[], Any], inputs: Mapping[str, str | None]) -> Program:
-    """The program of a module, with the probes of an audit, on the ids of --ids or --tokens."""
+def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, str | None]) -> list[Program]:
+    """The programs of a module, with the probes of an audit, on the ids of --ids or the lengths of --tokens."""
     torch = _torch()
     ids = integers("--ids", inputs["ids"], "3,7,7,1")
-    tokens = integers("--tokens", inputs["tokens"], "16") or (None,)
-    if len(tokens) > 1:
-        raise click.UsageError(f"--tokens {inputs['tokens']} must be one number: a module is read at one length")
+    lengths = sorted(integers("--tokens", inputs["tokens"], "16,128") or ()) or [None]
+    if ids is not None and lengths != [None]:
+        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     try:
-        given = torch._network.inputs_of(module, None if ids is None else list(ids), tokens[0])
-        return torch.network(module, given)  # type: ignore[no-any-return]
+        return torch._network.networks(module, ids, lengths)  # type: ignore[no-any-return]
     except torch.UnsupportedError as error:
         raise click.UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
 

@@ -122,8 +122,8 @@ def compare_command(
     Prints KL, total variation, Wasserstein-1 and Kolmogorov distances, each with an error. For your own program,
     FILE:PROGRAM, the widths of --bind are compared with all widths at ∞. FILE is run.
     """
+    from .._document import wrap
     from ..laws import distances
-    from ..studies._document import wrap
     from ..studies._width_needed import width_needed
     from ._budget import announce
     from ._subject import subject

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import click
 
+from .._document import wrap
 from .._validate import shown
 from ..engine._parallel import in_bytes
 from ..engine._plan import in_time
 from ..models import Transformer, read, settings
 from ..studies import Cost, Result, Study
-from ..studies._document import wrap
 from ._backend_options import BackendChoice, executor_context
 from ._budget import LONGEST, slow_notice
 from ._load_program import one_line

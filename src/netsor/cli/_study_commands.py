@@ -58,7 +58,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
 @click.option(
     "--sweep",
     metavar="FIELD=A,B,…",
-    help="Compare several values of a field, such as std=0.005,0.01,0.02.",
+    help="Compare several values of a field, such as std=0.005,0.01,0.02; of FILE:PROGRAM, of an argument.",
 )
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
@@ -107,9 +107,10 @@ def audit_command(
 ) -> None:
     """Check a transformer's initialisation, without training it.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:PROGRAM, your own
-    program that names with ns.probe what to measure; FILE is run. With --out an interrupted audit of a model resumes
-    where it stopped. Files in the folder that no earlier audit wrote are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:PROGRAM: your own
+    function that returns a PyTorch module, or a program that names with ns.probe what to measure; FILE is run. With
+    --out an interrupted audit of a model resumes where it stopped. Files in the folder that no earlier audit wrote are
+    never overwritten.
     """
     from ._study import printed, run_study, usage_errors
     from ._study_requests import against, audit_study, earlier_of, rules_of
@@ -140,10 +141,10 @@ TOLERANCE = Number(real, above=0, most=1)
 @click.option(
     "--optimiser",
     "--optimizer",
-    type=click.Choice(["sgd", "muon", "adam"]),
+    metavar="NAME",
     default="sgd",
     show_default=True,
-    help="The optimiser.",
+    help="sgd, muon or adam; for modules also the name of a function in FILE that makes the optimiser of a module.",
 )
 @click.option("--steps", type=int, default=1, show_default=True, help="Number of steps.")
 @click.option(
@@ -200,9 +201,9 @@ def coord_check_command(
     """Check how optimiser steps scale with the width (µP).
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
-    function of the width that returns a program whose output is the loss and that names with ns.probe what to measure;
-    FILE is run. With --out an interrupted check of a model resumes where it stopped. Files in the folder that no
-    earlier check wrote are never overwritten.
+    function of the width that returns a PyTorch module with logits, or a program whose output is the loss and that
+    names with ns.probe what to measure; FILE is run. With --out an interrupted check of a model resumes where it
+    stopped. Files in the folder that no earlier check wrote are never overwritten.
     """
     from ._study import printed, run_study
     from ._study_requests import coord_check_study
@@ -309,7 +310,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     """
     from netsor_papers.paper._reproduce import PaperStudy, Request
 
-    from ..studies._document import wrap
+    from .._document import wrap
     from ._study import run_study
 
     where = study_options(options, out)

@@ -18,15 +18,18 @@ from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
 from ..studies.coord_check import _config as _check_config
+from ..studies.coord_check import of_module
 from ..studies.coord_check._check import CoordCheckStudy
 from ..studies.coord_check._parametrisation import OPTIMISERS, parametrisation
 from ..studies.transfer import _config as _transfer_config
 from ..studies.transfer._transfer import TransferStudy
-from ._check_init_command import network_of
+from ._check_init_command import networks_of
 from ._load_program import bound, find, is_target
 from ._options import RATE, integers
 from ._output import check_name
 from ._study import changed, model_of, usage_errors
+
+OPTIMISER_NAMES = f"{', '.join(OPTIMISERS)}, or the name of one"
 
 
 def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
@@ -79,16 +82,22 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
     drawn, recipes = options.pop("recipe"), options.pop("recipes")
     if is_target(source):
         for option, given in (
-            ("--set", changes), ("--compare-set", others), ("--sweep", sweep),
-            ("--recipe", drawn), ("--compare-recipe", recipes),
+            ("--set", changes), ("--compare-set", others), ("--recipe", drawn), ("--compare-recipe", recipes),
         ):  # fmt: skip
             if given:
                 raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
         inputs = {name: options.pop(name) for name in ("ids", "tokens")}
-        programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
+        swept = None if sweep is None else _swept(sweep)
+        if swept is not None:
+            field, values = swept
+            _refuse_compared(compare)
+            made = (_program(source, binds, [*arguments, f"{field}={value}"], inputs) for value in values)
+            programs = tuple(p.replace(f"{p.name}, {field}={v:g}") for p, v in zip(made, values, strict=True))
+        else:
+            programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
         if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
             options["widths"] = options["widths"] or "actual"
-        return _audit_config.Request(programs, **options)
+        return _audit_config.Request(programs, swept=swept, **options)
     for option, values in (("--bind", binds), ("--arg", arguments)):
         if values:
             raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
@@ -98,8 +107,8 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
     if others and len(compare) > 1:
         raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
     models += [_by("--compare-recipe", plain, name) for name in recipes]
-    if sweep is not None and (compare or others or recipes):
-        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
+    if sweep is not None:
+        _refuse_compared(compare or others or recipes)
     models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
     if others and not compare:
         models.append(changed(model, "--compare-set", others))
@@ -113,6 +122,11 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     lengths = integers("--tokens", tokens, "16,128")
     return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
+
+
+def _refuse_compared(compared: Sequence[str]) -> None:
+    if compared:
+        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
 
 
 def _swept(text: str) -> tuple[str, tuple[float, ...]]:
@@ -141,7 +155,8 @@ def _program(
     found = find(target, arguments)
     module = found.module_factory()
     if module is not None:
-        return ProgramModel(network_of(target, module, inputs), {})
+        first, *longer = networks_of(target, module, inputs)
+        return ProgramModel(first, {}, longer)
     for name, text in inputs.items():
         if text is not None:
             raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
@@ -160,12 +175,19 @@ def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
     lr, options["vectors"] = options.pop("lr"), _words(options["vectors"])
     for name in ("widths", "depths", "ids", "targets"):
         options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
-    model, rates = (
-        _function(source, lr, changes)
-        if is_target(source)
-        else (changed(model_of("MODEL", source), "--set", changes), _rates(lr))
-    )
-    if isinstance(model, Transformer):
+    by = options["optimiser"]
+    if is_target(source):
+        model = _target(source, changes)
+        step = by if by in OPTIMISERS else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
+        given = None if lr is None else _rates_of_function(lr, model)
+        model, options["optimiser"], rates, options["ids"] = of_module(
+            model, options["widths"], step, given, options["ids"]
+        )
+        if rates is None:
+            raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+    else:
+        one_of(by, "optimiser", "", OPTIMISERS)
+        model, rates = changed(model_of("MODEL", source), "--set", changes), _rates(lr)
         rules = rules or ("sp", "mup")
     every = tuple(parametrisation(rule, options["optimiser"]) for rule in rules)
     return CoordCheckStudy(_check_config.Request(model, every, lr=rates, **options))
@@ -181,9 +203,7 @@ def transfer_study(options: dict[str, Any]) -> TransferStudy:
     if is_target(source):
         model = _target(source, changes)
         if by not in OPTIMISERS:
-            options["optimiser"] = _named_in_file(
-                "--optimiser", by, model, f"{', '.join(OPTIMISERS)}, or the name of one"
-            )
+            options["optimiser"] = _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
     else:
         model, rules = changed(model_of("MODEL", source), "--set", changes), rules or ("sp", "mup")
         one_of(by, "optimiser", "", OPTIMISERS)
@@ -218,18 +238,14 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
     return found
 
 
-def _function(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
-    function = _target(source, changes)
-    if lr is None:
-        raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+def _rates_of_function(lr: str, function: Any) -> Any:
     try:
         float(lr)
-        rates: Any = RATE.convert(lr, None, None)
+        return RATE.convert(lr, None, None)
     except click.BadParameter as error:
         raise click.UsageError(f"--lr {error.message}") from None
     except ValueError:
-        rates = _named_in_file("--lr", lr, function, "a number, or the name of rates")
-    return function, rates
+        return _named_in_file("--lr", lr, function, "a number, or the name of rates")
 
 
 def _rates(text: str | None) -> Any:

@@ -246,9 +246,12 @@ class Probes:
 
 
 class ProgramModel:
-    """A program with its widths, which has what an audit asks of a model: what it names with `ns.probe` is measured."""
+    """A program with its widths, which has what an audit asks of a model: what it names with `ns.probe` is measured.
 
-    def __init__(self, program: Program, widths: Mapping[str, float]) -> None:
+    `longer` are the same network on more tokens.
+    """
+
+    def __init__(self, program: Program, widths: Mapping[str, float], longer: Sequence[Program] = ()) -> None:
         self.program, self.name = program, program.name
         bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
         self._widths = {width: int(size) for width, size in bound.items()}
@@ -258,6 +261,16 @@ class ProgramModel:
         self.experts = sum(each.value.shape[-1] for each in net.blocks[0].get("experts", ())) or None
         if self.tokens < 2:
             raise ValueError(f"{self.name} has one token: quantities of an audit need two or more")
+        self._lengths = {self.tokens: self} | {made.tokens: made for made in (ProgramModel(p, widths) for p in longer)}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The numbers of tokens that it can be measured on."""
+        return tuple(self._lengths)
+
+    def on(self, tokens: int) -> ProgramModel:
+        """The same network on so many tokens."""
+        return self._lengths[tokens]
 
     @cached_property
     def values(self) -> list[Value]:
@@ -289,9 +302,10 @@ class ProgramModel:
         """What there is to write down of it."""
         return {"name": self.name, "program": str(self.program), "widths": self.widths()}
 
-    def probes(self, gradients: bool = False, ranges: bool = False, **_: Any) -> Probes:
+    def probes(self, tokens: int | None = None, gradients: bool = False, ranges: bool = False, **_: Any) -> Probes:
         """The quantities of an audit; its tokens are those of the program."""
-        return Probes(self, self, gradients, ranges)
+        model = self if tokens is None else self.on(tokens)
+        return Probes(model, model, gradients, ranges)
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
         """The loss that has a probe, or that of the logits: of the right words, or as if every word could be right."""

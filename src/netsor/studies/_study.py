@@ -21,15 +21,15 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from .._array_api import one_blas_thread
+from .._document import Document, to_text
 from .._executors import thread_pool
+from .._html_report import to_cell, to_page
 from .._validate import ArgumentError, Positive, Seed
 from ..engine._parallel import Progress, check_executor
 from ..engine.backends import Backend, Numpy
 from . import _process_pool
 from ._cache import Arrays, Store
 from ._cost import Cost
-from ._document import Document, to_text
-from ._html_report import to_cell, to_page
 from ._output_dir import Folder, environment
 
 T = TypeVar("T")

@@ -150,16 +150,19 @@ def _grouped(sizes: list[int], at: int, blocks: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """Mean squares of vectors + eps, or the inverse root of that: scalars from which `rms_norm` is recognised."""
+    """(mean squares of vectors + eps)^power: scalars from which `rms_norm` is recognised."""
 
     vectors: Vectors
     eps: float = 0.0
-    inverse: bool = False
+    power: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Scalars:
-    """A tensor of scalars, `factor · base`, in the shape of the tensor; `allowed` says which scores a mask leaves."""
+    """A tensor of scalars, `factor · base`, in the shape of the tensor; `allowed` says which scores a mask leaves.
+
+    If `root` is there, it is what `base` is.
+    """
 
     base: Scalar
     factor: float = 1.0

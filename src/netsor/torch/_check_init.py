@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from .._document import FLAG, Block, Document, Item, Items, Paragraph, Section, to_text
+from .._html_report import to_cell
 from .._validate import ArgumentError
-from ._export import Module, UnsupportedError, path_of
+from ._export import Module, Node, UnsupportedError, outputs_of_modules, path_of
 from ._forward_backward import as_found, forward_backward
 from ._init_tests import Test, correlation_tests, holm, parameter_tests, pass_tests
 from ._network import inputs_of
@@ -103,30 +104,39 @@ class InitCheck:
         }
 
     def __str__(self) -> str:
-        if self.first is None:
-            verdict = f"ok: {self.name} is initialised as {self.reference} declares"
-        else:
+        return to_text(self._document())
+
+    def _repr_html_(self) -> str:
+        return to_cell(self._document())
+
+    def _document(self) -> Document:
+        verdict = f"ok: {self.name} agrees with {self.reference}"
+        if self.first is not None:
             verdict = (
                 f"FLAG: {self.name} departs from {self.reference}, first at {self.first.where} ({self.first.what})"
             )
-        done = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass."
-        lines = [*_wrapped(verdict), "", *_wrapped(done)]
-        for each in self.findings[:MOST_SHOWN]:
-            p = "exact" if each.p == 0 else f"p = {each.p:.1g}"
-            lines += ["", *_wrapped(f"FLAG  {each.where}"), *_wrapped(f"{each.what}: {each.text} ({p})", "      ")]
-        if len(self.findings) > MOST_SHOWN:
-            lines += ["", f"… and {len(self.findings) - MOST_SHOWN} more departures"]
+        subject = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass"
+        items = [Item(FLAG, each.where, f"{each.what}: {each.text} ({_p(each)})") for each in self.findings]
+        more = len(items) - MOST_SHOWN
+        notes = [f"… and {more} more departures"] if more > 0 else []
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
-            lines += ["", *_wrapped(f"{len(self.undeclared)} parameters without a declared law: {some}")]
-        return "\n".join([*lines, *(line for note in self.notes for line in ("", *_wrapped(f"note: {note}")))])
+            notes.append(f"{len(self.undeclared)} parameters without a declared law: {some}")
+        blocks: list[Block] = [
+            Items(items[:MOST_SHOWN]),
+            *map(Paragraph, [*notes, *(f"note: {note}" for note in self.notes)]),
+        ]
+        return Document(f"Initialisation of {self.name}", verdict, subject, [Section("", blocks)])
 
 
 MOST_SHOWN = 12
+EXACT = ("value", "tie", "mask")  # comparisons without a p-value
+OWN = "its own initialisation"
+OWN_NOTE = "without reference, the module is compared with its own function, so a mistake inside that is not found"
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+def _p(found: InitFinding) -> str:
+    return "exact" if found.what in EXACT else f"p = {found.p:.1g}" if found.p >= 1e-300 else "p < 1e-300"
 
 
 def check_init(
@@ -187,7 +197,11 @@ def check_init(
     if weights is not None:
         load(made, weights)
     given, named = inputs_of(made, args), dict(kwargs or {})
-    return compare(made, given, named, reference_of(reference, given, named), declared or {}, draws, level, seed)
+    known = reference_of(reference, given, named)
+    if reference is not module:
+        return compare(made, given, named, known, declared or {}, draws, level, seed)
+    found = compare(made, given, named, replace(known, name=OWN), declared or {}, draws, level, seed)
+    return replace(found, notes=[*found.notes, OWN_NOTE])
 
 
 def compare(
@@ -279,9 +293,10 @@ def _pass_findings(
         if name in law and law[name].reshape(draws, -1).shape[1] == len(ran.quantities[name]):
             found[name, k] = float(ran.quantities[name][k])
             laws[name, k] = law[name].reshape(draws, -1)[:, k]
-    findings = list(_mask_findings(net, ran.weights, known.masks))
+    masks = _mask_findings(net, ran.weights, known.masks)
+    findings = list(masks.values())
     for (name, k), p in zip(found, pass_tests(found, laws), strict=True):
-        if p < level:
+        if p < level and not (k in masks and name in ORDER[:4]):  # what a wrong mask changes
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
             text = f"{found[name, k]:.4g}, and 99 % of initialisations as declared are from {low:.4g} to {high:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
@@ -307,12 +322,18 @@ def _path(net: Structure, name: str, k: int) -> str:
     if name in ORDER[:4] and block.softmaxes:
         return path_of(block.softmaxes[0])
     branch = block.branches.get(name.removesuffix("_share"))
-    return path_of(branch) if branch is not None else block.path or "the module"
+    return _returned_by(net, branch) if branch is not None else block.path or "the module"
 
 
-def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> list[InitFinding]:
-    found = []
-    for block, made, mask in zip(net.blocks, weights, masks, strict=True):
+def _returned_by(net: Structure, node: Node) -> str:
+    """The outermost module that returns a node, such as the whole perceptron and not its dropout."""
+    return min(outputs_of_modules(net.graph.nodes).get(node, [path_of(node)]), key=len)
+
+
+def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> dict[int, InitFinding]:
+    """By block."""
+    found = {}
+    for k, (block, made, mask) in enumerate(zip(net.blocks, weights, masks, strict=True)):
         if made is None or made.shape[-2:] != mask.shape:
             continue
         used = (made > 0).any(axis=0)
@@ -321,7 +342,7 @@ def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any])
             i, j = wrong[0]
             verb = "attends" if used[i, j] else "does not attend"
             text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
-            found.append(InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text))
+            found[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
     return found
 
 

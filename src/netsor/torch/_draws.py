@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..language import Scalar, Value, Vector, Weight, gaussian, join, normal, weight
+from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
 from ..nn import Embedding
 from ..nn import logits as logits_of
+from ..nn._embedding import root
 from ._axes import Refusal, Scalars, Shape, Vectors
 from ._parameters import Parameter
 
@@ -99,9 +100,7 @@ class Draws:
             if self.trained:
                 return Vectors.of(self._table(w.name).T @ x)
             logits = self._embedding(w.name).logits(x, out)
-            if law.zero_rows:
-                logits = np.where(np.isin(np.arange(out), law.zero_rows), 0.0, 1.0) * logits
-            return Scalars(logits)
+            return Scalars(_padded(logits, x, law.zero_rows) if law.zero_rows else logits)
         law = self._used(w.name, "a matrix")
         if law.mean or law.zero_rows:
             raise Refusal(f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
@@ -187,3 +186,12 @@ class Draws:
         order = list(range(plain.ndim))
         order.insert(at, plain.ndim)
         return Scalars(self.twins[base].reshape(-1, base.width.factor)[flat].transpose(*order))
+
+
+def _padded(logits: Scalar, y: Vector, rows: Sequence[int]) -> Scalar:
+    """Tied logits with 0 for rows of zeros; these are words of standard deviation 0, because they have a gradient."""
+    flat, place = y.reshape(-1), np.arange(logits.shape[-1])
+    zero: Scalar = normal((len(rows), flat.size), 0.0, name="words") @ root(mean_dot(flat, flat))
+    place[list(rows)] = len(place) + np.arange(len(rows))
+    every: Scalar = join([logits, zero.transpose().reshape(*y.shape, len(rows))], -1)
+    return every[..., place]

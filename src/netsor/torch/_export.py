@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+EINSUM = torch.ops.aten.einsum.default
 Module = Any
 Node = Any  # torch.fx.Node
 
@@ -50,13 +51,18 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             )
         memo[id(b)] = b.detach().cpu()
     shadow = copy.deepcopy(module, memo).eval()
+    for part in shadow.modules():  # a cache of keys and values, which transformers returns unless told otherwise
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            part.config.use_cache = False
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
     try:
         with torch.no_grad():
             program = torch.export.export(shadow, *given, strict=False)
-            return program.run_decompositions({}) if any(map(_mutates, program.graph.nodes)) else program
+            whole = any(_mutates(node) or name_of(node) == "einsum" for node in program.graph.nodes)
+            table = {EINSUM: torch.export.default_decompositions()[EINSUM]} if whole else {}
+            return program.run_decompositions(table) if whole else program
     except Exception as error:  # of torch, or of the module itself
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
@@ -105,13 +111,28 @@ def read(
                 outputs = list(node.args[0])
             elif node.op == "get_attr":
                 constants[node] = operator.attrgetter(node.target)(program.graph_module)
-            elif all(each in constants for each in node.all_input_nodes):
-                constants[node] = node.target(*_filled(node.args, constants), **_filled(node.kwargs, constants))
+            elif all(each in constants or _shape_alone(node, each) for each in node.all_input_nodes):
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: _numbers(constants, x))
+                constants[node] = node.target(*args, **kwargs)
     return Graph(nodes, parameters, constants, outputs, given)
 
 
-def _filled(arguments: Any, values: dict[Node, Any]) -> Any:
-    return torch.fx.node.map_arg(arguments, values.__getitem__)
+# where operations have an argument of which they use shape and type alone
+LIKE = {**dict.fromkeys(("type_as", "expand_as", "view_as"), 1), **dict.fromkeys(("zeros_like", "ones_like"), 0)}
+LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_full"), 0)
+
+
+def _shape_alone(node: Node, x: Node) -> bool:
+    at = LIKE.get(name_of(node))
+    return at is not None and node.args[at] is x and x not in node.args[:at]
+
+
+def _numbers(constants: dict[Node, Any], x: Node) -> Any:
+    """The numbers of a constant; for what is random something of its shape and type."""
+    if x in constants:
+        return constants[x]
+    like = x.meta["val"]
+    return torch.zeros(1, dtype=like.dtype).expand(like.shape)
 
 
 def path_of(node: Node) -> str:

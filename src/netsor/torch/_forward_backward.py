@@ -150,10 +150,7 @@ def _backward(net: Structure, found: Mapping[Node, Any], parameters: Mapping[str
             say((f"grad_{kind}",), sum(_gradient(parameters[name]) for name in names))
     say(("grad_input",), _mean_gradient(found[net.stacks[0][0].before]))
     if net.words is not None:
-        table = parameters[net.words[0]]
-        padding = (table == 0).all(-1, keepdim=True)  # rows whose gradient the law leaves out
-        table.grad = None if table.grad is None else table.grad.masked_fill(padding, 0.0)
-        say(("grad_embedding",), _gradient(table))
+        say(("grad_embedding",), _gradient(parameters[net.words[0]]))
     if net.head is not None and (net.words is None or net.head != net.words[0]):
         say(("grad_head",), _gradient(parameters[net.head]))
 

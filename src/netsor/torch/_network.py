@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from .._program import Program
 from .._validate import ArgumentError
 from ..language._probe import Probe
 from ._export import Graph, Module, UnsupportedError, name_of
-from ._parameters import Parameters
+from ._parameters import Parameters, parameters
 from ._program import Reader, captured
 from ._samples import fresh
 from ._structure import Block, Structure, structure
@@ -67,17 +68,29 @@ def is_module(given: Any) -> bool:
 
 
 def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | None = None) -> tuple[Any, ...]:
-    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
+    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids.
+
+    A module whose second argument is `targets` gets the ids for it too: without, some make logits of one token alone.
+    """
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
+    made: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
     if args is None:
-        made: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
         tables = [part.num_embeddings for part in made.modules() if isinstance(part, torch.nn.Embedding)]
         if not tables:
             raise ArgumentError("args", None, "the inputs of the module: it has no embedding of ids")
         args = list(range(1, min(tokens or TOKENS, tables[0] - 1) + 1))
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
-    return (ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids,)
+    ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids
+    return (ids, ids) if list(inspect.signature(made.forward).parameters)[1:2] == ["targets"] else (ids,)
+
+
+def networks(
+    module: Module | Callable[[], Module], ids: Sequence[int] | None, lengths: Sequence[int | None]
+) -> list[Program]:
+    """`network` on ids, or at several numbers of tokens."""
+    laws = parameters(module)
+    return [network(module, inputs_of(module, ids, tokens), laws=laws) for tokens in lengths]
 
 
 class Network(NamedTuple):
@@ -98,7 +111,11 @@ def read_network(
 ) -> Network:
     """`network`, with what it was made from."""
     graph, laws, name = captured(module, args, kwargs, laws)
-    parts = structure(graph)
+    try:
+        parts = structure(graph)
+    except UnsupportedError:
+        Reader(graph, laws).program(name)  # an operation that cannot be read is a better reason
+        raise
     names = dict(parts.kinds)
     tables = _tables(graph)
     if parts.words is not None:

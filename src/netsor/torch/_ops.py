@@ -160,7 +160,7 @@ def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
         return add(call, a, np.where(low, 0.0, c)).masked(np.broadcast_to(~low, np.broadcast_shapes(a.shape, c.shape)))
     plain = Scalars(a.base, a.factor).value + c
     root = a.root
-    if root is not None and not root.inverse and c.size == 1:
+    if root is not None and root.power == 1 and a.factor == 1 and c.size == 1:
         return Scalars(plain, root=Root(root.vectors, root.eps + float(c.ravel()[0])))
     made = Scalars(plain)
     return made if a.allowed is None else made.masked(a.allowed)
@@ -188,8 +188,8 @@ def multiply(call: Call, a: Tensor, b: Tensor) -> Tensor:
     if isinstance(a, Vectors):
         at, root = a.axis - len(a.axes), b.root
         one_each = tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
-        if root is not None and root.inverse and root.vectors is a and b.shape == one_each:
-            return _made(ns.rms_norm(a.plain(), root.eps), at)
+        if root is not None and root.power == -0.5 and root.vectors is a and b.shape == one_each:
+            return _made(ns.rms_norm(a.plain(), root.eps, gain=b.factor), at)
         return _made(_without(b, at) * a.plain(), at)
     if isinstance(b, Scalars):
         return Scalars(a.value * b.value)
@@ -221,7 +221,7 @@ def divide(call: Call, a: Tensor, b: Tensor) -> Tensor:
     if not isinstance(b, Scalars):
         raise Refusal(f"divides by {kind(b)}: only numbers and scalars can divide")
     if isinstance(a, VALUES):
-        return multiply(call, a, Scalars(1.0 / b.value))
+        return multiply(call, a, _raised(b, -1.0))
     return Scalars(numbers(a) / b.value)
 
 
@@ -229,7 +229,7 @@ def power(call: Call, x: Tensor, k: Any) -> Tensor:
     """x^k: of vectors for k = 1, 2, …"""
     x, k = call.settled(x), float(numbers(k))
     if isinstance(x, Scalars):
-        return rsqrt(call, x) if k == -0.5 else Scalars(x.value**k)
+        return _raised(x, k)
     if not 1 <= k <= 8 or k != int(k):
         raise Refusal(f"the power {k:g} of coordinates: positive integers up to 8 are read")
     made = x
@@ -239,11 +239,18 @@ def power(call: Call, x: Tensor, k: Any) -> Tensor:
 
 
 def rsqrt(call: Call, x: Tensor) -> Scalars:
-    """x^(−1/2), of scalars; of a mean square it waits to be multiplied by the vectors."""
+    """x^(−1/2), of scalars."""
     if not isinstance(x, Scalars):
         raise Refusal(f"of {kind(x)}: only of scalars, such as a mean square")
-    root = None if x.root is None or x.root.inverse else Root(x.root.vectors, x.root.eps, inverse=True)
-    return Scalars(x.value**-0.5, root=root)
+    return _raised(x, -0.5)
+
+
+def _raised(x: Scalars, k: float) -> Scalars:
+    """x^k; of a mean square it waits to be multiplied by the vectors."""
+    if x.root is None:
+        return Scalars(1.0 / x.value if k == -1 else x.value**k)
+    root = Root(x.root.vectors, x.root.eps, x.root.power * k)
+    return Scalars(1.0 / x.base if k == -1 else x.base**k, x.factor**k, root=root)
 
 
 def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
@@ -282,6 +289,35 @@ def mean(call: Call, x: Tensor, axes: Any, keep: bool, total: bool = False) -> T
         x.plain().mean(axis=tuple(axis - (axis > x.axis) for axis in over)), x.axis - sum(a < x.axis for a in over)
     )
     return multiply(call, made.view(shape), factor)
+
+
+def norm(call: Call, x: Tensor, power: Any, axes: Any, keep: bool) -> Scalars:
+    """The Euclidean norm of vectors."""
+    x = call.vectors(x)
+    if float(2 if power is None else power) != 2 or [a % len(x.shape) for a in _list(axes)] != [x.axis] or not keep:
+        raise Refusal("norms are read if they are Euclidean, of vectors, and keep the axis of the coordinates")
+    one = x.plain()[..., None]
+    squares = ns.mean_dot(one, one)[..., 0, 0].reshape(*(1 if i == x.axis else n for i, n in enumerate(x.shape)))
+    return Scalars(squares**0.5, math.sqrt(x.shape[x.axis]), root=Root(x, power=0.5))
+
+
+def clamp(call: Call) -> Tensor:
+    """A bound that keeps a norm from being 0, which changes nothing: zero vectors stay zero."""
+    x = call["self"]
+    if not isinstance(x, Scalars) or x.root is None or float(call["min"]) > 1e-6 or call.get("max") is not None:
+        raise Refusal("bounds are read where they keep a norm from being 0")
+    return x
+
+
+def variance(call: Call, x: Tensor, root: bool) -> Scalars:
+    """The variance of coordinates, or its root."""
+    x = call.vectors(x)
+    keep, size = call.get("keepdim", False), x.shape[x.axis]
+    if [a % len(x.shape) for a in _list(call.get("dim", []))] != [x.axis]:
+        raise Refusal("variances are read over the coordinates of vectors")
+    first, square = (mean(call, y, [x.axis], keep).value for y in (x, multiply(call, x, x)))
+    free = size - float(call.get("correction", 1 if call.get("unbiased", True) else 0))
+    return Scalars(((square - first * first) * (size / free)) ** (0.5 if root else 1.0))
 
 
 def normalised(call: Call, f: Callable[..., ns.Vector], eps: float) -> Tensor:
@@ -419,6 +455,12 @@ def expand(call: Call, x: Tensor) -> Tensor:
     if isinstance(x, Random):
         return x.expand(call.shape)
     x = call.settled(x)
+    if (
+        isinstance(x, Scalars)
+        and x.root is not None
+        and np.broadcast_shapes(x.shape, x.root.vectors.shape) == call.shape
+    ):
+        return x  # a norm that divides its vectors needs no expansion
     if isinstance(x, Scalars):
         return _rearranged(
             x, lambda a: a.broadcast_to(call.shape) if not isinstance(a, np.ndarray) else np.broadcast_to(a, call.shape)
@@ -583,7 +625,7 @@ def _masked_fill(call: Call) -> Tensor:
     return where(call, ~mask, call["self"], call["value"])
 
 
-SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy")
+SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel"]
 
 
@@ -622,6 +664,7 @@ OPS: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(VIEWS, lambda call: view(call, call["self"], call.shape)),
     **{name: _function(name) for name in FUNCTIONS},
     "_assert_tensor_metadata": lambda call: None,
+    "cross_entropy_loss": lambda call: None,  # an audit has its own loss of the same logits
     "getitem": lambda call: call["self"][call["index"]],
     "add": _sum,
     "sub": _difference,
@@ -640,6 +683,12 @@ OPS: dict[str, Callable[[Call], Any]] = {
     ),
     "mean": lambda call: mean(call, call["self"], call.get("dim"), call.get("keepdim", False)),
     "sum": lambda call: mean(call, call["self"], call.get("dim"), call.get("keepdim", False), total=True),
+    "linalg_vector_norm": lambda call: norm(call, call["self"], call.get("ord"), call.get("dim"), call.get("keepdim")),
+    "norm": lambda call: norm(call, call["self"], call.get("p"), call.get("dim"), call.get("keepdim")),
+    "clamp_min": clamp,
+    "clamp": clamp,
+    "var": lambda call: variance(call, call["self"], root=False),
+    "std": lambda call: variance(call, call["self"], root=True),
     "layer_norm": lambda call: normalised(call, ns.layer_norm, call.get("eps", 1e-5)),
     "rms_norm": lambda call: normalised(call, ns.rms_norm, call.get("eps", torch.finfo(torch.float32).eps)),
     "linear": lambda call: linear(call, call["input"], call["weight"], call.get("bias")),

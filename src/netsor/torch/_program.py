@@ -171,7 +171,7 @@ class Reader:
         target = str(node.target) if name != "getitem" else "getitem"
         try:
             if name not in OPS:
-                raise Refusal("is not read; what is, docs/torch.md lists")
+                raise Refusal("this operation is not supported; docs/torch.md lists those that are")
             call = Call(self.draws, name, self._arguments(node), node.meta.get("val"), self._probe_of(node))
             return OPS[name](call)
         except Exception as error:

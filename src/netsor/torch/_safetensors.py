@@ -27,7 +27,10 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
         if any(Path(name).name != name for name in files):
             raise ValueError(f"weights={str(path)!r} names files of other folders")
         return {name: tensor for file in files for name, tensor in read_tensors(path.parent / file).items()}
-    content = bytearray(path.read_bytes())
+    try:
+        content = bytearray(path.read_bytes())
+    except OSError as error:
+        raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror}") from None
     try:
         size = int.from_bytes(content[:8], "little")
         if not 2 <= size <= min(LARGEST_HEADER, len(content) - 8):

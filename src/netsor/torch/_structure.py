@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from ._export import Graph, Node, UnsupportedError, name_of, outputs_of_modules, paths_of
+from ._export import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 SOFTMAX = ("softmax", "_softmax", "scaled_dot_product_attention")
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2, "conv2d": 1}  # where the matrix is among the arguments
@@ -22,7 +22,7 @@ VIEWS = (
 )
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub", *SAME)
-ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu")
+ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
 
 
 class Block(NamedTuple):
@@ -93,8 +93,7 @@ def structure(graph: Graph) -> Structure:
             blocks.append(block)
         if len(blocks) == len(paths):
             found.append(tuple(blocks))
-    if not found:
-        found = _whole(graph)
+    found = found or _loops(graph) or _whole(graph)
     if not 1 <= len(found) <= 2:
         raise UnsupportedError(
             "no blocks were found: an audit needs modules with numbered paths, such as layers.0, layers.1, each of "
@@ -103,6 +102,30 @@ def structure(graph: Graph) -> Structure:
     order = {node: k for k, node in enumerate(graph.nodes)}
     found.sort(key=lambda stack: order[stack[0].stream])
     return Structure(graph, tuple(found), *_head(graph, found))
+
+
+def _loops(graph: Graph) -> list[tuple[Block, ...]]:
+    """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`: from one number to the next."""
+    starts: dict[str, Node] = {}
+    for node in graph.nodes:
+        for path in paths_of(node):
+            if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
+                starts.setdefault(match[1], node)
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    found = []
+    for paths in _numbered(starts):
+        cuts = [order[starts[path]] for path in paths]
+        blocks: list[Block] = []
+        for path, start, stop in zip(paths, cuts, [*cuts[1:], len(order)], strict=True):
+            nodes = graph.nodes[start:stop]
+            before = (
+                blocks[-1].stream if blocks else next(filter(partial(_random, graph), nodes[0].all_input_nodes), None)
+            )
+            block = None if before is None else _block(graph, path, nodes, before, None)
+            blocks += [] if block is None else [block]
+        if len(blocks) == len(paths) > 1:
+            found.append(tuple(blocks))
+    return found
 
 
 def _numbered(inside: Iterable[str]) -> list[list[str]]:
@@ -168,7 +191,7 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
     if not added or last is None:
         return None
     stream = last if end is None or end not in carriers else end
-    nodes = nodes if path else nodes[: nodes.index(stream) + 1]  # of a module that is one block
+    nodes = nodes if end is not None else nodes[: nodes.index(stream) + 1]  # what follows the block is not in it
     branches: dict[str, Node] = {}
     softmaxes: list[Node] = []
     for term in added:
@@ -252,7 +275,7 @@ def _matrices(
         if name == "mlp":
             for last in near(branch):
                 first = near(last.args[0] if name_of(last) != "addmm" else last.args[1])
-                active = [node for node in first if any(name_of(user) in ACTIVATIONS for user in node.users)]
+                active = _active(first)
                 gated = len(first) == 2 and len(active) == 1
                 say("gate", active if gated else [])
                 say("in", [node for node in first if not gated or node not in active])
@@ -270,14 +293,33 @@ def _matrices(
     return found
 
 
+def _active(matrices: list[Node]) -> list[Node]:
+    """Those that an activation acts on before their products meet; it may be written out."""
+    ahead = {node: set(_ahead(node)) for node in matrices}
+    common = set.intersection(*ahead.values()) if ahead else set()
+    return [node for node in matrices if any(name_of(x) in ACTIVATIONS for x in ahead[node] - common)]
+
+
+def _ahead(root: Node) -> Iterator[Node]:
+    pending, seen = [root], {root}
+    while pending:
+        for x in pending.pop().users:
+            if x not in seen:
+                seen.add(x)
+                pending.append(x)
+                yield x
+
+
 def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
     """Queries, keys and values of a softmax."""
     if name_of(soft) == "scaled_dot_product_attention":
         return tuple(soft.args[:3])
     products = ("matmul", "bmm", "baddbmm")
-    score = next(x for x in _back(graph, [soft]) if name_of(x) in products and not matrix_of(graph, x))
+    made = (x for x in _back(graph, [soft]) if name_of(x) in products and not matrix_of(graph, x))
+    score, pending = next(made, None), list(soft.users)
+    if score is None:
+        raise UnsupportedError(f"a softmax in {path_of(soft)} is of other numbers than products of queries and keys")
     at = 1 if name_of(score) == "baddbmm" else 0
-    pending = list(soft.users)
     while name_of(pending[0]) not in products:
         pending = [*pending[1:], *pending[0].users]
     return score.args[at], score.args[at + 1], pending[0].args[1]
@@ -285,9 +327,9 @@ def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
 
 def _head(graph: Graph, stacks: list[tuple[Block, ...]]) -> tuple[str | None, Node | None]:
     """The parameter of the logits, and the logits: what comes out, if it is a matrix times the end of the stream."""
-    out = graph.outputs[0] if graph.outputs else None
-    stream = stacks[-1][-1].stream
-    if out is None or not hasattr(out, "op") or not _random(graph, out) or out is stream:
+    returned = [out for out in graph.outputs if hasattr(out, "op") and _random(graph, out) and _shape(out)]
+    out, stream = next(iter(returned), None), stacks[-1][-1].stream  # a loss, which has no axes, may come before them
+    if out is None or out is stream:
         return None, None
     for node in [out, *_back(graph, [out], [stream])]:
         if _shape(node)[-1:] != _shape(out)[-1:]:

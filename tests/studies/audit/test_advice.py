@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies._document import to_text
+from netsor._document import to_text
 from netsor.studies.audit._advice import adam_note, adam_updates, drawbacks, recipe_notes
 from netsor.studies.audit._differences import differences
 from netsor.studies.audit._document import GRADIENT_NOTE, document

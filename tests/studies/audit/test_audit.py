@@ -13,12 +13,12 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
+from netsor._document import NOT_APPLICABLE, OK
 from netsor.engine import _sampler
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
 from netsor.studies._cache import Store
-from netsor.studies._document import NOT_APPLICABLE, OK
 from netsor.studies.audit import _audit, _config, _plots
 from netsor.studies.audit._config import AuditCase, Request
 from netsor.studies.audit._measurements import LengthResult

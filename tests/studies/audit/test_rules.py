@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from netsor.studies import _process_pool
-from netsor.studies._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from netsor.studies.audit._config import Request
 from netsor.studies.audit._findings import RuleInput, above, below
 from netsor.studies.audit._measurements import Draws, LengthResult

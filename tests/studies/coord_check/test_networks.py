@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor._document import to_text
 from netsor.studies import _process_pool
-from netsor.studies._document import to_text
 from netsor.studies.coord_check import _document
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 from netsor.studies.coord_check._rules import GROWS, KEPT, SHRINKS, judged

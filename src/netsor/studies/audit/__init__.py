@@ -52,8 +52,8 @@ def audit(
     ----------
     model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or callable
         What `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
-        measured, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at one
-        length (16 tokens unless given) and its own widths. `ns.torch.network` reads modules with other inputs.
+        measured, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at 16
+        tokens unless given and its own widths. `ns.torch.network` reads modules with other inputs.
     recipe : str, optional
         Draw the model by a known recipe, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional
@@ -126,7 +126,8 @@ def audit(
     if _is_module(model):
         if widths not in (None, "actual"):
             raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
-        model, ids, tokens, widths = _network(model, ids, tokens), None, None, "actual"
+        model, ids, tokens, widths = _networks(model, ids, tokens), None, None, "actual"
+    own = model.name if isinstance(model, Program | ProgramModel) else None
     if sizes and not isinstance(model, Program):
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
@@ -135,18 +136,18 @@ def audit(
         if isinstance(given, Program):
             wanted = {name: size for name, size in sizes.items() if given is model or name in given.widths}
             return ProgramModel(given, wanted)
-        return given if isinstance(given, Transformer) else read(given)
+        return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
-    if recipe is not None and isinstance(model, Program):
-        raise ArgumentError("recipe", recipe, f"left out: {model.name} is a program, which defines its weights")
-    first, *more = map(audited, (model, *(_network(o, *asked) if _is_module(o) else o for o in others)))
+    if recipe is not None and own is not None:
+        raise ArgumentError("recipe", recipe, f"left out: {own} is a program, which defines its weights")
+    first, *more = map(audited, (model, *(_networks(o, *asked) if _is_module(o) else o for o in others)))
     first = first if recipe is None else by_recipe(first, recipe)
 
     swept = None
     models = (first, *more)
     if sweep is not None:
-        if isinstance(model, Program):
+        if own is not None:
             raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if more:
             raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
@@ -178,10 +179,9 @@ def _is_module(given: Any) -> bool:
     return callable(given) and not isinstance(given, Program | Transformer) and not hasattr(given, "to_dict")
 
 
-def _network(module: Any, ids: Sequence[int] | None, tokens: Any) -> Program:
-    from ...torch import network
-    from ...torch._network import inputs_of
+def _networks(module: Any, ids: Sequence[int] | None, tokens: Any) -> ProgramModel:
+    from ...torch._network import networks
 
-    if tokens is not None and not isinstance(tokens, int):
-        raise ArgumentError("tokens", tokens, "one number: a module is read at one length")
-    return network(module, inputs_of(module, ids, tokens))
+    lengths = [tokens] if tokens is None or isinstance(tokens, int) else sorted(tokens)
+    first, *longer = networks(module, ids, lengths)
+    return ProgramModel(first, {}, longer)

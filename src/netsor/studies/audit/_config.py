@@ -213,7 +213,7 @@ class Request(_study.Request):
                 infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
                 if isinstance(model, ProgramModel):
                     remedy = "take fewer tokens, or smaller widths"
-                    check_memory(planning_bytes(model.values, infinite), model.name, remedy)
+                    check_memory(planning_bytes(model.on(tokens).values, infinite), model.name, remedy)
                 else:
                     refuse_large(model, tokens, infinite, bool(self.gradients))
 
@@ -261,13 +261,13 @@ class Request(_study.Request):
         """Programs have their tokens in them."""
         own = [model for model in self.models if isinstance(model, ProgramModel)]
         for name in ("ids", "tokens") if own else ():
-            if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
+            if getattr(self, name) and getattr(self, name) != own[0].lengths:  # as it was set here
                 allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
-        if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
+        if own and (len(own) < len(self.models) or len({model.lengths for model in own}) > 1):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
         if own:
-            self._set("tokens", own[0].tokens)
+            self._set("tokens", own[0].lengths)
         if own and self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
 

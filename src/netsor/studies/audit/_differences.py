@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
-from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ._findings import (
     EQUALITY_RTOL,
     Array,

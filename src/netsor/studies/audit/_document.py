@@ -1,4 +1,4 @@
-"""An audit, or a comparison of several models, as a document: see `studies._document`."""
+"""An audit, or a comparison of several models, as a document: see `netsor._document`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ... import _document as doc
 from ..._bound_program import NEGLIGIBLE
-from .. import _document as doc
-from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
-from .._html_report import COLOUR_CLASSES, provenance
+from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
+from ..._html_report import COLOUR_CLASSES, provenance
 from . import _ranges
 from ._advice import adam_note, drawbacks, recipe_notes
 from ._differences import Differences, RulePreference, strip_common_prefix

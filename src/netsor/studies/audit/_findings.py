@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..._document import FLAG, OK, STATUSES, UNDECIDED, Document, Paragraph, Section
+from ..._html_report import to_cell
 from ...engine._precision import DIGITS
-from .._document import FLAG, OK, STATUSES, UNDECIDED, Document, Paragraph, Section
-from .._html_report import to_cell
 from ._order_statistics import draws_needed, quantile_confidence_interval
 
 Array = npt.NDArray[np.float64]

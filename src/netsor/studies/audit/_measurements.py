@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._bound_program import NEGLIGIBLE
+from ..._document import FLAG, OK
 from ..._validate import shown
 from ...models._metric_program import ProgramModel
-from .._document import FLAG, OK
 from ._config import AuditCase, Model, Request
 from ._findings import Finding, RuleInput, within_error, worst
 from ._order_statistics import band
@@ -224,7 +224,7 @@ class LengthResult(Mapping[str, Band]):
         """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
         model, ids = self.model, self.request.ids
         if isinstance(model, ProgramModel):
-            return model.tokens
+            return self.tokens
         if model.positions == "learned" and model.std_position:
             return self.tokens
         if not model.std_embedding:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .._document import FLAG, NOT_APPLICABLE, OK, Document
+from ..._document import FLAG, NOT_APPLICABLE, OK, Document
 from .._output_dir import to_csv, to_dataframe
 from .._study import Result
 from . import _ranges

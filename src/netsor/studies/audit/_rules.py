@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
+from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._findings import (
     Array,
     Finding,
@@ -66,6 +66,8 @@ def _through(
 
 
 def _scores(facts: RuleInput, threshold: float) -> Verdict:
+    if "grad_qkv" in facts.draws:
+        return Verdict("one matrix makes queries, keys and values, and its gradient is not split", NOT_APPLICABLE)
     if "grad_query" not in facts.draws:
         return NO_GRADIENTS
     query, key, value, output = (facts.draws[f"grad_{kind}"] for kind in ATTENTION)

@@ -141,15 +141,8 @@ def coord_check(
         raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
     own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
     step: Any = optimiser
-    if own and "torch" in sys.modules:  # without it there is no module
-        from ...torch._training import makes_module, training
-
-        build: Any = model
-        first = next((n for n in widths or _config.WIDTHS if isinstance(n, int)), 0)
-        if makes_module(build, first):
-            lr = _config.RATES.get(step) if lr is None and isinstance(step, str) else lr
-            model, step = training(build, first, step, lr, ids)
-            lr, ids = 0.0 if lr is None else lr, None
+    if own:
+        model, step, lr, ids = of_module(model, widths, step, lr, ids)
     several = isinstance(parametrisation, list | tuple)
     given: Any = parametrisation if several else [parametrisation]
     if parametrisation is None:
@@ -180,3 +173,18 @@ def coord_check(
         progress=progress,
     )
     return CoordCheckStudy(request).run(executor)
+
+
+def of_module(
+    build: Any, widths: Sequence[float] | None, optimiser: Any, lr: Any, ids: Sequence[int] | None
+) -> tuple[Any, Any, Any, Sequence[int] | None]:
+    """A function of the width, its step, learning rates and ids; of one that makes modules, as one of programs."""
+    if "torch" not in sys.modules:  # without it there is no module
+        return build, optimiser, lr, ids
+    from ...torch._training import makes_module, training
+
+    first = next((n for n in widths or _config.WIDTHS if isinstance(n, int)), 0)
+    if not makes_module(build, first):
+        return build, optimiser, lr, ids
+    lr = _config.RATES.get(optimiser) if lr is None and isinstance(optimiser, str) else lr
+    return *training(build, first, optimiser, lr, ids), 0.0 if lr is None else lr, None

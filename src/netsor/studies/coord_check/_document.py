@@ -1,4 +1,4 @@
-"""A coordinate check as a document: see `studies._document`."""
+"""A coordinate check as a document: see `netsor._document`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ... import _document as doc
+from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
+from ..._html_report import COLOUR_CLASSES, provenance
 from ...laws import Estimate
-from .. import _document as doc
-from .._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
-from .._html_report import COLOUR_CLASSES, provenance
 from ._config import Request
 from ._measurements import Check
 from ._network import CHANGE, UPDATE

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .._document import Document
+from ..._document import Document
 from .._output_dir import to_csv, to_dataframe
 from .._study import Result
 from ._config import Request

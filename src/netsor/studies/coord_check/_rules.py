@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .. import _document
+from ... import _document
 from ._network import Entry
 from ._regression import Exponent, Fit
 

@@ -1,4 +1,4 @@
-"""A learning-rate sweep as a document, with its figure: see `studies._document`."""
+"""A learning-rate sweep as a document, with its figure: see `netsor._document`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ... import _document as doc
+from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
+from ..._html_report import COLOUR_CLASSES, provenance
 from ..._mpl_style import COLUMN, rendered, styled
-from .. import _document as doc
-from .._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
-from .._html_report import COLOUR_CLASSES, provenance
 from ..coord_check._document import GROWTH, trained
 from ..coord_check._plots import TITLES
 from ._config import Request, width_text
