@@ -478,7 +478,6 @@ def head_sum(
 ) -> HeadSum:
     """The law of one output, from the covariance of its row of scores and the kernel of the values."""
     one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
-    # where moments are known to all digits, fewer points give a density to as many
-    most = 19 if function is row_softmax and alike(scores) and alike(values) else 21
-    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, most))
+    exact = function is row_softmax and alike(scores) and alike(values)  # its moments are: fewer points give all digits
+    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
     return HeadSum(partial(head_law, one, points), heads, factor, origin, mixture)
