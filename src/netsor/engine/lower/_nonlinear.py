@@ -11,8 +11,8 @@ import numpy as np
 from ...activations import Function
 from ...derivatives import Table, by_tanh, inner_tanh, polynomial_in_tanh
 from ...language._array import Value
-from ...language._operation import Apply, Nonlin
-from ...language._scalar import MULTIPLY, Scalar
+from ...language._operation import Apply, Dot, Nonlin, Take
+from ...language._scalar import ADD, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
 from .._error import ExactError
@@ -22,7 +22,8 @@ from ..passes._operations import OuterProductSum
 from ._components import FrameBatch
 from ._finite_frames import Application
 from ._infinite_frames import may_compare_arguments, tie_equal_arguments
-from ._linear import fitted
+from ._inner_products import paired_products
+from ._linear import LINEAR, apply_linear, fitted, parts_of, taken
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
 from ._state import Bools, LoweredVector, State
@@ -34,7 +35,7 @@ from ._structural_zeros import structural_nonzero
 # that number, and refused if it jumps.
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
-ROUNDED = 1e-14  # relative to 1 + |limit|: how far rounding may have put a limit from where the function jumps
+ROUNDED = 1e-14  # relative to the terms of a limit: how far rounding may have put it from where the function jumps
 JUMP = 1e-6  # relative to the size of a function at ordinary arguments: a change that is none of rounding
 
 
@@ -51,7 +52,7 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
     if not any(m.any() for m in moves):
         return
     moves = [m & _varies(s, x) if m.any() else m for m, x in zip(moves, op.inputs, strict=True)]
-    if any(m.any() for m in moves) and _jumps(op.f, points, moves):
+    if any(m.any() for m in moves) and _jumps(op.f, points, moves, [_terms(s, x) for x in op.inputs]):
         raise ExactError(
             value,
             f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every width the argument is on either "
@@ -89,21 +90,70 @@ def _varies(s: State, x: Value) -> Bools:
     return np.ones(x.shape, dtype=bool)
 
 
-def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:
+def _terms(s: State, x: Value) -> Floats:
+    """The size of the terms that known numbers are sums of: their rounding errors are relative to it."""
+    pending = [x]
+    while pending:  # no recursion: a deep network is a chain of sums
+        value = pending[-1]
+        waiting = [v for v in value.op.inputs if v not in s.terms] if _cancels(value) else []
+        pending += waiting
+        if not waiting:
+            s.terms[pending.pop()] = _size_of_terms(s, value)
+    found = s.terms[x]
+    if found is None:
+        return np.zeros(x.shape)
+    return found.max(axis=(-2, -1), initial=0.0) if isinstance(x, Vector) else found
+
+
+def _cancels(value: Value) -> bool:
+    """Whether values are sums, of which terms can cancel."""
+    if isinstance(value.op, Apply):
+        return value.op.f in (ADD, SUBTRACT, SUM, MEAN)
+    return isinstance(value.op, Dot | Take) or type(value.op) in LINEAR
+
+
+def _size_of_terms(s: State, value: Value) -> Floats | None:
+    """The sizes from those of the inputs; None if the numbers are not known."""
+    known = (s.vectors[value].lead if isinstance(value, Vector) else s.scalars[value]).value
+    if known is None:
+        return None
+    found: Floats = np.abs(np.asarray(known)[0])
+    build, given = s.build, [s.terms.get(v) for v in value.op.inputs]
+    if not _cancels(value) or any(terms is None for terms in given):
+        return found
+    arrays = dict(zip(value.op.inputs, map(build.constant, given), strict=True))
+    match value.op:
+        case _ if isinstance(value, Vector):
+            vectors, by = parts_of(value)
+            made = apply_linear(s, value, [arrays[v] for v in vectors], None if by is None else arrays[by])
+        case Dot(x, y, power):
+            made = paired_products(s, arrays[x], arrays[y], x, y, value.ndim)
+            made = build.step("scale", made, by=s.norm(x) ** (-2 * power))
+        case Take(x, flat):
+            made = taken(s, arrays[x], x.ndim, flat)
+        case Apply(f, scalars):
+            lined = [s.align_axes(arrays[p], p.ndim, value.op.leading + value.op.axes) for p in scalars]
+            f = ADD if f is SUBTRACT else f
+            made = build.step("apply", *lined, made=value.shape, f=f, shape=value.shape)
+    return np.asarray(np.maximum(found, np.asarray(made.value)[0]))
+
+
+def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms: Sequence[Floats]) -> bool:
     rng = np.random.default_rng(0)
     most = max(p.ndim for p in points)
     points = [p.reshape((1,) * (most - p.ndim) + p.shape) for p in points]
     moves = [m.reshape((1,) * (most - m.ndim) + m.shape) for m in moves]
+    terms = [t.reshape((1,) * (most - t.ndim) + t.shape) for t in terms]
     base = [np.where(np.isnan(p), rng.standard_normal(p.shape), p) for p in points]
     with np.errstate(all="ignore"):
         here = np.asarray(f(*base))
         ordinary = np.asarray(f(*(rng.standard_normal(p.shape) for p in points)))
         size = np.abs(ordinary[np.isfinite(ordinary)]).max(initial=np.abs(here[np.isfinite(here)]).max(initial=0.0))
         for trial in range(TRIALS):
-            least = TINY if trial % 2 else ROUNDED
+            share = 0.0 if trial % 2 else ROUNDED
             moved = [
-                np.where(m, b + np.maximum(least, ROUNDED * np.abs(b)) * rng.standard_normal(b.shape), b)
-                for b, m in zip(base, moves, strict=True)
+                np.where(m, b + np.maximum(TINY, share * t) * rng.standard_normal(b.shape), b)
+                for b, m, t in zip(base, moves, terms, strict=True)
             ]
             there = np.asarray(f(*moved))
             if (np.isfinite(here) & ~(np.abs(there - here) <= JUMP * size)).any():
