@@ -196,7 +196,9 @@ class _Matrices:
         """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
         known = self.directions[side]
         self.small[side] |= bool(orders.has_small_part(x).any())
-        if not self.small[side]:
+        widths = self.weight.in_width, self.weight.out_width
+        one_rate = len({w.name for w in widths if math.isinf(w.bind(orders.context.bound))}) == 1  # else refused later
+        if not self.small[side] or not one_rate:
             return False
         if known is not None and known.ndim != x.ndim:
             known, x = self._apart(known), self._apart(x)
