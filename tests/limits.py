@@ -27,19 +27,19 @@ def _perceptron(builder, x):
     return ns.weight(N, hidden) @ h
 
 
-def _attention(builder, x):
+def _attention(builder, x, scaling):
     mask = "causal" if builder.often(0.3) else None
-    return ns.nn.attention(x, builder.choose([1, 2]), builder.choose([N, 2 * N]), mask)
+    return ns.nn.attention(x, builder.choose([1, 2]), builder.choose([N, 2 * N]), mask, scaling=scaling)
 
 
-def _stream(builder, y, kinds, most):
+def _stream(builder, y, most, scaling):
     """Blocks of a residual stream: attention, perceptrons, a matrix that acts again, or with its transpose."""
     shared = ns.weight(N, N)
     for _ in range(builder.rng.integers(1, most + 1)):
         norm = builder.choose([ns.rms_norm, ns.layer_norm, _same])
-        kind, x = builder.choose(kinds), norm(y)
+        kind, x = builder.choose(["attention", "attention", "perceptron", "perceptron", "again", "both"]), norm(y)
         if kind == "attention":
-            branch = _attention(builder, x)
+            branch = _attention(builder, x, scaling)
         elif kind == "perceptron":
             branch = _perceptron(builder, x)
         elif kind == "both":
@@ -63,8 +63,8 @@ def network(seed):
     kind = KINDS[seed % len(KINDS)]
     tokens = builder.choose([1, 2, 2, 3])
     x = _beginning(builder, tokens)
-    kinds = ["attention", "attention", "perceptron", "perceptron", "again", "both"]
-    y = _stream(builder, x, kinds, 2)
+    mup = kind == "step" and builder.often(0.5)  # scores of queries and keys that moved together grow like √n
+    y = _stream(builder, x, 2, "linear" if mup else "sqrt")
     if builder.often(0.5):
         y = builder.choose([ns.rms_norm, ns.layer_norm])(y)
     r = ns.gaussian(N)
@@ -81,13 +81,10 @@ def network(seed):
         if builder.often(0.5):
             found += [ns.dot(g[i], x[i]), ns.dot(g[j], y[i])]
         return kind, ns.Program(tuple(found))
-    if builder.often(0.5):  # µP
-        f, rate = ns.mean_dot(r, y), lambda fan_in, fan_out: 0.3
-    else:
-        rate = lambda fan_in, fan_out: 0.3 / fan_in  # noqa: E731
+    if mup:
+        f = ns.mean_dot(r, y)
     targets = builder.rng.choice([-1.0, 1.0], tokens)
-    values = [f, 0.5 * ((f - targets) ** 2).sum()]
-    after = values
+    values = after = [f, 0.5 * ((f - targets) ** 2).sum()]
     for _ in range(builder.choose([1, 1, 2])):
-        after = ns.step(after, after[1], rate)
-    return kind, ns.Program((f, after[0]))
+        after = ns.step(after, after[1], lambda fan_in, fan_out: 0.3 if mup else 0.3 / fan_in)
+    return kind, ns.Program((values[0], after[0]))

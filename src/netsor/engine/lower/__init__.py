@@ -3,7 +3,7 @@
 Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. If σ_W² G = C C^T, then
 (W x^i)_i = C E, with E fresh standard isotropic vectors: the sources. A vector is kept as its coordinates in the frame
 of its cluster (see `_finite_frames` and `_infinite_frames`), so that products are sums over a few directions in place
-of n coordinates.
+of n coordinates (docs/theory.md, "Finite width, usually without a weight matrix").
 
 Without any shortcut every source is drawn whole in the frame of its cluster, and every Gram matrix asked for directly.
 """

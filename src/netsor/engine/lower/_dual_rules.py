@@ -1,4 +1,4 @@
-"""Scores at infinite width, and the rules of dual-number arithmetic, one for each operation."""
+"""Scores at infinite width, and the rules of dual numbers, one for each operation (docs/theory.md, "Orders in n")."""
 
 from __future__ import annotations
 

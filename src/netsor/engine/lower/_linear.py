@@ -2,7 +2,7 @@
 
 A rule acts on arrays (*shape, blocks, ·) in place of its vectors, and on an array in place of its coefficients: on
 coordinates, on what is known of an output's coordinates, on marks that say where something can be other than 0, and on
-the parts of order n^(−1/2) (see `_dual_numbers`).
+the parts of order n^(−1/2) (docs/theory.md, "Orders in n").
 """
 
 from __future__ import annotations

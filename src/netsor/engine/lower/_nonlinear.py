@@ -1,4 +1,4 @@
-"""Lowering of nonlinearities: all coordinates at finite width, Gaussian expectations at infinite width."""
+"""Nonlinearities: all coordinates at finite width, expectations at infinite width (docs/theory.md, equation 1)."""
 
 from __future__ import annotations
 
