@@ -55,3 +55,13 @@ def test_a_norm_of_what_cancels_is_refused():
     zero = (0.1 * m + 0.2 * m - 0.3 * m)[0, 0]
     with pytest.raises(ns.ExactError, match="jumps"):
         ns.Program(ns.apply(np.sign, zero)).law(n=inf, draws=10)
+
+
+@pytest.mark.parametrize("norm", [ns.layer_norm, ns.rms_norm])
+def test_a_product_that_is_0_in_the_limit(norm):
+    """Norms forget the size of h, so that ⟨∂p/∂h, h⟩ is 0 but for eps: its terms cancel, up to rounding."""
+    e = ns.gaussian(n, 2)
+    h = e + ns.gelu(ns.weight(n, n) @ e)
+    g = ns.grad(ns.dot(ns.gaussian(n), norm(h, eps=0.0)[0]), h)
+    law = ns.Program(ns.dot(g[0], h[0])).law(n=inf, draws=50)
+    assert abs(law.mean()) + law.std() < 1e-12
