@@ -51,6 +51,10 @@ def test_the_norm_of_a_small_vector(scale, eps):
 def test_a_norm_of_what_cancels_is_refused():
     """0.1 x + 0.2 x − 0.3 x is 0 but for rounding, so that its direction is not known."""
     x = ns.gaussian(n, 2)
+    rest = 0.1 * x[0] + 0.2 * x[0] - 0.3 * x[0]
+    assert ns.Program(ns.mean_dot(rest, rest)).law(n=inf, draws=10).mean() == 0.0
+    with pytest.raises(ns.ExactError, match="jumps"):
+        ns.Program(ns.rms_norm(rest, eps=0.0)).law(n=inf, draws=10)
     m = ns.mean_dot(x, x)
     zero = (0.1 * m + 0.2 * m - 0.3 * m)[0, 0]
     with pytest.raises(ns.ExactError, match="jumps"):

@@ -24,7 +24,7 @@ from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
 from ._fluctuation_covariances import unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame
 from ._inner_products import paired_products, products, turned_scores
-from ._linear import LINEAR, apply_linear, fitted, parts_of, propagate_support, taken
+from ._linear import LINEAR, SUM_RTOL, apply_linear, fitted, parts_of, propagate_support, taken
 from ._residual_features import GradientForm, ResidualFeatures, from_bits, to_bits
 from ._state import Bools, Fluctuation, State
 from ._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
@@ -277,9 +277,6 @@ def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
         raise UnknownEpsilonPart
     made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
     return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
-
-
-SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
 
 
 def score(s: State, value: Scalar, op: Dot) -> Register:

@@ -23,7 +23,7 @@ from ._components import FrameBatch
 from ._finite_frames import Application
 from ._infinite_frames import may_compare_arguments, tie_equal_arguments
 from ._inner_products import paired_products
-from ._linear import LINEAR, apply_linear, fitted, parts_of, taken
+from ._linear import fitted
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
 from ._state import Bools, LoweredVector, State
@@ -91,51 +91,24 @@ def _varies(s: State, x: Value) -> Bools:
 
 
 def _terms(s: State, x: Value) -> Floats:
-    """The size of the terms that known numbers are sums of: their rounding errors are relative to it."""
-    pending = [x]
-    while pending:  # no recursion: a deep network is a chain of sums
-        value = pending[-1]
-        waiting = [v for v in value.op.inputs if v not in s.terms] if _cancels(value) else []
-        pending += waiting
-        if not waiting:
-            s.terms[pending.pop()] = _size_of_terms(s, value)
-    found = s.terms[x]
-    if found is None:
-        return np.zeros(x.shape)
-    return found.max(axis=(-2, -1), initial=0.0) if isinstance(x, Vector) else found
-
-
-def _cancels(value: Value) -> bool:
-    """Whether values are sums, of which terms can cancel."""
-    if isinstance(value.op, Apply):
-        return value.op.f in (ADD, SUBTRACT, SUM, MEAN)
-    return isinstance(value.op, Dot | Take) or type(value.op) in LINEAR
-
-
-def _size_of_terms(s: State, value: Value) -> Floats | None:
-    """The sizes from those of the inputs; None if the numbers are not known."""
-    known = (s.vectors[value].lead if isinstance(value, Vector) else s.scalars[value]).value
+    """The size of the terms that limits are sums of: their rounding errors are relative to it."""
+    if isinstance(x, Vector):
+        return np.abs(np.nan_to_num(_limits(s, x)))
+    known, build, op = s.scalars[x].value, s.build, x.op
     if known is None:
-        return None
-    found: Floats = np.abs(np.asarray(known)[0])
-    build, given = s.build, [s.terms.get(v) for v in value.op.inputs]
-    if not _cancels(value) or any(terms is None for terms in given):
-        return found
-    arrays = dict(zip(value.op.inputs, map(build.constant, given), strict=True))
-    match value.op:
-        case _ if isinstance(value, Vector):
-            vectors, by = parts_of(value)
-            made = apply_linear(s, value, [arrays[v] for v in vectors], None if by is None else arrays[by])
-        case Dot(x, y, power):
-            made = paired_products(s, arrays[x], arrays[y], x, y, value.ndim)
-            made = build.step("scale", made, by=s.norm(x) ** (-2 * power))
-        case Take(x, flat):
-            made = taken(s, arrays[x], x.ndim, flat)
-        case Apply(f, scalars):
-            lined = [s.align_axes(arrays[p], p.ndim, value.op.leading + value.op.axes) for p in scalars]
-            f = ADD if f is SUBTRACT else f
-            made = build.step("apply", *lined, made=value.shape, f=f, shape=value.shape)
-    return np.asarray(np.maximum(found, np.asarray(made.value)[0]))
+        return np.zeros(x.shape)
+    if isinstance(op, Take):
+        return _terms(s, op.x).ravel()[op.flat]
+    made = s.scalars[x]
+    if isinstance(op, Dot) and all(s.vectors[v].lead.value is not None for v in (op.x, op.y)):
+        sizes = [build.constant(np.abs(np.asarray(s.vectors[v].lead.value))[0]) for v in (op.x, op.y)]
+        made = build.step("scale", paired_products(s, *sizes, op.x, op.y, x.ndim), by=s.norm(op.x) ** (-2 * op.power))
+    elif isinstance(op, Apply) and op.f in (ADD, SUBTRACT, SUM, MEAN):
+        sizes = [build.constant(np.abs(np.asarray(s.scalars[p].value))[0]) for p in op.scalars]
+        sizes = [s.align_axes(a, p.ndim, op.leading + op.axes) for a, p in zip(sizes, op.scalars, strict=True)]
+        f = ADD if op.f is SUBTRACT else op.f
+        made = build.step("apply", *sizes, made=x.shape, f=f, shape=x.shape)
+    return np.broadcast_to(np.abs(np.asarray(made.value))[0], x.shape)
 
 
 def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms: Sequence[Floats]) -> bool:

@@ -117,7 +117,6 @@ class State:
         self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
         self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
         self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
-        self.terms: dict[Value, Floats | None] = {}  # the sizes of the terms of known numbers, see `_nonlinear`
         self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.rests = {
             (group, value): (rests, None in component)
