@@ -52,9 +52,14 @@ def write_pyodide(folder: Path) -> None:
                 names += [other for other in packages[name]["depends"] if other not in names]
             for name in wanted:
                 (folder / name).write_bytes(wheel.read(f"{INSIDE}{name}"))
-    if shutil.which("node"):  # the bytecode of another Python would be of no use
-        here = ROOT / "docs"
-        subprocess.run(["node", here / "_pyodide.mjs", folder, here / "_bytecode.py"], check=True)
+    compile_bytecode(folder, "numpy", "scipy")
+
+
+def compile_bytecode(folder: Path, *archives: str) -> None:
+    """Compile archives in the folder of Pyodide, if node is here: the bytecode of another Python would be of no use."""
+    if shutil.which("node"):
+        docs = ROOT / "docs"
+        subprocess.run(["node", docs / "_pyodide.mjs", folder, docs / "_bytecode.py", "", *archives], check=True)
 
 
 def write_netsor(path: Path) -> None:
@@ -69,6 +74,10 @@ def write_netsor(path: Path) -> None:
                 kept = entry.suffix == ".py" or "licenses" in entry.parts or entry.name == "METADATA"
                 if kept and ".." not in entry.parts:  # the scripts of a package lie outside it
                     archive.write(entry.locate(), entry)
+    if LOCAL.exists():
+        shutil.copy(path, LOCAL / ARCHIVE)
+        compile_bytecode(LOCAL, ARCHIVE)
+        shutil.move(LOCAL / ARCHIVE, path)
 
 
 def script(place: str, pyodide: str, archive: Path) -> str:

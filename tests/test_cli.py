@@ -100,7 +100,7 @@ def test_compare_finds_the_width_that_is_wide_enough():
     needed = json.loads(netsor(*arguments, "--json").stdout)["width_needed"]
     assert needed["low"] < 0.757 / 0.392 / 0.1 < needed["high"]
     assert (needed["of"], needed["tolerance"]) == ("variance", 0.1)
-    assert f"between {needed['low']} and {needed['high']:.0f} on" in netsor(*arguments).stdout.splitlines()[-1]
+    assert f"between {needed['low']} and {needed['high']:.0f} on" in netsor(*arguments).stdout.splitlines()[0]
 
 
 def test_compare_takes_the_head_dimension_to_infinity_unless_told():

@@ -122,7 +122,10 @@ class PlacedError(ValueError):
     def __init__(self, operation: str, problem: str, value: Any = None, allowed: str = "") -> None:
         self.where = user_line()
         self.argument = ArgumentError(problem, value, allowed) if allowed else None
-        self.plain = f"{operation}: {self.argument or problem}"  # without the line
+        name = (
+            operation if len(operation) <= SHOWN else f"{operation[: SHOWN - 1]}…"
+        )  # programs have names of any length
+        self.plain = f"{name}: {self.argument or problem}"  # without the line
         super().__init__(f"{self.plain} (at {self.where})")
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -34,7 +34,8 @@ def test_posterior_and_evidence_by_weights(case):
     seen = {k: v for k, v in SEEN.items() if k < (5 if "deep" not in case else 2)}
     weighted = net.law(n=width, draws=20_000).condition(seen, noise=noise)
     assert weighted.effective > 300
-    found = net.posterior(seen, noise, n=width, seed=1, draws=480, particles=192)
+    thin = 16 if case == "one head, inf" else 8  # its R-hat is 1.054 with 8
+    found = net.posterior(seen, noise, n=width, seed=1, draws=480, particles=192, thin=thin)
     assert found.r_hat < 1.05
     for of in ("mean", "var"):
         a, b = (getattr(law.with_error, of)() for law in (found.law, weighted))

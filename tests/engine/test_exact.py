@@ -25,7 +25,7 @@ from .compare import d, mixture, n, smallest_p
 LEVEL = 1e-8
 
 
-@settings(max_examples=160, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(programs(steps=10))
 def test_random_programs_have_the_literal_law(built):
     assert smallest_p(built.net, **built.widths) > LEVEL

@@ -22,7 +22,7 @@ ENCODERS = {
     ),
 }
 MODELS = {family: models.read(given) for family, given in CONFIGS.items()} | ENCODERS
-DEFAULT = ("llama", "t5")
+DEFAULT = ("t5",)
 
 
 @pytest.mark.parametrize("family", keep(MODELS, *DEFAULT))

@@ -137,6 +137,15 @@ def compare_command(
     with stdout_to_stderr(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
         limit = asked.limit(keep=("d",) if keep_head_dim else ())
+        enough = None
+        if tolerance is not None:
+            free = [k for k in asked.widths if not (keep_head_dim and k == "d")]
+            if len(free) != 1:
+                raise click.UsageError(
+                    f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
+                )
+            kept: dict[str, Any] = {k: v for k, v in asked.widths.items() if k not in free}
+            enough = width_needed(asked.net, tolerance, _level(of), draws=draws, seed=seed, **kept)
         with executor_context(where) as how:
             announce(asked.seconds)
             laws = (
@@ -147,15 +156,6 @@ def compare_command(
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in found.items():
             finite(name.replace("_", " "), distance.value)
-        enough = None
-        if tolerance is not None:
-            free = [k for k in asked.widths if not (keep_head_dim and k == "d")]
-            if len(free) != 1:
-                raise click.UsageError(
-                    f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
-                )
-            kept: dict[str, Any] = {k: v for k, v in asked.widths.items() if k not in free}
-            enough = width_needed(asked.net, tolerance, _level(of), draws=draws, seed=seed, **kept)
         if plot:
             names = asked.label, INFINITE_HEADS if infinite_heads else limit.label
             draw(plot, dict(zip(names, laws, strict=True)))
@@ -166,13 +166,13 @@ def compare_command(
             rows["width_needed"] = {**ends, "of": enough.of, "tolerance": enough.tolerance}
         echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
         return
+    if enough is not None:
+        echo(enough.summary)
     echo(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
     for note in notes:
         echo(f"note: {note}")
     for name, estimate in found.items():
         echo(f"{name.replace('_', ' '):16} {estimate}")
-    if enough is not None:
-        echo(enough.summary)
 
 
 def _level(of: str) -> str | float:

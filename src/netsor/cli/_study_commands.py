@@ -74,7 +74,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
     type=click.Choice(["actual", "inf", "both"]),
     help="The model's own widths, all of them at infinity, or both.  [default: both]",
 )
-@click.option("--quick", is_flag=True, help="16 draws of 16 tokens at the model's own widths: seconds, for a test.")
+@click.option("--quick", is_flag=True, help="16 draws of 16 tokens at own widths, no gradients: seconds, for a test.")
 @click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
 @click.option(
     "--baseline",

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from .._sobol import Sobol
 from ..activations import Function
 from ._error import InfiniteError
 from ._ops import gram, squares
@@ -127,7 +128,7 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
 def _sobol_set(number: int, count: int) -> Array:
     """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1); the sets are paired at random with each other."""
     rng = np.random.default_rng([20190910, number])
-    points = scipy.stats.qmc.Sobol(DIMENSIONS, scramble=True, rng=rng).random(count)
+    points = Sobol(DIMENSIONS, rng).random(count)
     return (rng.permutation(points) if number else points).T
 
 

@@ -16,8 +16,10 @@ widths share their normals, and differences between them have little noise (docs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 CROSS = 0  # of new sources with the directions that are there: coordinates, or at infinite width normals of pairs
 OWN = 1  # of new sources with each other
@@ -35,6 +37,11 @@ FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Py
 def generator(seed: int, *key: int) -> np.random.Generator:
     """The generator of one stream: SFC64, numpy's fastest, keyed by a SeedSequence."""
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def key_words(seed: int, *key: int, count: int, dtype: type = np.uint32) -> npt.NDArray[Any]:
+    """The state of one stream as integers, for the generators of other libraries."""
+    return np.random.SeedSequence(seed, spawn_key=key).generate_state(count, dtype)
 
 
 def chunks(draws: int, size: int) -> list[range]:
@@ -59,7 +66,7 @@ def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]
     """Join consecutive chunks into parts of up to `most` draws, with at least one part for each worker.
 
     Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone joins
-    those before it (see `blocks`).
+    those before it: numpy adds in another order where a replica is alone.
     """
     alone = most > 1
     most = min(most, -(-parts[-1].stop // workers))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from .._sobol import MAX_DIMENSION, Sobol
 from ..activations import row_softmax
 from ._estimate import Array
 from ._gaussian_mixture import compress
@@ -207,7 +208,6 @@ def _partitions(k: int, largest: int | None = None) -> list[tuple[int, ...]]:
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
 SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # how far points are moved towards a rare event, in standard deviations
 RARE = 2**13  # points in each set for rare events
-SOBOL = 21_201  # most dimensions of scipy's Sobol points; beyond, points are random
 
 
 class Scores(NamedTuple):
@@ -312,11 +312,11 @@ def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
     """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random beyond those."""
     rng = np.random.default_rng([2020, number])
     piece = 2 ** int(np.log2(min(points, max(2**4, 2**21 // max(dimension, 1)))))
-    if dimension > SOBOL:
+    if dimension > MAX_DIMENSION:
         for start in range(0, points, piece):
             yield rng.standard_normal((min(piece, points - start), dimension))
         return
-    sobol = scipy.stats.qmc.Sobol(max(dimension, 1), scramble=True, rng=rng)
+    sobol = Sobol(max(dimension, 1), rng)
     for start in range(0, points, piece):
         uniform = sobol.random(min(piece, points - start))[:, :dimension]
         yield np.asarray(scipy.special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import scipy
 
 from .._repr_html import table, title
+from .._sobol import Sobol
 from ..activations import row_softmax
 from ._estimate import Array, Estimate
 from ._law_base import LawError
@@ -140,7 +141,7 @@ def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
             keep = weight > 1e-13
             yield z[keep], weight[keep] / weight[keep].sum()
         else:
-            points = scipy.stats.qmc.Sobol(variables, rng=np.random.default_rng([number, variables]))
+            points = Sobol(variables, np.random.default_rng([number, variables]))
             half = scipy.special.ndtri(np.clip(points.random(SOBOL_POINTS // 2), 1e-12, 1 - 1e-12))
             yield np.concatenate([half, -half]), np.full(SOBOL_POINTS, 1 / SOBOL_POINTS)
 

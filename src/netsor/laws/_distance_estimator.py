@@ -120,8 +120,9 @@ def _area(t: Array, a: Array, b: Array, rise: Array, fall: Array) -> Array:
 class DistanceEstimator:
     """Two laws, and what of their replicas is common."""
 
-    def __init__(self, p: Law, q: Law, couple: bool = True) -> None:
+    def __init__(self, p: Law, q: Law, couple: bool = True, grid: DistanceEstimator | None = None) -> None:
         self.p, self.q = p, q
+        self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
         self.coupled = coupled(p, q) if couple else None
         self._by_bandwidth: dict[float, DistanceEstimator] = {}
 
@@ -133,7 +134,7 @@ class DistanceEstimator:
                     raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
         pair = self if steps else self._with_kernels
-        value, error = pair._kl() if name == "kl" else pair._difference(name)
+        value, error = pair._kl if name == "kl" else pair._difference(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
@@ -152,7 +153,8 @@ class DistanceEstimator:
     def _with_bandwidth(self, factor: float) -> DistanceEstimator:
         """The laws with kernels of so many bandwidths."""
         if factor not in self._by_bandwidth:
-            self._by_bandwidth[factor] = DistanceEstimator(self.p._dense(factor), self.q._dense(factor))
+            laws = self.p._dense(factor), self.q._dense(factor)
+            self._by_bandwidth[factor] = DistanceEstimator(*laws, grid=self._with_kernels)
         return self._by_bandwidth[factor]
 
     def doubts(self, name: str) -> list[float]:
@@ -175,18 +177,30 @@ class DistanceEstimator:
 
     @cached_property
     def _uncoupled(self) -> DistanceEstimator:
-        return self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False)
+        return self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False, grid=self)
+
+    @cached_property
+    def _nodes(self) -> Array:
+        """A grid for both laws' smooth parts; empty if they are points."""
+        if self._grid is not None:
+            return self._grid._nodes
+        pieces = [law._scales() for law in (self.p, self.q)]
+        smooth = [law._read for law, (place, _) in zip((self.p, self.q), pieces, strict=True) if len(place)]
+        if not smooth:
+            return np.zeros(0)
+        places, scales = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        return resolved(smooth, places, scales)
 
     def _without_noise(self, name: str) -> float:
         """The distance of laws that have their kernels, uncoupled, less what noise adds: narrow kernels have more."""
         alone = self._uncoupled
-        return float((alone._kl() if name == "kl" else alone._difference(name)).value)
+        return float((alone._kl if name == "kl" else alone._difference(name)).value)
 
     def _plain(self, name: str) -> float:
         """The distance of laws that have their kernels, uncoupled, with what noise adds."""
         alone = self._uncoupled
         if name == "kl":
-            return float(alone._kl(errors=False).value)
+            return float(alone._kl_estimate(errors=False).value)
         cells, groups = alone._groups
         functional: Callable[[Array], float] = getattr(cells, name)
         return functional(np.sum([group.mean for group in groups], axis=0))
@@ -196,7 +210,7 @@ class DistanceEstimator:
     @cached_property
     def _groups(self) -> tuple[CubicPieces, list[Replicated]]:
         """A grid, and D on it by independent groups of blocks."""
-        y = np.unique(np.concatenate([_nodes(self.p, self.q), self.p._jumps(), self.q._jumps()]))
+        y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
         cells = CubicPieces(y)
         if self.coupled is not None:
             a, b = (_vector(law, y) for law in self.coupled)
@@ -211,7 +225,23 @@ class DistanceEstimator:
 
     # KL
 
-    def _kl(self, errors: bool = True) -> Estimate:
+    @cached_property
+    def _kl(self) -> Estimate:
+        return self._kl_estimate()
+
+    @cached_property
+    def _kl_rule(self) -> tuple[Array, Array]:
+        """Points and weights of a quadrature for KL."""
+        if self._grid is not None:
+            return self._grid._kl_rule
+
+        def integrand(y: Array) -> Array:
+            f, g = (np.asarray(law._densities(y).mean) for law in (self.p, self.q))
+            return kl_terms(f, g, self.q._logpdf(y))
+
+        return integrated(integrand, coarser(self._nodes))
+
+    def _kl_estimate(self, errors: bool = True) -> Estimate:
         p, q = self.p, self.q
         value, common = 0.0, dict(q.atoms)
         for at, mass in p.atoms:
@@ -221,17 +251,13 @@ class DistanceEstimator:
         value += sum(mass.value for mass in common.values())
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return Estimate(math.inf, 0.0)  # a density, where q has points
-        nodes = _nodes(p, q)
+        nodes = self._nodes
         if not len(nodes):
             return Estimate(value, _atoms_error(p, q))
-
-        def integrand(y: Array) -> Array:
-            return kl_terms(np.asarray(p._densities(y).mean), np.asarray(q._densities(y).mean), q._logpdf(y))
-
         middle = (nodes[:-1] + nodes[1:]) / 2
         if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
             return Estimate(math.inf, 0.0)  # q gives no weight where p does
-        y, weights = integrated(integrand, coarser(nodes))
+        y, weights = self._kl_rule
         log_q = q._logpdf(y)
 
         def functional(*parts: Array) -> Array:
@@ -277,16 +303,6 @@ def _atoms_error(p: Law, q: Law) -> float:
         for at, mass in p.atoms
     ]
     return float(combined(*errors))
-
-
-def _nodes(p: Law, q: Law) -> Array:
-    """A grid for both laws' smooth parts; empty if they are points."""
-    pieces = [law._scales() for law in (p, q)]
-    smooth = [law._read for law, (place, _) in zip((p, q), pieces, strict=True) if len(place)]
-    if not smooth:
-        return np.zeros(0)
-    places, scales = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    return resolved(smooth, places, scales)
 
 
 def _vector(law: Law, y: Array) -> Replicated:

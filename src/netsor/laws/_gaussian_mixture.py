@@ -16,6 +16,7 @@ import numpy.typing as npt
 import scipy
 
 from .._executors import thread_pool
+from .._sobol import Sobol
 from ._checked import MAX_MAGNITUDE
 from ._estimate import Array, Estimate, combined, student
 from ._law_base import LawError
@@ -101,7 +102,11 @@ class GaussianMixture1D(NamedTuple):
 
 
 def _density(z: Array, std: Array) -> Array:
-    return np.exp(-(z**2) / 2) / (ROOT * std)
+    table = z * z
+    table *= -0.5
+    np.exp(table, out=table)  # in place: passes over memory cost as much as the exponential
+    table /= ROOT * std
+    return table
 
 
 def _distribution(z: Array, std: Array) -> Array:
@@ -404,8 +409,8 @@ class GaussianMixtureND:
         count, k = self.mean.shape
         root = _cholesky(self.cov)
         many = max(1, RECTANGLE // count) if k > 1 else 1
-        sobol = scipy.stats.qmc.Sobol(max(k - 1, 1), scramble=True, rng=np.random.default_rng(2020))
-        u = sobol.random_base2(int(np.ceil(np.log2(many * count))))[: many * count]
+        sobol = Sobol(max(k - 1, 1), np.random.default_rng(2020))
+        u = sobol.random(many * count)
         which = np.tile(np.arange(count), many)
         found = _genz(root[which], (lower - self.mean)[which], (upper - self.mean)[which], u).reshape(many, count)
         value, error = average(found.mean(axis=0), self.weight)

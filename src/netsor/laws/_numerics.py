@@ -128,21 +128,25 @@ def entropy(law: Any) -> Estimate:
     if law.atoms:
         return Estimate(-math.inf, 0.0)
     dense, smoothing = law._dense(), 0.0
-    value, bias, error, _ = _entropy(dense)
+    rule = _entropy_rule(dense)
+    value, bias, error, _ = _entropy(dense, *rule)
     if law._dense(ROOT_TWO) is not dense:
-        _, smoothing = kernel_bias_of(lambda factor: _entropy(law._dense(factor)).value, value)
+        _, smoothing = kernel_bias_of(lambda factor: _entropy(law._dense(factor), *rule).value, value)
     return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
 
 
-def _entropy(law: Any) -> Jackknife:
+def _entropy_rule(law: Any) -> tuple[Array, Array]:
+    """Points and weights of a quadrature for the entropy."""
     nodes = resolved([law._read], *law._scales())
 
     def integrand(y: Array) -> Array:
         log_f = law._logpdf(y)
         return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
 
-    y, weights = integrated(integrand, coarser(nodes))
+    return integrated(integrand, coarser(nodes))
 
+
+def _entropy(law: Any, y: Array, weights: Array) -> Jackknife:
     def functional(f: Array) -> Array:
         logs = np.log(np.where(f > 0, f, 1.0))
         return np.asarray(-np.sum(weights * f * logs, axis=-1))
@@ -154,8 +158,11 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     """E[f(Y)]: over the density by quadrature, and at the atoms."""
     value, error, atoms, dense, wider = 0.0, 0.0, law.atoms, law._dense(), law._dense(ROOT_TWO)
     if len(dense._scales()[0]):
-        value, _, error, _ = _expectation(dense, f)
-        smoothing = 0.0 if wider is dense else _expectation(wider, f).value - value
+        nodes = resolved([dense._read], *dense._scales())
+        y, weights = integrated(lambda y: _called(f, y) * dense._density(y), coarser(nodes))
+        heights = weights * _called(f, y)
+        value, _, error, _ = _expectation(dense, y, heights)
+        smoothing = 0.0 if wider is dense else _expectation(wider, y, heights).value - value
         error = combined(error, smoothing)
     at = _called(f, np.array([place for place, _ in atoms])) if atoms else np.zeros(0)
     masses = [mass for _, mass in atoms]
@@ -164,10 +171,7 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     return Estimate(value, error + math.fsum(abs(h) * mass.error for h, mass in zip(at, masses, strict=True)))
 
 
-def _expectation(law: Any, f: Callable[[Any], Any]) -> Jackknife:
-    nodes = resolved([law._read], *law._scales())
-    y, weights = integrated(lambda y: _called(f, y) * law._density(y), coarser(nodes))
-    heights = weights * _called(f, y)
+def _expectation(law: Any, y: Array, heights: Array) -> Jackknife:
     return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])
 
 

@@ -120,7 +120,9 @@ class Attention:
             raise TraceError("law", f"kernel and sigmas make scores of variance {size:g}: a double cannot hold the law")
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
         if size == 0 and even @ keys @ even <= 1e-14 * float(np.diag(keys).max()):
-            raise TraceError("law", f"token={token} sees tokens that cancel: its output is 0, which has no density")
+            raise TraceError(
+                "law", f"sigma_q, sigma_k or kernel is 0, and the tokens that token={token} sees cancel: no density"
+            )
         return head_sum(
             (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys,
             keys,

@@ -34,6 +34,7 @@ from ._output_dir import Folder, environment
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
+SHORT_SECONDS = 2.0  # of draws: to start a worker takes about a second, and it plans again
 NOTHING: Iterator[None] = iter(())
 
 
@@ -179,11 +180,12 @@ class Study(ABC, Generic[Found]):
         An executor does the tasks in place of processes here.
         """
         check_executor(executor, "processes")
-        request, count = self.request, self.estimate().workers
+        request, cost = self.request, self.estimate()
+        count = cost.workers
         self.prepare()
         pool: AbstractContextManager[Any]
-        if executor is None and not request.backend.threads:
-            pool = nullcontext()  # one process has the device for itself: this one
+        if executor is None and (not request.backend.threads or (count == 1 and cost.seconds < SHORT_SECONDS)):
+            pool = nullcontext()  # here: one process has the device for itself, and short work needs no other
         else:  # functions of a user need not be known in another process
             pool = thread_pool(count) if request.own else _process_pool.Workers(count)
         with one_blas_thread() if request.backend.threads else nullcontext(), pool as workers:

@@ -133,7 +133,7 @@ class Jax(Device):
         tick(len(part))
 
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
-        """Compiled for LEAST replicas, or 4, 16, … times as many: compiling takes longer than to compute too many."""
+        """Compiled for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than computing too many."""
         rest = replace(plan, steps=[step for step in plan.steps if step.kind not in ("normals", "chi")])
         with self._within():
             found, last = pieces(rest, self.precision), jax.jit(partial(what, LIBRARY))

@@ -26,6 +26,7 @@ from jax.extend.random import threefry2x32_p
 from .._interpreter import RULES
 from .._ir import Register, Step, key_of
 from .._plan import Plan
+from .._rng_keys import key_words
 from ._chi import chi
 from ._jax_linalg import LIBRARY
 
@@ -125,8 +126,8 @@ class Piece:
         """The inputs for one seed and a block that begins with replica `start`."""
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
         if self._keys is None or self._keys[0] != (seed, era):
-            streams = [np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)) for step in self.draws]
-            made = np.array([stream.generate_state(2) for stream in streams], dtype=np.uint32).reshape(-1, 2)
+            keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
+            made = np.array(keys, dtype=np.uint32).reshape(-1, 2)
             self._keys = (seed, era), jax.device_put(made)
         tables, factors, constants = self._fixed
         earlier = [arrays[register] for register in self.reads]

@@ -24,6 +24,7 @@ from .._interpreter import RULES, run
 from .._ir import Register, Step
 from .._parallel import memory
 from .._plan import Plan
+from .._rng_keys import key_words
 from ._base import Device, NoDeviceError, largest_block
 from ._batched_linalg import LEAF, Library
 from ._chi import Chi, chi
@@ -201,9 +202,9 @@ class _Block:
 
     def draw(self, step: Step) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
-        key = np.random.SeedSequence(self.seed, spawn_key=(*step.params["key"], self.start))
+        (key,) = key_words(self.seed, *step.params["key"], self.start, count=1, dtype=np.uint64)
         generator = torch.Generator(device=self.backend.device)
-        generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
+        generator.manual_seed(int(key))
 
         precision = "float32" if self.backend.rounded else self.backend.precision
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
+from ..._sobol import Sobol
 from .._ops import alike
 from ._univariate import BatchedFunction, fitted, paired, slices
 
@@ -28,13 +29,13 @@ RIM = 0.85  # of the largest coordinate: nodes beyond lie on the rim, where an i
 def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
     """Nodes (variables, SETS · points) and weights (SETS, points), half of the points mirror images of the other half.
 
-    They are drawn from N(0, WIDER) and weighted by the ratio of densities: an integrand that grows, as products do, has
-    much of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
+    They are drawn from N(0, NODE_VARIANCE) and weighted by the ratio of densities: an integrand that grows, as products
+    do, has much of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
     """
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
-        points = scipy.stats.qmc.Sobol(variables, scramble=True, rng=rng).random_base2(log_points - 1)
+        points = Sobol(variables, rng).random(2 ** (log_points - 1))
         z = np.sqrt(NODE_VARIANCE) * scipy.special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
         sets.append(np.concatenate([z, -z], axis=1))
     z = np.stack(sets, axis=1)

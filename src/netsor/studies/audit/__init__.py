@@ -96,7 +96,7 @@ def audit(
         gradient after each block, and the squared gradient of each kind of weight. None: of the shortest inputs, if all
         of it then costs at most twice as much.
     quick : bool
-        16 draws of 16 tokens at the model's own widths, for what is not given: seconds, for a test.
+        16 draws of 16 tokens at the model's own widths without gradients, for what is not given: seconds, for a test.
     ranges : bool
         The largest numbers of each activation too, at the model's own widths, and the share of numbers below the
         smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.

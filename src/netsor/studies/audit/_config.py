@@ -245,7 +245,7 @@ class Request(_study.Request):
     def remark(self) -> str:
         """What gradients add where nobody said whether they are wanted."""
         if self.gradients is not None or math.isinf(self.times):
-            return ""
+            return "; --gradients adds gradients" if self.quick and self.gradients is None and not self.own else ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
             return f"; gradients at {self.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
@@ -314,10 +314,11 @@ class Request(_study.Request):
     def times(self) -> float:
         """How often as long draws at own widths take with gradients of the shortest inputs.
 
-        The most of all models; ∞ if one has no gradients, or if inputs are long. Whether the limit is asked for too
-        does not change it, since draws at own widths must not depend on that.
+        The most of all models; ∞ if one has no gradients, if inputs are long, or for a quick audit. Whether the limit
+        is asked for too does not change it, since draws at own widths must not depend on that.
         """
-        if self.own or self.lengths[0] > MAX_TRIED_TOKENS or any(model.experts for model in self.models):
+        slow = self.lengths[0] > MAX_TRIED_TOKENS or any(model.experts for model in self.models)
+        if self.quick or self.own or slow:
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:
