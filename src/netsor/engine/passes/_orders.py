@@ -14,7 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language._array import Value, VectorAccess
-from ...language._operation import Apply, Concat, Constant, Dot, Gaussian, Join, MatMul, Mix, Root, Scale, Split, Take
+from ...language._operation import (
+    Apply,
+    Concat,
+    Constant,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Root,
+    Scale,
+    Source,
+    Split,
+    Take,
+)
 from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ...language._score import MASKED_SOFTMAX
 from ...language._vector import Vector
@@ -36,8 +50,9 @@ class Orders:
         self.atoms = 1
         self.centred = 0  # those of mean 0, given all that was drawn before
         self.reach: dict[int, int] = {}  # the atoms that an output of a nonlinearity depends on
+        self._initial: dict[Source, Bits] = {}  # of initial vectors
         self._bits: dict[Value, Bits] = {}
-        self._small: dict[Value, Bools] = {}
+        self._small: dict[Value, Bits] = {}
         self._orders: dict[Value, Array] = {}
 
     def of(self, c: Value) -> Array:
@@ -52,28 +67,21 @@ class Orders:
             self._bits[x] = np.broadcast_to(np.asarray(self._atoms(x), dtype=object), x.shape)
         return self._bits[x]
 
-    def has_small_part(self, x: Vector) -> Bools:
-        """Whether each vector of an array has a part that vanishes."""
+    def small_bits(self, x: Vector) -> Bits:
+        """The atoms that each vector of an array has in parts that vanish."""
         if x not in self._small:
-            linear = x.op.acts is VectorAccess.LINEARLY and not isinstance(x.op, Span)
-            given = [self.has_small_part(v) for v in x.op.inputs if isinstance(v, Vector)] if linear else []
-            match x.op:
-                case Scale(c):
-                    found = given[0] | (self.of(c) == SMALL)
-                case Mix(a):
-                    found = (given[0][..., None, :] | (self.of(a) == SMALL)).any(axis=-1)
-                case Take(_, flat):
-                    found = given[0].ravel()[flat]
-                case Join() | Append():
-                    found = np.concatenate(given, axis=0 if isinstance(x.op, Join) else -1)
-                case Concat(_, axis):
-                    found = given[0].any(axis=axis)
-                case Split(_, axis):
-                    found = np.expand_dims(given[0], axis)
-                case _:
-                    found = np.logical_or(*given) if linear else np.zeros(())
-            self._small[x] = np.broadcast_to(np.asarray(found, dtype=bool), x.shape)
+            found: Bits = np.zeros((), dtype=object)
+            if _is_linear(x):
+                vectors = [v for v in x.op.inputs if isinstance(v, Vector)]
+                found = self._combined(x, [self.small_bits(v) for v in vectors], ONE)
+                if len(vectors) < len(x.op.inputs):
+                    found = found | self._combined(x, [self.bits(v) for v in vectors], SMALL)
+            self._small[x] = np.broadcast_to(np.asarray(found, dtype=object), x.shape)
         return self._small[x]
+
+    def has_small_part(self, x: Vector) -> bool:
+        """Whether a vector of an array has a part that vanishes."""
+        return bool(self.small_bits(x).any())
 
     def adds_direction(self, x: Vector, known: Sequence[Vector]) -> Bools:
         """Whether each vector x[…, i] can add a direction of order 1 to x[…, :i] and known ones.
@@ -102,8 +110,10 @@ class Orders:
     def _atoms(self, x: Vector) -> Bits:
         given = [self.bits(v) for v in x.op.inputs if isinstance(v, Vector)]
         match x.op:
-            case Gaussian(_, mean, factor):
-                found = _mixed(factor.reshape(x.size, -1) != 0, self._new(factor.shape[-1:], True)).reshape(x.shape)
+            case Gaussian(source, mean, factor):  # several values may have the same one
+                own = self._initial.get(source)
+                own = self._initial[source] = self._new(factor.shape[-1:], True) if own is None else own
+                found = _mixed(factor.reshape(x.size, -1) != 0, own).reshape(x.shape)
                 return np.asarray(found | np.where(mean != 0, CONSTANT, 0).astype(object))
             case MatMul(weight, y):
                 own = self._new((weight.members.size, x.size // weight.members.size), True)
@@ -112,10 +122,24 @@ class Orders:
                     return np.where(adds, own, 0).reshape(x.shape)
                 every = np.bitwise_or.reduce(own, axis=1, keepdims=True)
                 return np.broadcast_to(every, own.shape).reshape(x.shape)
+            case Span(y, known):
+                return self._directions(y, known)
+        if _is_linear(x):
+            return self._combined(x, given, ONE)
+        made = self._new(x.shape, False)
+        for bits in given:  # an output depends on the arguments that broadcast to it, or else on all
+            alike = np.broadcast_to(bits, x.shape) if bits.ndim <= x.ndim and _fits(bits, x) else _union(bits)
+            for atom, others in zip(made.ravel(), np.broadcast_to(alike, x.shape).ravel(), strict=True):
+                self.reach[atom] = self.reach.get(atom, 0) | self._depends(others)
+        return made
+
+    def _combined(self, x: Vector, given: Sequence[Bits], order: int) -> Bits:
+        """The atoms of what a linear operation makes, by those of its coefficients that have an order."""
+        match x.op:
             case Scale(c):
-                return np.where(self.of(c) == ONE, given[0], 0)
+                return np.where(self.of(c) == order, given[0], 0)
             case Mix(a):
-                return _mixed(self.of(a) == ONE, given[0])
+                return _mixed(self.of(a) == order, given[0])
             case Take(_, flat):
                 return given[0].ravel()[flat]
             case Join() | Append():
@@ -124,16 +148,7 @@ class Orders:
                 return np.asarray(np.bitwise_or.reduce(given[0], axis=axis))
             case Split(_, axis):
                 return np.expand_dims(given[0], axis)
-            case Span(y, known):
-                return self._directions(y, known)
-        if x.op.acts is VectorAccess.LINEARLY:  # a sum
-            return np.asarray(np.bitwise_or(*given))
-        made = self._new(x.shape, False)
-        for bits in given:  # an output depends on the arguments that broadcast to it, or else on all
-            alike = np.broadcast_to(bits, x.shape) if bits.ndim <= x.ndim and _fits(bits, x) else _union(bits)
-            for atom, others in zip(made.ravel(), np.broadcast_to(alike, x.shape).ravel(), strict=True):
-                self.reach[atom] = self.reach.get(atom, 0) | self._depends(others)
-        return made
+        return np.asarray(np.bitwise_or(*given))  # a sum
 
     def _directions(self, x: Vector, known: Sequence[Vector]) -> Bits:
         """Along what a new direction can lie: x_i, and the directions before it that x_i shares an atom with."""
@@ -196,6 +211,10 @@ class Orders:
     def _product(self, a: int, b: int) -> int:
         apart = any(not one & ~self.centred and not one & self._depends(other) for one, other in ((a, b), (b, a)))
         return SMALL if apart else ONE
+
+
+def _is_linear(x: Vector) -> bool:
+    return x.op.acts is VectorAccess.LINEARLY and not isinstance(x.op, Span)
 
 
 def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:

@@ -35,7 +35,7 @@ class SmallParts:
         """x0, the part of order 1."""
         if x not in self._mains:
             made = x
-            if self.orders.has_small_part(x).any():
+            if self.orders.has_small_part(x):
                 inputs = (self.main(v) if isinstance(v, Vector) else self._order_one(v) for v in x.op.inputs)
                 made = replace(x, op=x.op.with_inputs(*inputs))
             self._mains[x] = self._mains[made] = made
@@ -44,7 +44,7 @@ class SmallParts:
     def small(self, x: Vector) -> Vector | None:
         """x1, the part of order ε in units of the width of x; None if that is 0."""
         if x not in self._small:
-            self._small[x] = self._split(x) if self.orders.has_small_part(x).any() else None
+            self._small[x] = self._split(x) if self.orders.has_small_part(x) else None
         return self._small[x]
 
     def scaled(self, small: Vector, width: Vector) -> Vector:

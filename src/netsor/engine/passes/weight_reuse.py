@@ -195,7 +195,7 @@ class _Matrices:
     def deficient(self, x: Vector, side: int, orders: Orders) -> bool:
         """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
         known = self.directions[side]
-        self.small[side] |= bool(orders.has_small_part(x).any())
+        self.small[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
         one_rate = len({w.name for w in widths if math.isinf(w.bind(orders.context.bound))}) == 1  # else refused later
         if not self.small[side] or not one_rate:
