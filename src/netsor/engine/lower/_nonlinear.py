@@ -101,8 +101,8 @@ def _terms(s: State, x: Value) -> Floats:
         return _terms(s, op.x).ravel()[op.flat]
     made = s.scalars[x]
     if isinstance(op, Dot) and all(s.vectors[v].lead.value is not None for v in (op.x, op.y)):
-        sizes = [build.constant(np.abs(np.asarray(s.vectors[v].lead.value))[0]) for v in (op.x, op.y)]
-        made = build.step("scale", paired_products(s, *sizes, op.x, op.y, x.ndim), by=s.norm(op.x) ** (-2 * op.power))
+        a, b = (build.constant(np.abs(np.asarray(s.vectors[v].lead.value))[0]) for v in (op.x, op.y))
+        made = build.step("scale", paired_products(s, a, b, op.x, op.y, x.ndim), by=s.norm(op.x) ** (-2 * op.power))
     elif isinstance(op, Apply) and op.f in (ADD, SUBTRACT, SUM, MEAN):
         sizes = [build.constant(np.abs(np.asarray(s.scalars[p].value))[0]) for p in op.scalars]
         sizes = [s.align_axes(a, p.ndim, op.leading + op.axes) for a, p in zip(sizes, op.scalars, strict=True)]

@@ -62,7 +62,9 @@ def _eliminated(
     met = _met(outputs, uses, context)
     alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
-    orders = Orders(context) if alike and math.inf in context.bound.values() else None
+    orders = (
+        Orders(context) if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)) else None
+    )
     small = SmallParts(orders) if orders is not None and split else None
 
     def change(old: Value, new: Value) -> Value:
@@ -112,6 +114,16 @@ def _eliminated(
         return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
 
     return rewritten(outputs, context, change), frozenset(found)
+
+
+def _reads_small_parts(value: Value, context: Context) -> bool:
+    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix to a space of finite width."""
+    match value.op:
+        case Dot(x, _, power):
+            return power == 0.5 and math.isinf(context.width(x))
+        case MatMul(weight, x):
+            return math.isinf(context.width(x)) and not math.isinf(weight.out_width.bind(context.bound))
+    return False
 
 
 def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
