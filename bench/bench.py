@@ -24,6 +24,7 @@ import scipy
 
 import netsor as ns
 from netsor._mpl_style import BLUE, GREEN, ORANGE, PURPLE, STYLE, VERMILLION, new, rendered
+from netsor.models._training import training
 from netsor_papers.paper._experiments import Case, figures
 
 RESULTS = Path(__file__).parent / "results"
@@ -174,6 +175,25 @@ def growth():
     return rows
 
 
+def grids():
+    """Seconds until a network that is trained for three steps has a plan for each of some learning rates."""
+    rows = []
+    model = ns.models.read("gpt2").replace(layers=2)
+    for rates in (1, 20):
+
+        def plan(rates=rates):
+            lr = ns.hyperparameter("lr")
+            made = training(model, (1, 2, 3, 4), (2, 3, 4, 5))
+            by = {weight: ns.optim.SGD(lr) for weight in made.kinds()}
+            net = ns.Program(ns.train(made.logits, made.loss, by, 3)[-1])
+            for k in range(rates):
+                net.plan(**model.widths(), lr=2.0**-k)
+
+        rows.append({"learning rates": rates, "seconds of planning": seconds(plan)})
+        show(rows[-1], first=rates == 1)
+    return rows
+
+
 def command(*words):
     return f"import sys; sys.argv = ['netsor', *{words}]; from netsor.cli import main; main()"
 
@@ -261,7 +281,7 @@ def as_markdown(rows):
 
 def main():
     RESULTS.mkdir(exist_ok=True)
-    table, grown, begun = configurations(), growth(), starts()
+    table, grown, begun, planned = configurations(), growth(), starts(), grids()
     slow = sum(r["literal s/draw"] * r["draws in the paper"] for r in table)
     fast = sum(r["exact s/draw"] * r["draws in the paper"] for r in table)
     machine = (
@@ -284,9 +304,11 @@ def main():
             as_markdown(grown),
             "## Cold starts",
             as_markdown(begun),
+            "## Grids of learning rates",
+            as_markdown(planned),
         ]
     )
-    for stem, rows in (("configurations", table), ("growth", grown), ("starts", begun)):
+    for stem, rows in (("configurations", table), ("growth", grown), ("starts", begun), ("grids", planned)):
         save(RESULTS / f"{stem}.csv", as_csv(rows))
     for kind, content in picture(table, grown).items():
         save(RESULTS / f"bench.{kind}", content)

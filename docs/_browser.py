@@ -98,7 +98,8 @@ def _demo(kind: str, controls: str, stored: str) -> str:
 def _stored(kind: str) -> str:
     """The answer to a form as it is at first."""
     found: list[str] = []
-    _static.answer(kind, {"layer": "{}", "model": '{"name": "gpt2"}'}[kind], lambda _, content: found.append(content))
+    given = {"layer": _static.START, "model": {"name": "gpt2"}}[kind]
+    _static.answer(kind, json.dumps(given), lambda _, content: found.append(content))
     return found[-1]
 
 

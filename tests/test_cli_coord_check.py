@@ -81,7 +81,7 @@ def test_table_and_folder(folder, monkeypatch):
     assert result.returncode == 0, result.stderr
     assert "about" in result.stderr  # the cost, before the work
     assert result.stdout.startswith("tiny, mup: 0 flagged, ")
-    assert "lr of head" in result.stdout
+    assert "head update" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     names = {"report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png",
              "manifest.json"}  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_file_says_how_things_scale(folder):
         (["--tokens", "17"], "must be at most 16"),
         (["--draws", "3"], "must be an integer, 4 or more"),
         (["--tolerance", "0"], "must be a finite number above 0"),
-        (["--set", "n=3"], "is no field"),
+        (["--set", "n=3"], "is not a field"),
     ],
 )
 def test_bad_input(folder, options, said):
@@ -208,7 +208,7 @@ def test_bad_input(folder, options, said):
         (["mine.py:fails", "--lr", "1"], "FILE:PROGRAM failed: RuntimeError: on purpose"),
         (["", "--lr", "1"], "MODEL '' must be the name of a model, or a file"),
         (["mine.py:text", "--lr", "1", "--widths", "4,8"], "that returns a Program, not"),
-        (["gpt3"], "is no file"),
+        (["gpt3"], "is not a file"),
     ],
 )
 def test_bad_models(folder, options, said):

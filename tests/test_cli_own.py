@@ -113,7 +113,7 @@ def folder(tmp_path):
 def test_check(folder, target):
     result = netsor("check", target, cwd=folder)
     assert result.returncode == 0
-    assert result.stdout.endswith("verdict: proved (Theorem 3.1)\n")
+    assert result.stdout.splitlines()[0].endswith(": limit proved (Theorem 3.1)")
     assert result.stderr == ""
 
 
@@ -202,13 +202,13 @@ OWN = {
     ("mine.py:own[0]",): "--bind n=N is missing: the program has the widths n, d",
     ("mine.py:own[0]", "--bind", "n=4"): "--bind d=N is missing",
     ("mine.py:own[0]", "--bind", "n=0"): "--bind n: '0' must be a positive integer or inf",
-    ("mine.py:own[0]", "--bind", "m=4"): "--bind m is no width of the program, which has n, d",
+    ("mine.py:own[0]", "--bind", "m=4"): "--bind m is not a width of the program, which has n, d",
     ("mine.py:own[0]", "--bind", "n"): "--bind 'n' must be a name, =, and a value",
     ("mine.py:own[0]", "--bind", "n=4", "--bind", "n=5"): "--bind n is given twice",
     ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: ask for one of them",
     ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
-    ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is no function",
-    ("mine.py:own[0]", "--heads", "3"): "--heads is of the built-in layer; FILE:PROGRAM takes --bind and --arg",
+    ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is not a function",
+    ("mine.py:own[0]", "--heads", "3"): "--heads belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg",
     ("mine.py:shifted", "--bind", "n=9", "--coordinate", "3"): "--coordinate 3 must be from -3 to 2",
     (
         "mine.py:score",
@@ -401,7 +401,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),
         (("--bind", "n=8", "--fail-on", "rank,loss"), "--fail-on 'rank,loss': loss is not measured of net("),
         (("--bind", "n=8", "--fail-on", "entropy"), "--fail-on 'entropy': entropy is not measured of net("),
-        (("--bind", "n=8", "--fail-on", "branches"), ": both branches are not watched"),
+        (("--bind", "n=8", "--fail-on", "branches"), ": attention and MLP are not both probed"),
         (
             ("--bind", "n=8", "--baseline", "own.py"),
             "'own.py' is not valid JSON",

@@ -35,7 +35,7 @@ class Request(studies.Request):
 
     title: ClassVar[str] = "net: 2 draws"
     smaller: ClassVar[str] = "fewer draws"
-    remark: ClassVar[str] = "; and more"
+    remark: ClassVar[str] = "And more."
     files: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -62,7 +62,7 @@ def test_it_is_announced_and_run(capsys):
     seen = []
     assert run(Request(), lambda executor: seen.append(executor) or "found") == "found"
     assert seen == [None]
-    told = "netsor: net: 2 draws, from about 120,000 random numbers, about 30 s and 1 GiB on 1 worker; and more\n"
+    told = "netsor: net: 2 draws; about 30 s and 1 GiB on 1 worker. And more.\n"
     assert capsys.readouterr().err == told
 
 
@@ -70,24 +70,25 @@ def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
     (tmp_path / "parts").mkdir()
     for out in (tmp_path, None):
         run(Request(out=out))
-        assert "not drawn again" not in capsys.readouterr().err
+        assert "not repeated" not in capsys.readouterr().err
     (tmp_path / "parts" / "0.npz").write_bytes(b"")
     run(Request(True, out=tmp_path))  # whose parts are never kept
-    assert "not drawn again" not in capsys.readouterr().err
+    assert "not repeated" not in capsys.readouterr().err
     run(Request(out=tmp_path))
-    assert "on 1 worker; what is finished in --out is not drawn again; and more" in capsys.readouterr().err
+    told = " ".join(capsys.readouterr().err.split())
+    assert "on 1 worker. What is finished in --out is not repeated. And more." in told
 
 
 def test_on_a_device_no_time_is_told(capsys):
     """Times are those of cores."""
     assert run(Request(), cost=COST._replace(seconds=1e9), where=THERE) == "found"
-    told = "netsor: net: 2 draws, from about 120,000 random numbers, on cuda:1; and more\n"
+    told = "netsor: net: 2 draws; on cuda:1. And more.\n"
     assert capsys.readouterr().err == told
 
 
 def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     never = fails(AssertionError("it is begun"))
-    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.31 days; fewer draws take less"):
+    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.3 days\. Fewer draws take less\."):
         run(Request(), never, never, COST._replace(seconds=200_000.0))
     with pytest.raises(click.UsageError, match="what is wrong"):
         run_study(Watch(), HERE, fails(ValueError("what is wrong")))

@@ -74,10 +74,10 @@ def test_programs_checks_and_plans():
     text = words(net)
     assert "program a < b & c, widths n" in text
     assert "<b>" in text
-    assert "limit law: proved (Yang 2019: there are no scores)" in text
+    assert "limit proved (Yang 2019: there are no scores)" in text
     assert net._repr_latex_().startswith("$$")
     assert "holds" in words(net.check())
-    assert repr(net.check()).startswith("<Report on a < b & c: proved")
+    assert repr(net.check()).startswith("<Report on a < b & c: limit proved")
     assert "random numbers" in words(net.plan(n=8))
     tied = ns.Program(ns.dot(*[ns.weight(n, n) @ ns.gaussian(n)] * 2))
     assert "fails" in words(tied.check())

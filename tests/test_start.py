@@ -165,6 +165,6 @@ def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path)
     mine, plot = str(tmp_path / "mine.py:net"), tmp_path / "a.png"
     code = "import sys, netsor.cli; sys.argv = {}; netsor.cli.main()"
     found = fresh(code.format(["netsor", "check", mine]))
-    assert found == "verdict: proved (Yang 2019: there are no scores)"
+    assert found == "  holds  every width goes to infinity"
     fresh(code.format(["netsor", "law", mine, "--bind", "n=4", "--draws", "100", "--plot", str(plot)]))
     assert plot.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +88,9 @@ class AtWidths:
         title = f"plan of {name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        return replace(replace(self.question(places), prices=prices).plan(), title=title)
+        made = copy.copy(replace(self.question(places), prices=prices).plan())  # `replace` would plan its memory again
+        made.title = title
+        return made
 
     def law(self, coordinates: Coordinates, how: Sampling) -> Mixture | HeadSum | Joint:
         """By its formula, if there is one, and by the engine otherwise."""

@@ -2,7 +2,7 @@
 
 A statistic of the law at width n is S(n) = a + Σ_k b_k n^(−k/2), with whole powers alone in most cases. Exact laws at
 widths n0, 2 n0, 4 n0, 8 n0 with the same random numbers give a, an error that holds noise and the next power, and the
-exponent γ of the differences, S(2n) − S(n) ~ n^γ, by which a statistic without a limit is told.
+exponent γ of the differences, S(2n) − S(n) ~ n^γ, by which a statistic without a limit is recognised.
 """
 
 from __future__ import annotations

@@ -330,7 +330,7 @@ def unit(g: Array, eps: float) -> Array:
     """g/(|g| + eps), and 0 for g = 0."""
     xp = array_namespace(g)
     down = xp.abs(g) + eps
-    return g / xp.where(down > 0, down, 1.0)
+    return g / (down if eps else xp.where(down > 0, down, 1.0))
 
 
 def _square(g: Array, by: float) -> Array:
@@ -347,8 +347,8 @@ def _average_square(v: Array, g: Array, keep: float) -> Array:
 
 def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> Array:
     xp = array_namespace(m, v)
-    down = xp.sqrt(v / second) + eps
-    return m / first / xp.where(down > 0, down, 1.0)
+    down = xp.sqrt(v) * (first / math.sqrt(second)) + first * eps  # a division, and not three
+    return m / (down if eps else xp.where(down > 0, down, 1.0))
 
 
 def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Array:

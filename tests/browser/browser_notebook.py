@@ -100,7 +100,7 @@ def test_the_page(browser, notebook, width):
     text = page.locator("body").inner_text()
     for words in (
         "excess kurtosis",
-        "limit law: proved (Theorem 3.1)",
+        "limit proved (Theorem 3.1)",
         "random numbers a replica",
         "median and 5–95 % band",
     ):

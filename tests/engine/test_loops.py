@@ -34,7 +34,7 @@ def test_a_deep_plan_prints_as_a_shallow_one():
 
 
 def test_blocks_are_told_apart_by_what_they_compute():
-    """The last block of seven has another function: it is no part of the loop."""
+    """The last block of seven has another function: it is not part of the loop."""
     n = ns.Width("n")
 
     @ns.program

@@ -210,13 +210,13 @@ def test_muon_with_momentum_at_infinite_width():
 def test_moments_of_adam_are_refused_at_infinite_width():
     loss, weights = network(ns.mean_dot)
     adam = ns.optim.Adam(lambda fan_in, fan_out: 0.1 / fan_in, eps=0.0)
-    with pytest.raises(ns.ExactError, match=r"moments of Adam.*at finite widths they are exact"):
+    with pytest.raises(ns.ExactError, match=r"moments of Adam.*finite widths have an exact law"):
         ns.Program(ns.train(loss, loss, adam, 2, weights[1])[-1]).law(n=ns.inf)
 
 
 def test_eps_of_muon_is_refused_where_the_gradient_vanishes():
     loss, weights = network(ns.mean_dot)
-    with pytest.raises(ns.ExactError, match=r"a step of Muon with eps=1e-07 at width inf.*take eps=0"):
+    with pytest.raises(ns.ExactError, match=r"a step of Muon with eps=1e-07 at infinite width.*take eps=0"):
         ns.Program(ns.step(loss, loss, optimiser=ns.optim.Muon(0.1), weights=weights[0])).law(n=ns.inf)
 
 

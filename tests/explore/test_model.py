@@ -176,7 +176,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(Model(Variant("gpt5")), "no file, and none of the models that ship"), (Model(Variant(std=-1.0)), "std=-1.0"),
+    [(Model(Variant("gpt5")), "not a file, and none of the models that ship"), (Model(Variant(std=-1.0)), "std=-1.0"),
      (Model(tokens=(1,)), "must be 2 or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
      (Model(Variant(fields="colour=red")), "colour"), (Model(tokens=(4, 4)), "each once")],
 )  # fmt: skip
@@ -214,5 +214,5 @@ def test_a_program_with_probes():
     assert view.result.findings == found.findings
     assert np.array_equal(view.panels[0].curves[0].y, found["mean_square"].median)
     assert "net = net(sigma=2.0)\nfound = ns.audit(net, n=16, quick=True)" in view.code
-    with pytest.raises(ValueError, match="width n is ∞: an audit is of finite widths"):
+    with pytest.raises(ValueError, match="width n is ∞: an audit needs finite widths"):
         next(ProgramSettings(target, {}, {"n": ns.inf}).audited(sharp=False))

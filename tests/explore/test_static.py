@@ -53,12 +53,12 @@ def fresh(monkeypatch, tmp_path):
 
 
 def test_forms_begin_with_the_defaults():
-    assert _static.layer_of(Controls(_static.layer_form()).values) == Layer()
+    assert _static.layer_of(Controls(_static.layer_form()).values) == Layer(heads=1, width=16)
     assert _static.model_of(Controls(_static.model_form()).values) == Model()
 
 
 def test_forms_with_some_controls():
-    assert Controls(_static.layer_form(("heads", "width"))).values == {"heads": 2, "width": 256}
+    assert Controls(_static.layer_form(("heads", "width"))).values == _static.START
     assert set(Controls(_static.model_form(("name", "config"))).values) == {"name", "config"}
 
 

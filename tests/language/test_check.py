@@ -392,11 +392,17 @@ def test_findings_name_the_value_the_line_and_the_reason():
 
 
 def test_the_report_reads():
-    text = str(attention_layer.net().check())
-    assert text.endswith("verdict: proved (Theorem 3.1)")
-    assert str(perceptron.net().check()).endswith("verdict: proved (Yang 2019: there are no scores)")
-    assert f"verdict: no limit: {CORRELATED}" in str(ns.Program(tied()).check())
-    assert f"verdict: conjectured; not shown: {BOUNDED}, {LIPSCHITZ}" in str(ns.Program(undeclared()).check())
+    """Its verdict first, in lines of 80 columns."""
+    first = {
+        "limit proved (Theorem 3.1)": attention_layer.net(),
+        "limit proved (Yang 2019: there are no scores)": perceptron.net(),
+        f"no limit; fails: {CORRELATED}": ns.Program(tied()),
+        f"limit conjectured; open: {BOUNDED}, {LIPSCHITZ}": ns.Program(undeclared()),
+    }
+    for verdict, net in first.items():
+        text = str(net.check())
+        assert " ".join(text.partition("\n\n")[0].split()) == f"{net.name}: {verdict}"
+        assert max(map(len, text.splitlines())) <= 80
 
 
 def test_an_entry_that_a_mask_fixes_asks_for_no_score():

@@ -59,7 +59,7 @@ CASES = {
     "mix": (lambda: np.ones((2, 3)) @ x(2), r"@: scalars of shape \(2, 3\) do not combine vectors of shape \(2,\)"),
     "mix one": (lambda: np.ones(3) @ x(), r"@: scalars of shape \(3,\) do not combine vectors of shape \(\)"),
     "mix batch": (lambda: np.ones((2, 3, 3)) @ x(4, 3), r"@: scalars of shape \(2, 3, 3\) do not combine"),
-    "scalar matmul": (lambda: ns.dot(x(2), x(2)) @ np.ones(2), r"shapes \(2, 2\) and \(2,\) are no matrices"),
+    "scalar matmul": (lambda: ns.dot(x(2), x(2)) @ np.ones(2), r"shapes \(2, 2\) and \(2,\) cannot be multiplied"),
     "index": (lambda: x(2)[4], r"index: index 4 on shape \(2,\): index 4 is out of bounds"),
     "index nothing": (lambda: x(2)[2:], r"index slice\(2, None, None\) leaves nothing of shape \(2,\)"),
     "reshape": (lambda: x(4).reshape(3), r"reshape: shape \(4,\) cannot become \(3,\)"),
@@ -144,7 +144,7 @@ CASES = {
     "apply axes type": (lambda: ns.apply(np.exp, 1.0, axes=0.5), "apply: axes=0.5 must be an integer, 0 or more"),
     "scalar matmul batch": (
         lambda: ns.dot(x(2, 2), x(2, 2)) @ ns.dot(x(3, 2), x(3, 2)),
-        r"shapes \(2, 2, 2\) and \(3, 2, 2\) are no matrices that multiply",
+        r"shapes \(2, 2, 2\) and \(3, 2, 2\) cannot be multiplied as matrices",
     ),
     "normal std": (lambda: ns.normal(2, std=-1.0), r"normal: std=-1\.0 must be a finite number, 0 or from 1e-50"),
     "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), "normal: .* multiply the scalars by others"),

@@ -80,11 +80,11 @@ def test_what_is_no_law_is_refused(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, x=np.arange(3))
     with pytest.raises(
-        ValueError, match=r"is no law, or damaged \(it has no 'about'\): it must be a file that law.save\("
+        ValueError, match=r"is not a law, or is damaged \(it has no 'about'\): it must be a file that law.save\("
     ):
         ns.load(path)
     path.write_text("hello")
-    with pytest.raises(ValueError, match="is no law"):
+    with pytest.raises(ValueError, match="is not a law"):
         ns.load(path)
     with pytest.raises(FileNotFoundError):
         ns.load(tmp_path / "absent.npz")

@@ -108,7 +108,7 @@ REFUSED = [
     ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder=False of this t5"),
     ("t5", {"tie_encoder_decoder": True}, "may matter at initialisation: tie_encoder_decoder=True"),
     ("gpt2", {"pruned_heads": {"0": [1]}}, "may matter at initialisation: pruned_heads="),
-    ("gpt2", {"n_head": 5}, "a width of 32 in this gpt2 configuration is no multiple of 5 heads"),
+    ("gpt2", {"n_head": 5}, "a width of 32 in this gpt2 configuration is not a multiple of 5 heads"),
     ("llama", {ROPE: {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor=0\.5 .* it must be 1\.0"),
     ("llama", {"pad_token_id": 31}, "pad_token_id=31 of this llama configuration must be null or an id"),
     ("gpt_neox", {"rotary_pct": 0.2}, "3 coordinates of 16 are turned by the rotary positions of this gpt_neox"),
@@ -167,7 +167,7 @@ def test_any_value_of_any_field_is_read_or_refused(family):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("gpt5", "'gpt5' is no file, and none of the models that ship: bert-base, "),
+        ("gpt5", "'gpt5' is not a file, and none of the models that ship: bert-base, "),
         ({"model_type": "mamba"}, "model_type='mamba' of the configuration must be one of bert, gemma2"),
         ({}, "model_type=None"),
         (3, "source of type int must be the name of a model"),
@@ -262,7 +262,7 @@ def test_replace_checks_names_and_values():
     gpt2 = models.read("gpt2")
     changed = gpt2.replace(std=0.01, std_o=0.005, layers=3)
     assert (changed.std_q, changed.std_embedding, changed.std_o, changed.layers) == (0.01, 0.01, 0.005, 3)
-    with pytest.raises(ValueError, match="layer is no field of a Transformer; did you mean layers"):
+    with pytest.raises(ValueError, match="layer is not a field of a Transformer; did you mean layers"):
         gpt2.replace(layer=3)
     for change, message in (
         ({"layers": 2.5}, r"layers=2\.5 must be a positive integer"),
@@ -331,7 +331,7 @@ def test_settings_are_texts_of_fields():
         ("layers", "'layers' must be written field=value"),
         ("layers=x", "layers='x' must be a positive integer"),
         ("tied=maybe", "tied='maybe' must be True or False"),
-        ("nothing=1", "nothing is no field"),
+        ("nothing=1", "nothing is not a field"),
         ("std=x", "std='x' must be a finite number"),
     ):
         with pytest.raises(ValueError, match=message):

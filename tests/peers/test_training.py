@@ -17,7 +17,7 @@ from scipy import stats
 import netsor as ns
 from netsor.engine._reference import _Literal
 from netsor.language._graph import source_order, topological_order
-from netsor.models._training import training
+from netsor.models._training import VECTORS, training
 
 STEPS, REAL, OURS = 5, 1000, 1000
 LEVEL = 1e-4
@@ -143,7 +143,7 @@ def trained(name: str, p: dict[str, list[torch.Tensor]], network: Any, batched: 
 
 def program(name: str, size: int) -> tuple[list[ns.Value], Any]:
     """The same as values: loss, the last stream, the mean square of the first."""
-    made = training(model(size), IDS, TARGETS, biases=True, gains=True)
+    made = training(model(size), IDS, TARGETS, VECTORS)
     first, last = made.watched["stream"]
     square = ns.mean_dot(first[:, None], first[:, None]).mean()
     by, clip = OPTIMISERS[name]

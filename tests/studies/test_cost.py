@@ -66,7 +66,7 @@ def test_as_many_work_as_there_are_parts_and_room_for(monkeypatch):
     assert worker_count(None, 20, 30.0, here, kept=50.0) == 1
     assert worker_count(None, 2, 1.0, here) == 2
     assert worker_count(16, 20, 30.0, here) == 16  # as many as were asked for
-    assert worker_count(16, 20, 30.0, Device()) == 1
+    assert [worker_count(wanted, 20, 30.0, Device()) for wanted in (None, 16)] == [1, 16]
     assert overhead_seconds(9, report=False) == 2 * _cost.START
     assert Cost(80.0, 5.0, 1.0, 1, 4).clock == 25.0
     assert Cost(80.0, 5.0, 1.0, 1, 16).clock == 15.0

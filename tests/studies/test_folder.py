@@ -12,7 +12,7 @@ FILES = {"1b.csv": b"one", "report.html": b"two"}
 
 
 def folder_of(path):
-    return Folder(path, "netsor reproduce", beside=["figures"])
+    return Folder(path, "netsor reproduce", side_by_side=["figures"])
 
 
 def contents(folder):

@@ -1,4 +1,4 @@
-"""DeepScaleLM: formulas for the variance and covariance of activations and gradients, beside the exact law."""
+"""DeepScaleLM: formulas for the variance and covariance of activations and gradients, compared with the exact law."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def bound(width: int, tokens: int, layers: int, draws: int, seed: int) -> Arrays
     """log10 of the theorem's bound over its value at depth 0, with matrices that are drawn, (layers + 1, draws).
 
     It is (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), with β the largest ‖W^Q W^K^T‖_1 ‖W^V‖ over layers. `scale` is the size
-    of tokens, in place of 1, below which the bound falls with depth at all.
+    of tokens, instead of 1, below which the bound falls with depth at all.
     """
     generator = np.random.default_rng(seed)
     logs, scales = np.empty((layers + 1, draws)), np.empty(draws)

@@ -1,4 +1,4 @@
-"""Hron et al. 2020: attention with infinitely many heads, and scores over d in place of √d."""
+"""Hron et al. 2020: attention with infinitely many heads, and scores over d instead of √d."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENTENCE = [0, 7, 1, 2, 3, 4, 5, 8, 6]  # the quick brown fox jumps over the laz
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # σ_Q σ_K
 HEADS = (1, 4, 16, 64, 256)
 KURTOSIS_ATOL = 0.01  # of an excess kurtosis that counts as Gaussian
-SHARE, CLOSE = 0.1, 0.05  # of a kernel: for a stand-in, and for a formula beside draws
+SHARE, CLOSE = 0.1, 0.05  # of a kernel: for a stand-in, and for a formula compared with draws
 SAME = 1e-9  # two ways to compute one number
 
 

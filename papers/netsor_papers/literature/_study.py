@@ -11,12 +11,15 @@ from typing import Any, ClassVar
 import netsor.studies as studies
 from netsor._validate import ArgumentError, check_fields
 from netsor.studies import (
+    FLAG,
     Block,
     Cell,
     Cost,
     Document,
     Figure,
     Figures,
+    Item,
+    Items,
     Paragraph,
     Row,
     Run,
@@ -70,14 +73,20 @@ def document(
     subject = "Published results on transformers at initialisation, compared with the exact law of the same network."
     warning = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
     sections = [Section("", [Paragraph(warning, "warning")])] if quick else []
+    wrong = [(r, claim) for r in results for claim in claims[r.name] if claim.verdict == DISAGREES]
+    items = [Item(FLAG, r.name, f"published: {claim.published}", [f"ours: {claim.ours}"]) for r, claim in wrong]
+    first = next((result for result in (*(r for r, _ in wrong), *results) if result.pictures), None)
+    figures = [_figure(first.pictures[0], svg or {}, "summary-")] if first else []
     sections += [
+        Section("", [Items(items)] if items else []),
+        Section("", [Figures(figures)], "html"),
         Section("", [Table(["result", "agree", "disagree", "outside", "undecided"], rows), *notes]),
         Section("", [Paragraph(RULE_NOTE)], "html"),
         *(_section(result, claims[result.name], svg or {}, quick) for result in results),
     ]
     if manifest is not None:
-        first = f"{manifest['seconds']['work']:.0f} core-seconds of work."
-        sections.append(Section("How", [provenance(manifest, first, FILES)], "html"))
+        work = f"{manifest['seconds']['work']:.0f} core-seconds of work."
+        sections.append(Section("How", [provenance(manifest, work, FILES)], "html"))
     return Document("Published results, checked", summary(claims), subject, sections)
 
 
@@ -102,12 +111,16 @@ def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], 
         [Cell(c.published, f"Rule: {c.rule}"), c.ours, Cell(c.verdict, status=CLASSES.get(c.verdict, "open"))]
         for c in claims
     ]
-    figures = [Figure(p.name, p.caption, partial(svg.__getitem__, p.name)) for p in result.pictures]
+    figures = [_figure(picture, svg) for picture in result.pictures]
     blocks: list[Block] = [Paragraph(result.source, links=result.links), Paragraph(result.setting)]
     blocks += [Paragraph(f"Not read: {result.unread}")] if result.unread else []
     blocks += [Paragraph(f"Quick: {result.quick}", "warning")] if quick else []
     blocks += [Table(["Published", "Our law", "Verdict"], rows, prose=True), Figures(figures)]
     return Section(result.title, blocks, "verbose", anchor=result.name)
+
+
+def _figure(picture: Any, svg: Mapping[str, bytes], prefix: str = "") -> Figure:
+    return Figure(prefix + picture.name, picture.caption, partial(svg.__getitem__, picture.name))
 
 
 START_SECONDS = 2.0  # to start the workers

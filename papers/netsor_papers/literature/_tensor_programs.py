@@ -22,7 +22,7 @@ NETWORKS = 10  # of which both publish the mean
 SAME = 1e-9  # two ways to compute one number: rounding of some hundred operations, with room
 MAX_Z = 4.0  # standard deviations of what was published, by our law
 
-# ‖Θ_n − Θ‖/‖Θ‖ by width, the mean of ten networks: from the file transformer_ntk.frob beside the notebook.
+# ‖Θ_n − Θ‖/‖Θ‖ by width, the mean of ten networks: from the file transformer_ntk.frob next to the notebook.
 TANGENT = {64: 0.11761, 128: 0.12027, 256: 0.07479, 512: 0.04158, 1024: 0.04423, 2048: 0.02521, 4096: 0.01253,
            8192: 0.01182, 16384: 0.00845}  # fmt: skip
 # ‖K_n − K‖²/‖K‖² by width, the mean of ten networks: read off the curve in the notebook, to about 3 %.

@@ -1,4 +1,4 @@
-"""Unit scaling and u-µP: a fitted standard deviation of attention's output, beside the exact one."""
+"""Unit scaling and u-µP: a fitted standard deviation of attention's output, compared with the exact one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exact(tokens: list[int], head_dims: list[int], mults: list[float], causal: b
 
 
 def lognormal(tokens: list[int], head_dims: list[int], seed: int) -> Arrays:
-    """The exact standard deviation with scores ⟨q, k⟩/√d, beside √(e/s)."""
+    """The exact standard deviation with scores ⟨q, k⟩/√d, next to √(e/s)."""
     found = [(s, d, *attention_std(s, d)) for s, d in itertools.product(tokens, head_dims)]
     return dict(zip(("tokens", "head_dim", "std", "error"), np.array(found).T, strict=True))
 
@@ -105,7 +105,10 @@ def judge(numbers: Numbers) -> list[Claim]:
         text, verdict = _grid(numbers[label])
         claims.append(
             Claim(
-                f"It does so on the grid of the library's analysis, {words}.", f"{rule}, at all points.", text, verdict
+                f"It gives standard deviation 1 on the grid of the library's analysis too, {words}.",
+                f"{rule}, at all points.",
+                text,
+                verdict,
             )
         )
     found = numbers["lognormal"]

@@ -275,7 +275,7 @@ def heads(plan: Plan, figure: Figure) -> Heads:
     one = limit_law(figure.cases[0])
     normal = one.infinite_heads()
     many = [kl(one.with_heads(count), normal) for count in HEADS] if plan.exact else []
-    # independently: E[A K A^T] over all scores, in place of the law of one head; clipping at 100 leaves K = I
+    # independently: E[A K A^T] over all scores, instead of the law of one head; clipping at 100 leaves K = I
     joint = Attention(np.eye(figure.cases[0].tokens)).infinite_heads(points=2**19)
     return Heads(
         divergences(plan, figure),

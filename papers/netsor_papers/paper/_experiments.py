@@ -18,7 +18,7 @@ HEAD_DIM = 64  # head dimension of low-rank attention, in the paper
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration of the layer at one width; `score` asks for the score p_11 in place of the output."""
+    """One configuration of the layer at one width; `score` asks for the score p_11 instead of the output."""
 
     tokens: int = 4
     heads: int = 2

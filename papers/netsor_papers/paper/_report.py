@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from netsor._mpl_style import rendered, styled
 from netsor.paper import layer
 from netsor.studies import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Section, Table, provenance
 
 from .._figures import FILES
-from .._significance import ABSENT, AGREES, CLASSES, DISAGREES
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
 from ._claims import Row, Separation
 from ._estimators import Divergences, Heads
+from ._mathml import mathml
 
 SUBJECT = (
     "Infinite-Width Limit of a Single Attention Layer: Analysis via Tensor Programs (Sakai, Karakida, Imaizumi, "
@@ -56,18 +56,20 @@ def document(
 ) -> Document:
     """The report; `both` if KL was estimated in both ways."""
     first, *more = summary(rows, data)
-    figures = [Figure(n, f"Figure {n}. {data[n].figure.title}.", partial(svg.__getitem__, n)) for n in svg]
+    figures = {n: Figure(n, f"Figure {n}. {data[n].figure.title}.", partial(svg.__getitem__, n)) for n in svg}
+    shown = next((n for n in ("1b", "4b", "5b", *svg) if n in svg), None)  # how KL falls, on the first screen
+    main = [] if shown is None else [Figures([figures.pop(shown)])]
     claims = Table(["Claim", "Measured", "Verdict", "Figure"], [_row(row) for row in rows], prose=True)
     opening: list[Block] = [Paragraph(text, "warning") for text in filter(None, (quick,))]
     sections = [
-        Section("", [*opening, *map(Paragraph, more)]),
+        Section("", [*map(Paragraph, more), *main, *opening]),
         Section(
             "What the paper says, and what was measured",
             [claims, Paragraph(RULE_NOTE), *([Paragraph(BOTH)] if both else [])],
         ),
         *([_separations(apart)] if apart else []),
         Section("", [Raw(limit_section())]),
-        Section("Figures", [Paragraph(FIGURE_NOTE), Figures(figures)]),
+        Section("Figures", [Paragraph(FIGURE_NOTE), Figures(list(figures.values()))]),
     ]
     if manifest is not None:
         cost = (
@@ -121,13 +123,11 @@ def _heads(count: float) -> str:
 def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     """Two sentences: how many claims agree, and how KL falls."""
     judged = [row for row in rows if row.verdict != ABSENT]
-    count = {v: sum(row.verdict == v for row in judged) for v in (AGREES, DISAGREES)}
-    first = f"Of {len(judged)} claims of the paper {count[AGREES]} agree with what was measured"
-    if count[DISAGREES]:
-        first += f", {count[DISAGREES]} disagree"
-    if open_ := len(judged) - sum(count.values()):
-        first += f", {open_} cannot be decided with so few draws"
-    lines = [first + "." if judged else "No claim of the paper rests on these figures alone."]
+    words = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided"}
+    count = {word: sum(row.verdict == verdict for row in judged) for verdict, word in words.items()}
+    told = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
+    first = f"{len(judged)} claims of the paper: {told}."
+    lines = [first if judged else "No claim of the paper rests on these figures alone."]
     for name in ("1b", "4b", "5b"):
         found = data.get(name)
         if isinstance(found, Divergences):
@@ -153,7 +153,6 @@ the numbers of heads and tokens, the activation or the head dimension.</p>
 {formulas}
 <details><summary>LaTeX, network and law, for a paper</summary>
 <pre>{source}</pre></details>"""
-FONT_POINTS = 14  # points
 GATHERED = re.compile(r"\\begin\{gather\*\}\n(.*?)\n\\end\{gather\*\}", re.DOTALL)
 BOXED = re.compile(r"\\boxed\{\\begin\{gathered\} (.*) \\end\{gathered\}\}")
 
@@ -172,19 +171,4 @@ def _formula(line: str) -> str:
     """A line of the law, or the lines of its box; a statement and its covariance stand below each other."""
     box = BOXED.fullmatch(line)
     parts = re.split(r", \\quad | \\\\ ", box[1] if box else line)
-    return f'<div class="formula{" boxed" * bool(box)}">{"".join(map(_picture, parts))}</div>'
-
-
-def _picture(formula: str) -> str:
-    with styled():
-        from matplotlib.figure import Figure  # slow to import
-        from matplotlib.font_manager import FontProperties
-        from matplotlib.mathtext import MathTextParser
-
-        text, font = f"${formula}$", FontProperties(size=FONT_POINTS, math_fontfamily="cm")
-        width, height, depth, *_ = MathTextParser("path").parse(text, dpi=72, prop=font)
-        figure = Figure(figsize=(width / 72, height / 72))
-        figure.text(0, depth / height, text, fontproperties=font)
-        (svg,) = rendered(figure, "svg")
-    drawn = svg.decode()
-    return f'<div role="img" aria-label="{html.escape(formula)}">{drawn[drawn.index("<svg") :]}</div>'
+    return f'<div class="formula{" boxed" * bool(box)}">{"".join(f"<p>{mathml(part)}</p>" for part in parts)}</div>'

@@ -14,14 +14,14 @@ import click
 
 from .._executors import threads_start
 from ..engine._parallel import cores, in_bytes, memory
-from ..engine._plan import Plan
+from ..engine._plan import Plan, in_time
 from ..engine._sampler import MAX_STORED_REPLICAS
 from ..engine.backends import Backend
 from ..studies._cost import BASE, Draw
 from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
-SILENT = 3.0  # seconds: if planning takes longer, that is said
+SILENT = 3.0  # seconds: if planning takes longer, that is printed
 LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
 
 
@@ -91,11 +91,3 @@ def slow_notice(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def in_time(seconds: float) -> str:
-    """A time in seconds as text, in a fitting unit."""
-    for unit, length in (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.0f} s"

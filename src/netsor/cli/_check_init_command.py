@@ -27,7 +27,7 @@ LEVEL = Number(real, above=0, most=0.5)
     help="What is declared: a config.json, the name of a model that ships, or FILE:FUNCTION that makes a module.  "
     "[default: the module's own config, or its own initialisation]",
 )
-@click.option("--weights", metavar="FILE", help="A .safetensors file of step 0, in place of the module's own numbers.")
+@click.option("--weights", metavar="FILE", help="Test the weights in a .safetensors file of step 0 instead.")
 @click.option(
     "--ids", metavar="I,J,…", help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]"
 )
@@ -39,10 +39,11 @@ def check_init_command(
     model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: str | None, as_json: bool,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Real weights before training, against the initialisation that is declared for them: exit code 3 if they depart.
+    """Check the real weights of a PyTorch module before training.
 
-    MODEL is FILE:FUNCTION, a function of yours that returns a PyTorch module, or a class; FILE is run. Every parameter
-    is tested, and one forward and backward pass is compared with the exact law of the declared initialisation.
+    MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class; FILE is run. Every parameter is
+    tested against the declared initialisation, and one forward and backward pass against its exact law. Exit code 3 if
+    they depart from it.
     """
     from ._load_program import is_target
     from ._study import usage_errors

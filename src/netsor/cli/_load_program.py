@@ -63,7 +63,7 @@ class LoadedProgram:
                 raise click.UsageError(f"PROGRAM {shown(self.target)} cannot be built: {one_line(error)}") from None
         elif self.arguments:
             name = next(iter(self.arguments))
-            raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is no function")
+            raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is not a function")
         return net
 
 
@@ -183,7 +183,7 @@ def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
     names = ", ".join(net.widths) or "no widths to bind"
     for name, value in pairs("--bind", binds).items():
         if name not in net.widths:
-            raise click.UsageError(f"--bind {name} is no width of the program, which has {names}")
+            raise click.UsageError(f"--bind {name} is not a width of the program, which has {names}")
         try:
             widths[name] = WIDTH.convert(value, None, None)
         except click.BadParameter as error:

@@ -1,4 +1,4 @@
-"""Options that several commands have: of the built-in layer or a program of one's own, and of sampling."""
+"""Options that several commands have: of the built-in layer or your own program, and of sampling."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ class Group(click.Group):
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="netsor")
 def cli() -> None:
-    """The laws of wide neural networks with attention."""
+    """Audit transformers at initialisation, and compute exact laws of networks.
+
+    \b
+    Start with:  netsor audit gpt2 --quick
+    """
 
 
 MAX_EXACT_INT = 2**53  # above it not every integer is a double

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import tempfile
+import textwrap
 import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,10 +38,15 @@ def echo(text: str) -> None:
 
 
 def echo_error(text: str) -> None:
-    """One line on stderr, if that is open; shortened if it is very long."""
+    """A message on stderr, if that is open; shortened if it is very long."""
     brief = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} … {text[-200:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"netsor: {strip_control_chars(brief)}", file=sys.stderr, flush=True)
+
+
+def echo_notice(text: str) -> None:
+    """Sentences on stderr, in lines of at most 80 columns."""
+    echo_error(textwrap.fill(text, 72, break_long_words=False, break_on_hyphens=False).replace("\n", f"\n{8 * ' '}"))
 
 
 def reason(error: OSError) -> str:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 def law_command(
     draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
 ) -> None:
-    """The law of one output coordinate of the attention layer, or of your own program.
+    """Compute the law of one output coordinate.
 
-    FILE:PROGRAM is a .py file (which is run) or module, a colon, and the name of a program in it or of a function that
-    returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
+    It is that of the paper's attention layer, or of your own program. FILE:PROGRAM is a .py file (which is run) or
+    module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
+    outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
     from ._budget import announce
     from ._subject import subject
@@ -41,13 +42,14 @@ def law_command(
         with executor_context(where) as how:
             announce(asked.seconds)
             law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **how)
+        label = INFINITE_HEADS if infinite_heads else asked.label
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
         for name, found in moments.items():
             finite(name, found.value)
         points = {"pdf": [], "cdf": []} if not at else _points(law, at)
         if plot:
-            draw(plot, {INFINITE_HEADS if infinite_heads else asked.label: law})
+            draw(plot, {label: law})
     if as_json:
         rows = {
             name: [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in zip(at, found, strict=True)]
@@ -69,7 +71,7 @@ def law_command(
             }
         )
         return
-    echo(f"{law.method} ({law.status}; {law.random_numbers} random numbers a replica)")
+    echo(f"{label}: {law.status}, from {law.random_numbers} random numbers a replica")
     for note in law.notes:
         echo(f"note: {note}")
     for name, found in moments.items():
@@ -115,11 +117,13 @@ def compare_command(
     of: str,
     **options: Any,
 ) -> None:
-    """Width N against width ∞: KL, total variation, Wasserstein-1, Kolmogorov, each with an error.
+    """Measure the distance between finite and infinite width.
 
-    For your own program, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
+    Prints KL, total variation, Wasserstein-1 and Kolmogorov distances, each with an error. For your own program,
+    FILE:PROGRAM, the widths of --bind are compared with all widths at ∞. FILE is run.
     """
     from ..laws import distances
+    from ..studies._document import wrap
     from ..studies._width_needed import width_needed
     from ._budget import announce
     from ._subject import subject
@@ -133,7 +137,7 @@ def compare_command(
             "--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity"
         )
     if tolerance is not None and infinite_heads:
-        raise click.UsageError("--tolerance and --infinite-heads exclude each other: heads are no width")
+        raise click.UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
     with stdout_to_stderr(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
         limit = asked.limit(keep=("d",) if keep_head_dim else ())
@@ -156,8 +160,8 @@ def compare_command(
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in found.items():
             finite(name.replace("_", " "), distance.value)
+        names = asked.label, INFINITE_HEADS if infinite_heads else limit.label
         if plot:
-            names = asked.label, INFINITE_HEADS if infinite_heads else limit.label
             draw(plot, dict(zip(names, laws, strict=True)))
     if as_json:
         rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in found.items()}
@@ -167,8 +171,8 @@ def compare_command(
         echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
         return
     if enough is not None:
-        echo(enough.summary)
-    echo(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
+        echo(wrap(enough.summary))
+    echo(" against ".join(f"{name} ({law.status})" for name, law in zip(names, laws, strict=True)))
     for note in notes:
         echo(f"note: {note}")
     for name, estimate in found.items():
@@ -191,11 +195,11 @@ NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def plan_command(as_json: bool, **options: Any) -> None:
-    """What would be drawn and computed for one replica, and what it costs; nothing is drawn.
+    """Show what one draw would sample and compute, and its cost.
 
-    Of the attention layer, or of your own program, FILE:PROGRAM with --bind; FILE is run. With --backend and
-    --device it is the plan that law makes there: a device that is named need not be here, since a plan depends on cpu
-    or cuda alone. It is the same in both precisions; bytes are those of double precision.
+    The plan is that of the paper's attention layer, or of your own program, FILE:PROGRAM with --bind; FILE is run. With
+    --backend and --device you get the plan for that device, which need not be on this machine. The plan is the same in
+    both precisions; bytes are those of double precision.
     """
     from ._subject import PLANS, subject
 
@@ -223,10 +227,11 @@ def plan_command(as_json: bool, **options: Any) -> None:
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the program's function.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> None:
-    """The verdict on Assumption 3.1: is the limit of a program proved?
+    """Check whether a program's limit is proved.
 
-    FILE is the path of a .py file, or a module's name. It is run, as Python runs it: check no file that you do not
-    trust. PROGRAM is a program in it, or a function that returns one. Exit code 1 if the program has no limit.
+    It goes through the conditions of the theorem, Assumption 3.1 of the paper. FILE is the path of a .py file, or a
+    module's name. It is run, as Python runs it: check no file that you do not trust. PROGRAM is a program in it, or a
+    function that returns one. Exit code 1 if the program has no limit.
     """
     from ..language._check import NO_LIMIT
     from ._load_program import load

@@ -1,4 +1,4 @@
-"""What every command that runs a study does: it is refused or announced, run, and what is left of it is told."""
+"""What every command that runs a study does: reject or announce it, run it, and report what is left of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import click
 
 from .._validate import shown
 from ..engine._parallel import in_bytes
+from ..engine._plan import in_time
 from ..models import Transformer, read, settings
 from ..studies import Cost, Result, Study
+from ..studies._document import wrap
 from ._backend_options import BackendChoice, executor_context
-from ._budget import LONGEST, in_time, slow_notice
+from ._budget import LONGEST, slow_notice
 from ._load_program import one_line
-from ._output import check_name, echo, echo_error, echo_json, reason
+from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
 from ._signals import Watch
 
 Found = TypeVar("Found", bound=Result)
@@ -32,12 +34,10 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         less = study.cheaper(cost) if on_cores else ""
     request = study.request
     if on_cores and cost.clock > LONGEST:
-        raise click.UsageError(
-            f"{request.title} would take about {in_time(cost.clock)}; {less or f'{request.smaller} take less'}"
-        )
-    more = request.remark + (f"; {less}" if less else "")
-    if request.store is not None and request.store.any():
-        more = f"; what is finished in --out is not drawn again{more}"
+        less = less or f"{request.smaller} take less.".capitalize()
+        raise click.UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
+    kept = request.store is not None and request.store.any()
+    finished = "What is finished in --out is not repeated." if kept else ""
     left = f"finished {request.kept} are kept, and the same command goes on from there"
     if request.out is None:
         left = f"nothing was kept; with --out DIR finished {request.kept} are"
@@ -45,19 +45,18 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         left = f"nothing was kept: finished {request.kept} are kept of models only"
     with usage_errors(), report_errors(watch, request.out, left):
         study.prepare()
-        echo_error(f"{request.title}, {_taken(cost, where)}{more}")
+        sentences = (f"{request.title}; {_taken(cost, where)}.", finished, request.remark, less)
+        echo_notice(" ".join(filter(None, sentences)))
         with executor_context(where, request.workers) as how:
             return study.run(how.get("executor"))
 
 
 def _taken(cost: Cost, where: BackendChoice) -> str:
-    """Random numbers, time and memory, in words."""
-    size = 10 ** max(0, len(str(cost.random_numbers)) - 2)  # two digits, since it is an estimate
-    numbers = f"from about {round(cost.random_numbers / size) * size:,} random numbers, " if cost.random_numbers else ""
+    """Time and memory, in words."""
     if where.backend.kind != "cpu":
-        return f"{numbers}on {where.backend.device}"
+        return f"on {where.backend.device}"
     needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-    return f"{numbers}about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
+    return f"about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
 
 
 def typed() -> str:
@@ -71,14 +70,14 @@ def printed(
     as_json: bool,
     verbose: bool,
     verdict: str = "",
-    beside: Mapping[str, Any] | None = None,
+    more_json: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print a verdict, what a study found, and where its report is; `beside` goes into the JSON object."""
+    """Print a verdict, what a study found, and where its report is; `more_json` is added to the JSON object."""
     if as_json:
-        echo_json({**found.as_dict(), **(beside or {})})
+        echo_json({**found.as_dict(), **(more_json or {})})
         return
     text = found.table(verbose)
-    echo(f"{verdict}\n\n{text}" if verdict else text)
+    echo(f"{wrap(verdict)}\n\n{text}" if verdict else text)
     more = [] if verbose else ["more numbers: --verbose, --json or --out DIR"]
     echo("\n" + (f"report: {Path(out) / 'report.html'}" if out is not None else "".join(more)))
 

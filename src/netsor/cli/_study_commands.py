@@ -31,7 +31,7 @@ def study_options(options: dict[str, Any], out: str | None, auto: bool = False) 
     return where
 
 
-FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left its band of --baseline
+FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left its band of --baseline
 
 
 @cli.command("audit")
@@ -39,13 +39,13 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
-@click.option("--recipe", metavar="NAME", help="Draw MODEL by a known recipe: gpt2, mup, … (a wrong name lists all).")
+@click.option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
 @click.option(
     "--compare-recipe",
     "recipes",
     multiple=True,
     metavar="NAME",
-    help="Compare MODEL with itself drawn by another recipe; may be repeated.",
+    help="Compare MODEL with itself under another recipe; may be repeated.",
 )
 @click.option("--compare", multiple=True, metavar="OTHER", help="Another model, to compare with; may be repeated.")
 @click.option(
@@ -58,7 +58,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--sweep",
     metavar="FIELD=A,B,…",
-    help="Compare MODEL with each of these numbers in a field, as std=0.005,0.01,0.02.",
+    help="Compare several values of a field, such as std=0.005,0.01,0.02.",
 )
 @click.option(
     "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
@@ -72,7 +72,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--widths",
     type=click.Choice(["actual", "inf", "both"]),
-    help="The model's own widths, all of them at infinity, or both.  [default: both]",
+    help="The model's own widths, infinite widths, or both.  [default: both]",
 )
 @click.option("--quick", is_flag=True, help="16 draws of 16 tokens at own widths, no gradients: seconds, for a test.")
 @click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
@@ -84,12 +84,12 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option(
     "--gradients/--no-gradients",
     default=None,
-    help="The backward half too, gradients by block and kind of weight, or not.  [default: of the shortest inputs, if "
-    "that at most doubles the time]",
+    help="Measure gradients by block and kind of weight, or not.  [default: at the shortest length, if that at most "
+    "doubles the time]",
 )
-@click.option("--ranges", is_flag=True, help="Largest and smallest numbers too, against bf16, fp16 and fp8.")
+@click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
 @partial(where_options, auto=True)
 @click.option("--verbose", is_flag=True, help="Print bands, gradients and every length too.")
@@ -105,13 +105,11 @@ def audit_command(
     baseline: str | None,
     **options: Any,
 ) -> None:
-    """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
+    """Check a transformer's initialisation, without training it.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
-    of your own that names with ns.probe what is to be watched; FILE is run. No weight has to be drawn, so the model may
-    be of any size.
-    With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
-    earlier audit are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:PROGRAM, your own
+    program that names with ns.probe what to measure; FILE is run. With --out an interrupted audit of a model resumes
+    where it stopped. Files in the folder that no earlier audit wrote are never overwritten.
     """
     from ._study import printed, run_study, usage_errors
     from ._study_requests import against, audit_study, earlier_of, rules_of
@@ -145,16 +143,21 @@ TOLERANCE = Number(real, above=0, most=1)
     type=click.Choice(["sgd", "muon", "adam"]),
     default="sgd",
     show_default=True,
-    help="What steps.",
+    help="The optimiser.",
 )
-@click.option(
-    "--steps", type=int, default=1, show_default=True, help="How many, with momentum and moments from the second on."
-)
+@click.option("--steps", type=int, default=1, show_default=True, help="Number of steps.")
 @click.option(
     "--lr",
     metavar="X",
-    help="Learning rate at MODEL's own width, or query=X,head=Y,… by kinds of weights; of FILE:FUNCTION a number, or "
-    "the name of rates in FILE.  [default: 0.001 of SGD and Muon, 0.0001 of Adam]",
+    help="Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for FILE:FUNCTION a number, or "
+    "the name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
+)
+@click.option(
+    "--eps",
+    type=Number(real, least=0, most=1),
+    default=0.0,
+    show_default=True,
+    help="eps of Adam at MODEL's own width, which the parametrisation scales.",
 )
 @click.option(
     "--parametrisation",
@@ -171,6 +174,7 @@ TOLERANCE = Number(real, above=0, most=1)
     show_default=True,
     help="What grows with the width: the number of heads, or their dimension.",
 )
+@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
 @click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
 @click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
@@ -180,11 +184,11 @@ TOLERANCE = Number(real, above=0, most=1)
     type=TOLERANCE,
     default=0.1,
     show_default=True,
-    help="How far an exponent may be off.",
+    help="Accepted distance from the expected exponent.",
 )
-@click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
+@click.option("--fail", is_flag=True, help="Exit with code 3 if something is flagged.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
 @where_options
 @click.option("--verbose", is_flag=True, help="Print the sizes at every width too.")
@@ -193,12 +197,12 @@ TOLERANCE = Number(real, above=0, most=1)
 def coord_check_command(
     watch: Watch, /, as_json: bool, verbose: bool, out: str | None, fail: bool, **options: Any
 ) -> None:
-    """A coordinate check without training: how much one step changes each activation, against the width.
+    """Check how optimiser steps scale with the width (µP).
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
-    of the width that returns a program whose output is the loss and that names with ns.probe what is to be watched;
-    FILE is run. No weight is drawn and nothing is trained. With --out a check of a model that was interrupted goes on
-    where it stopped; files in the folder that are not of an earlier check are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
+    function of the width that returns a program whose output is the loss and that names with ns.probe what to measure;
+    FILE is run. With --out an interrupted check of a model resumes where it stopped. Files in the folder that no
+    earlier check wrote are never overwritten.
     """
     from ._study import printed, run_study
     from ._study_requests import coord_check_study
@@ -218,14 +222,14 @@ def coord_check_command(
 @click.argument("model")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
 @click.option("--widths", metavar="N,…", help="Widths of the stream.  [default: 64,256,1024]")
-@click.option("--steps", type=POSITIVE, default=4, show_default=True, help="How many steps are taken.")
+@click.option("--steps", type=POSITIVE, default=4, show_default=True, help="Number of steps.")
 @click.option(
     "--optimiser",
     "--optimizer",
     metavar="NAME",
     default="sgd",
     show_default=True,
-    help="sgd, muon or adam; of FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
+    help="sgd, muon or adam; for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
 )
 @click.option(
     "--lr",
@@ -248,23 +252,24 @@ def coord_check_command(
     show_default=True,
     help="What grows with the width: the number of heads, or their dimension.",
 )
+@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
 @click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
 @click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=MIN_FOUR, default=16, show_default=True, help="Initialisations at each width.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for the report, the figure, tables and finished draws.")
 @where_options
 @click.option("--verbose", is_flag=True, help="Print the loss at every learning rate too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
 def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | None, **options: Any) -> None:
-    """Does the best learning rate transfer? The loss after a few steps against the learning rate, at several widths.
+    """Check whether the best learning rate transfers across widths.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
-    of the width that returns a program whose output is the loss; FILE is run. With --out a sweep of a model that was
-    interrupted goes on where it stopped; files in the folder that are not of an earlier sweep are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
+    function of the width that returns a program whose output is the loss; FILE is run. With --out an interrupted sweep
+    of a model resumes where it stopped. Files in the folder that no earlier sweep wrote are never overwritten.
     """
     from ._study import printed, run_study
     from ._study_requests import transfer_study
@@ -283,7 +288,7 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 @click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
 @click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
 @click.option(
     "--estimator",
@@ -296,19 +301,20 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 @where_options
 @click.pass_obj
 def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
-    """The paper's figures, their data, and a report on its claims.
+    """Recompute the paper's figures and check its claims.
 
     FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
-    code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
-    the folder that are not of an earlier run are never overwritten.
+    code numbers its experiments; or all, the default. An interrupted run resumes where it stopped. Files in the folder
+    that no earlier run wrote are never overwritten.
     """
     from netsor_papers.paper._reproduce import PaperStudy, Request
 
+    from ..studies._document import wrap
     from ._study import run_study
 
     where = study_options(options, out)
     done = run_study(watch, where, lambda: PaperStudy(Request(names, **options)))
-    echo("\n".join([f"report: {done.report}", *done.summary]))
+    echo("\n".join([*map(wrap, done.summary), "", f"report: {done.report}"]))
 
 
 @cli.command("literature")
@@ -317,16 +323,15 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     "--out", metavar="DIR", default="literature", show_default=True, help="The folder for figures, data and the report."
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look, in about a minute.")
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
-    """Published results on transformers at initialisation, each compared with the exact law, with a verdict.
+    """Compare published results with exact laws.
 
-    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
-    that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
-    overwritten.
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong; the default is all of them. An
+    interrupted run resumes where it stopped. Files in the folder that no earlier run wrote are never overwritten.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 
@@ -344,10 +349,10 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 @click.pass_obj
 def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:
-    """A page in the browser: move a slider, see the law. Ctrl-C ends it.
+    """Open a page with sliders in the browser.
 
-    It is shown to this machine alone, by an address with a token. With FILE:PROGRAM there are sliders for a program of
-    one's own too, for its widths and the numbers that its function takes; FILE is run.
+    Only this machine can open it, by an address with a token; Ctrl-C ends it. With FILE:PROGRAM there are sliders for
+    the widths of your own program and for the numbers that its function takes; FILE is run.
     """
     if arguments and program is None:
         raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")

@@ -157,7 +157,7 @@ def _program(
 def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
     """The coordinate check that is asked for."""
     source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
-    lr = options.pop("lr")
+    lr, options["vectors"] = options.pop("lr"), _words(options["vectors"])
     for name in ("widths", "depths", "ids", "targets"):
         options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
     model, rates = (
@@ -176,7 +176,7 @@ def transfer_study(options: dict[str, Any]) -> TransferStudy:
     source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
     for name in ("widths", "ids", "targets"):
         options[name] = integers(f"--{name}", options[name], "64,256,1024", inf=name == "widths")
-    options["lr"] = _grid(options["lr"])
+    options["lr"], options["vectors"] = _grid(options["lr"]), _words(options["vectors"])
     by = options["optimiser"]
     if is_target(source):
         model = _target(source, changes)
@@ -189,6 +189,10 @@ def transfer_study(options: dict[str, Any]) -> TransferStudy:
         one_of(by, "optimiser", "", OPTIMISERS)
     every = tuple(parametrisation(rule, by) for rule in rules)
     return TransferStudy(_transfer_config.Request(model, every, **options))
+
+
+def _words(text: str | None) -> list[str]:
+    return [] if text is None else [word.strip() for word in text.split(",")]
 
 
 def _grid(text: str | None) -> list[float] | None:

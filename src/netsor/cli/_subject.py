@@ -1,4 +1,4 @@
-"""What a command is about: the built-in layer with its options, or one's own program with its widths."""
+"""What a command is about: the built-in layer with its options, or your own program with its widths."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def subject(
     for name in LAYER:
         if _is_given(name):
             option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
+            raise click.UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
     asked = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinates"])

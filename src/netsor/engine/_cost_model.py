@@ -21,7 +21,7 @@ class Prices:
     entry: float  # that is made
     function: float  # an entry that a function reads or makes
     product: float  # a multiplication of a matrix product
-    factor_entry: float  # of a triangular factor, beside its multiplications
+    factor_entry: float  # of a triangular factor, in addition to its multiplications
     factor_row: float  # the same for each row: rows come one after the other, however many matrices there are
     ragged: bool = False  # whether each replica can draw its own amount of numbers: see `lower._relu_gram`
 

@@ -109,7 +109,7 @@ def _after_transposes(values: Sequence[Value]) -> set[Value]:
 
 
 def _without_scores(values: Sequence[Value]) -> dict[Value, Any]:
-    """Each value of a program, as it is with random scalars in place of scores."""
+    """Each value of a program, as it is with random scalars instead of scores."""
     new: dict[Value, Any] = {}
     for value in values:
         inputs = [new[x] for x in value.op.inputs]

@@ -31,7 +31,7 @@ class ExactError(ValueError):
     a coordinate of vectors turned by rotary positions, at width inf
     """
 
-    def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
+    def __init__(self, value: Value, problem: str, instead: str = "finite widths have an exact law") -> None:
         if "at width inf" in problem or "n → ∞" in problem:
             instead += "; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
         self.where, self.plain = value.where, f"{problem}; {instead}"  # without the line

@@ -126,7 +126,7 @@ def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
 
 
 def zero_threshold(xp: Any, rows: Array) -> Array:
-    """The squares of what counts as 0 beside each row."""
+    """The squares of what counts as 0 relative to each row."""
     return (REST if rows.dtype == xp.float64 else SINGLE_REST) ** 2 * squares(xp, rows)
 
 
@@ -161,7 +161,8 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
     """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
 
     By the products, and where these do not tell how the rows differ, by the rows; or, in single precision, by
-    `wide_factor` where the library has it. numpy factors in double precision: that takes no time beside the products.
+    `wide_factor` where the library has it. numpy factors in double precision, which takes no time
+    compared with the products.
     """
     linalg = linalg or _default_linalg(xp)
     single = linalg.wide is not None and rows.dtype != xp.float64
@@ -221,8 +222,8 @@ def undetermined_rank(
 ) -> Array:
     """Which matrices have a weak pivot that the vectors do not settle, in numpy.
 
-    A pivot of 0 is settled if nothing is left of the row, but rounding, beside the directions before it. Gradients of
-    keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
+    A pivot of 0 is settled if nothing is left of the row, but rounding, relative to the directions before it. Gradients
+    of keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
     """
     pivots = diagonal(xp, lower)
     weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (lengths > 0)

@@ -150,7 +150,7 @@ def _wishart(root: Array) -> list[tuple[float, Array]]:
 
 
 def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) -> Array | None:
-    """E[Z^{x^i} Z^{x^j}], if it is not random: what a fresh matrix makes of the tokens has this covariance."""
+    """E[Z^{x^i} Z^{x^j}], if it is not random: a fresh matrix applied to the tokens has this covariance."""
     if any(isinstance(value.op, Dot) and value.op.power == 0.5 for value in topological_order([tokens])):
         return None
     asked = PlanQuery((weight(1, tokens.width) @ tokens,), tuple(widths.items()), without=tuple(without))

@@ -24,7 +24,8 @@ EINSUM_MAX_MULTIPLICATIONS = 128
 MAX_UNROLLED_TERMS = 8
 # Entries passed to a function of coordinates at once: its temporary arrays fit a cache
 FUNCTION_ENTRIES_PER_BATCH = 2**15
-PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once
+PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once: what a cache holds
+DEVICE_PIECE_OF_ENTRIES = 2**26  # the same where each operation takes time to begin: 512 MiB
 
 
 def _replicas_innermost(a: Array) -> bool:
@@ -202,7 +203,8 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
     """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g| + eps): (…, i, α)."""
     columns = xp.matrix_transpose(left * xp.asarray(sizes, dtype=left.dtype)[:, None])
     rows, many = columns.shape[-2], math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2]))
-    size = max(1, PIECE_OF_ENTRIES // (right.shape[-1] * max(many, 1)))
+    piece = PIECE_OF_ENTRIES if xp is np else DEVICE_PIECE_OF_ENTRIES
+    size = max(1, piece // (right.shape[-1] * max(many, 1)))
     made = []
     for start in range(0, rows, size):
         g = columns[..., start : start + size, :] @ right

@@ -7,6 +7,7 @@ Arrays that are the same for all replicas are computed while the plan is made, a
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -152,7 +153,7 @@ class Plan:
         live = at_once(self.last, [step.out.size for step in self.steps])
         beside = at_once(self.last, [0 if step in self.late else step.out.size for step in self.steps])
         most = max((size + step.within for size, step in zip(live, self.steps, strict=True)), default=0)
-        self.bytes, self.held = 8 * most, 8 * max(beside, default=0)  # of a replica, and of each more beside it
+        self.bytes, self.held = 8 * most, 8 * max(beside, default=0)  # of a replica, and of each further one
 
     @cached_property
     def loops(self) -> list[Loop]:
@@ -237,13 +238,14 @@ class Plan:
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
-        lines = [self.title]
+        wrapped = (textwrap.fill(line, 80, subsequent_indent=4 * " ") for line in self._summary())
+        lines = [textwrap.fill(self.title, 80, subsequent_indent=4 * " "), *(f"  {line}" for line in wrapped)]
         rows = _rows(self.steps, self.loops)
         width = max((len(words) for words, *_ in rows), default=0)
         for words, shape, numbers in rows:
             drawn = f"{numbers:>12,}" if numbers else " " * 12
             lines.append(f"  {words:{width}}  {drawn}  {shape}")
-        return "\n".join([*lines, *(f"  {line}" for line in self._summary())])
+        return "\n".join(lines)
 
     def _summary(self) -> list[str]:
         """What it costs, in lines."""
@@ -263,7 +265,7 @@ class Plan:
             (words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps, self.loops)
         ]
         steps = table(rows, ("step", "random numbers", "shape"), code=True)
-        return title(self.title) + steps + "".join(map(note, self._summary()))
+        return title(self.title) + "".join(map(note, self._summary())) + steps
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
@@ -292,8 +294,8 @@ def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, 
 
 
 def in_time(seconds: float) -> str:
-    """So many seconds as text."""
-    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds > 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.2g} s"
+    """A time as text, with two digits or more, in a fitting unit."""
+    units = ((31_557_600.0, "years"), (86_400.0, "days"), (3_600.0, "h"), (60.0, "min"), (0.0, "s"))
+    size, unit = next((size, unit) for size, unit in units if seconds >= 2 * size)
+    number = seconds / (size or 1.0)
+    return f"{number:.0f} {unit}" if 10 <= number < 1e6 else f"{number:.2g} {unit}"

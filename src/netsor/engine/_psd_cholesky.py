@@ -65,7 +65,7 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgB
 
 
 def _factored(xp: Any, gram: Array, whole: Array, linalg: LinalgBackend | None) -> Array:
-    """The factor, where pivots below the tolerance beside the squares of `whole` rows count as 0."""
+    """The factor, where pivots below the tolerance relative to the squares of `whole` rows count as 0."""
     floor = tolerance(xp, gram.dtype) * diagonal(xp, whole)
     return linalg.factor(gram, floor) if linalg else lower_factor(xp, gram, floor)
 

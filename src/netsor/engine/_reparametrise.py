@@ -123,7 +123,7 @@ class Latent:
 
 
 def _beside(xp: Any, columns: Any, factor: float) -> Any:
-    """C (replicas, …, entries, ·) of every head, beside each other, times a number: (replicas, entries, ·)."""
+    """C (replicas, …, entries, ·) of every head, side by side, times a number: (replicas, entries, ·)."""
     if columns.ndim > 3:
         columns = xp.reshape(xp.moveaxis(columns, -2, 1), (columns.shape[0], columns.shape[-2], -1))
     return columns if factor == 1 else factor * columns
@@ -145,7 +145,7 @@ def _without_root(plan: Plan) -> tuple[Plan, float] | None:
     """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads.
 
     It is if the steps after C only move its entries and multiply all by one number c, and if row i of C, of all heads,
-    becomes row i of the result. The numbers 1, 2, … in place of the entries show where each of them goes.
+    becomes row i of the result. The numbers 1, 2, … instead of the entries show where each of them goes.
     """
     roots = [step for step in plan.steps if step.kind == "reduced"]
     if not roots:

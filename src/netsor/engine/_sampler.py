@@ -81,7 +81,7 @@ MAX_DRAWS = 2**34  # draws
 MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
-BLOCK = 2**24  # bytes that one at work has in hand beside its results and arrays
+BLOCK = 2**24  # bytes that a worker holds in addition to its results and arrays
 NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
 QUADRATURE_PROBE_REPLICAS = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 FEW = 2  # the same, to see whether there is any effect
@@ -346,8 +346,8 @@ def checked_quadrature_error(found: Moves | None) -> float:
     if error > UNKNOWN:
         raise ValueError(
             "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
-            f"moves by {error:.1g} of its spread. It rests on a difference that is small beside its vectors, or on a "
-            "function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
+            f"moves by {error:.1g} of its spread. It rests on a difference that is small compared with its vectors, or "
+            "on a function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
             "difference"
         )
     return error

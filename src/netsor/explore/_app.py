@@ -2,7 +2,7 @@
 # [tool.marimo.display]
 # theme = "system"
 # ///
-"""The page: controls beside their view. All computation is in the views."""
+"""The page: controls next to their view. All computation is in the views."""
 
 import marimo
 

@@ -1,4 +1,4 @@
-"""One model on the page, and a second beside it: curves block by block, verdicts and what is different.
+"""One model on the page, and a second next to it: curves block by block, verdicts and what is different.
 
 A small part of an audit is shown first, and the rest as it is done.
 """
@@ -182,13 +182,13 @@ def _time(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60):,} min"
 
 
-UNCHANGED = "as it is"
+UNCHANGED = "unchanged"
 STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # to choose from; None: the model's own
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Changes of a model; None, or "as it is", keeps the value of the model or of the recipe."""
+    """Changes of a model; None, or "unchanged", keeps the value of the model or of the recipe."""
 
     source: str = "gpt2"
     recipe: str = UNCHANGED  # a name of ns.models.RECIPES
@@ -260,7 +260,7 @@ class Model:
     sharp: bool = False
 
     def views(self, tell: Tell | None = None) -> Iterator[View]:
-        """A panel for each quantity against depth, findings and numbers of the output; `tell` is told the progress.
+        """A panel for each quantity against depth, findings and numbers of the output; `tell` receives the progress.
 
         The first view is of the first model at the first length alone; the last has all that was asked for.
         """

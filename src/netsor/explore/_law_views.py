@@ -1,7 +1,7 @@
 """Views of laws: one attention layer of the paper, or a program of your own, with sliders for its numbers and widths.
 
-A view has up to three laws: the law at the chosen widths, its limit, and the Gaussian beside it. The picture and the
-moments take some milliseconds; distances take longer, and are asked for afterwards.
+A view has up to three laws: the law at the chosen widths, its limit, and the Gaussian of equal variance. The picture
+and the moments take some milliseconds; distances take longer, and are asked for afterwards.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def has_density(law: Law) -> bool:
 
 
 def _finite(rows: Rows) -> None:
-    """A number that is none is no answer."""
+    """Refuse a number that is not finite."""
     for name, row in rows.items():
         for value in row.values():
             if isinstance(value, Estimate) and not math.isfinite(value.value):
@@ -268,7 +268,7 @@ class Target:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, arguments: Mapping[str, Any]) -> Program:
-        """The program with these arguments beside its own."""
+        """The program with these arguments in addition to its own."""
         if isinstance(self.found, Program):
             return self.found
         net = self.found(**{**self.arguments, **arguments})
@@ -348,7 +348,7 @@ class ProgramSettings:
     draws: int | None = None
 
     def view(self) -> View:
-        """The law at these widths, its limit if it has one, and the Gaussian beside it."""
+        """The law at these widths, its limit if it has one, and the Gaussian of equal variance."""
         net, key = self._part(self.target.build(self.arguments))
         end = dict.fromkeys(self.widths, inf)
         at_infinity = bool(self.widths) and dict(self.widths) == end
@@ -381,7 +381,7 @@ class ProgramSettings:
         """What its probes watch, block by block, with findings."""
         for name, width in self.widths.items():
             if width == inf:
-                raise ValueError(f"width {name} is ∞: an audit is of finite widths; move its slider to the left")
+                raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
         net = self.target.build(self.arguments)
         at = "".join(f", {name}={_written(width)}" for name, width in self.widths.items())
         how = ", widths='actual'" if sharp else ", quick=True"

@@ -1,4 +1,4 @@
-"""The page: the controls of each view with the settings that their values are, and the view beside them.
+"""The page: the controls of each view with the settings that their values are, and the view next to them.
 
 marimo keeps only the newest of several waiting slider positions, so only that is computed. Distances take longer than a
 picture: a thread computes them once the sliders have not moved for a moment, and its result is dropped if they moved
@@ -28,16 +28,16 @@ ONE = threading.Lock()  # held by the one thread that does long work
 
 
 def show(controls: str, make: Callable[[], View], name: str) -> None:
-    """The controls, and beside them the view; a wrong value is a message in its place."""
+    """The controls, and next to them the view; a wrong value is a message in its place."""
     try:
         view = make()
     except (Exception, SystemExit) as error:  # a user's program may raise anything
-        mo.output.replace(_beside(controls, message(error_text(error))))
+        mo.output.replace(_side_by_side(controls, message(error_text(error))))
         return
     saved = _saved(view, name)
     more = view.more
     waiting = "KL …" if more is not None else ""
-    mo.output.replace(_beside(controls, _view(view, view.rows, waiting, saved)))
+    mo.output.replace(_side_by_side(controls, _view(view, view.rows, waiting, saved)))
     if more is None:
         return
 
@@ -51,14 +51,14 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
         except Exception as error:
             rows, wrong = {}, f"KL: {error_text(error)}"
         if not thread.should_exit:
-            mo.output.replace(_beside(controls, _view(view, {**view.rows, **rows}, wrong, saved)))
+            mo.output.replace(_side_by_side(controls, _view(view, {**view.rows, **rows}, wrong, saved)))
 
     mo.Thread(target=fill, daemon=True).start()
 
 
 def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str) -> None:
     """The controls at once, then views as they are drawn, with a bar for the next. Moving a control begins anew."""
-    mo.output.replace(_beside(controls, _bar(0.0, 0.0)))
+    mo.output.replace(_side_by_side(controls, _bar(0.0, 0.0)))
 
     def fill() -> None:
         thread = mo.current_thread()
@@ -71,7 +71,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
                 raise Superseded
             if time.monotonic() > told + OFTEN:
                 told = time.monotonic()
-                mo.output.replace(_beside(controls, _bar(done, total) + before))
+                mo.output.replace(_side_by_side(controls, _bar(done, total) + before))
 
         with ONE:  # of several that wait here only the newest goes on
             if thread.should_exit:
@@ -85,7 +85,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
             except Exception as error:
                 shown = message(error_text(error)) + before
             if not thread.should_exit:
-                mo.output.replace(_beside(controls, f'<div class="netsor-done">{shown}</div>'))
+                mo.output.replace(_side_by_side(controls, f'<div class="netsor-done">{shown}</div>'))
 
     mo.Thread(target=fill, daemon=True).start()
 
@@ -101,7 +101,7 @@ def _bar(done: float, total: float) -> str:
     return f'<div class="netsor-bar"><p class="netsor-note">drawing initialisations{about} …</p>{bar}</div>'
 
 
-def _beside(controls: str, view: str) -> Any:
+def _side_by_side(controls: str, view: str) -> Any:
     return mo.Html(f'<div class="netsor-two"><div>{controls}</div><div class="netsor-view">{view}</div></div>')
 
 
@@ -195,7 +195,7 @@ def layer_html(controls: Any) -> str:
 
 
 def program_controls(target: Target, sliders: tuple[Slider, ...]) -> Any:
-    """What may be changed in a program of one's own; its arguments and widths may have any names."""
+    """What may be changed in a custom program; its arguments and widths may have any names."""
     made: dict[str, Any] = {f"width {name}": width_slider(f"Width {name}") for name in target.widths}
     for slider in sliders:
         made[f"argument {slider.name}"] = mo.ui.slider(
@@ -233,7 +233,7 @@ def _widths(target: Target, controls: Any) -> dict[str, str]:
 
 
 def model_controls() -> Any:
-    """What may be changed in one model, and in a second beside it; the second's have names that begin with "second"."""
+    """What may be changed in one model, and in a second next to it, whose names begin with "second"."""
 
     def choice(label: str, options: list[str]) -> Any:
         return mo.ui.dropdown([UNCHANGED, *options], value=UNCHANGED, label=label, full_width=True)

@@ -22,6 +22,7 @@ from ._view import View, error_text, view_html
 Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
 PASTED = Path("config.json")  # where a pasted configuration is kept, in the memory of the page
 SAME = "the same model"
+START = {"heads": 1, "width": 16}  # of one layer: the three densities are far apart
 
 
 def answer(kind: str, content: str, emit: Emit) -> None:
@@ -68,9 +69,9 @@ def model_of(values: Mapping[str, Any]) -> Model:
         PASTED.write_text(pasted)
     changes = {name: values[name] for name in ("recipe", "std", "depth", "qk_norm", "fields") if name in values}
     first = Variant(str(PASTED) if pasted else values["name"], **changes)
-    beside = values.get("second", "")
+    other = values.get("second", "")
     others = {name: values[f"second_{name}"] for name in ("recipe", "fields") if f"second_{name}" in values}
-    second = Variant(first.source if beside == SAME else beside, **others) if beside else None
+    second = Variant(first.source if other == SAME else other, **others) if other else None
     return Model(
         first, second, lengths(values.get("tokens", "")), values.get("limit", False), values.get("gradients", False)
     )
@@ -88,9 +89,9 @@ def layer_form(only: Sequence[str] | None = None) -> str:
     sigmas = tuple(round(0.05 * k, 2) for k in range(1, 81))
     dims = {dim: "the width" if dim is None else text(dim) for dim in HEAD_DIMS}
     made = {
-        "heads": _slider("heads", "Heads H", range(1, 65), 2),
+        "heads": _slider("heads", "Heads H", range(1, 65), START["heads"]),
         "tokens": _slider("tokens", "Tokens s", range(1, 33), 4),
-        "width": _slider("width", "Width n", WIDTHS, 256, {width: text(width) for width in WIDTHS}),
+        "width": _slider("width", "Width n", WIDTHS, START["width"], {width: text(width) for width in WIDTHS}),
         "head_dim": _slider("head_dim", "Head dimension d", HEAD_DIMS, None, dims),
         "activation": _choice("activation", "Activation φ", list(ACTIVATIONS), "clip"),
         "clip": _slider("clip", "Clip at", CLIPS, 100.0),
@@ -104,10 +105,10 @@ def layer_form(only: Sequence[str] | None = None) -> str:
 
 
 def model_form(only: Sequence[str] | None = None) -> str:
-    """The controls of one model and a second beside it, or some of them."""
+    """The controls of one model and a second next to it, or some of them."""
     known, recipes = list(names()), [UNCHANGED, *RECIPES]
     switch = [UNCHANGED, "on", "off"]
-    own = {std: "as it is" if std is None else f"{std:g}" for std in STDS}
+    own = {std: UNCHANGED if std is None else f"{std:g}" for std in STDS}
     made = {
         "name": _choice("name", "Model", known, "gpt2"),
         "config": '<label>or paste a config.json<textarea name="config" rows="4" spellcheck="false" '
@@ -119,11 +120,11 @@ def model_form(only: Sequence[str] | None = None) -> str:
         "qk_norm": _choice("qk_norm", "QK-norm", switch, UNCHANGED),
         "fields": _text("fields", "Other fields", "heads=8, norm=rms"),
         "tokens": _text("tokens", "Tokens, one length or several", "16, 128"),
-        "limit": _check("limit", "The limit beside it"),
+        "limit": _check("limit", "Add the limit"),
         "gradients": _check("gradients", "Gradients"),
-        "second": _choice("second", "Beside it", ["", SAME, *known], "", {"": "nothing"}),
-        "second_recipe": _choice("second_recipe", "Its recipe", recipes, UNCHANGED),
-        "second_fields": _text("second_fields", "Its other fields", "qk_norm=true"),
+        "second": _choice("second", "Compare with", ["", SAME, *known], "", {"": "nothing"}),
+        "second_recipe": _choice("second_recipe", "Recipe of the other", recipes, UNCHANGED),
+        "second_fields": _text("second_fields", "Fields of the other", "qk_norm=true"),
     }
     return _form("model", [made[name] for name in only or made])
 

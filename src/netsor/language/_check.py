@@ -13,6 +13,7 @@ scalars (`ns.normal`) are independent of all else: given them they are fixed num
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,7 +57,7 @@ class Point:
     """
 
     name: str
-    verdict: str  # what the findings make of the limit: proved (there are none), conjectured, or no limit
+    verdict: str  # what follows for the limit: proved (without findings), conjectured, or no limit
     findings: tuple[str, ...] = ()
 
 
@@ -98,19 +99,19 @@ class Report:
         """The verdict and what it rests on."""
         verdict = self.verdict
         if verdict == PROVED:
-            return f"proved ({self.theorem})"
+            return f"limit proved ({self.theorem})"
         names = ", ".join(point.name for point in self.points if point.verdict == verdict)
-        return f"conjectured; not shown: {names}" if verdict == CONJECTURED else f"no limit: {names}"
+        return f"limit conjectured; open: {names}" if verdict == CONJECTURED else f"no limit; fails: {names}"
 
     def __repr__(self) -> str:
         return f"<Report on {self.program}: {self._because()}; print it for every point>"
 
     def __str__(self) -> str:
-        lines = [f"Assumption 3.1 for {self.program}"]
+        lines = [_wrapped(f"{self.program}: {self._because()}", "  "), "", "Assumption 3.1"]
         for point in self.points:
             lines.append(f"  {MARKS[point.verdict]:6} {point.name}")
-            lines += [f"           {finding}" for finding in point.findings]
-        return "\n".join([*lines, f"verdict: {self._because()}"])
+            lines += [_wrapped(f"{11 * ' '}{finding}", 11 * " ") for finding in point.findings]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -119,12 +120,17 @@ class Report:
             for point in self.points
         )
         body = f'<table style="margin: 0.3em 0"><tbody>{rows}</tbody></table>'
-        return title(f"Assumption 3.1 for {self.program}") + body + f"<div><strong>{verdict_of(self)}</strong></div>"
+        return title(self.program) + f"<div><strong>{verdict_of(self)}</strong></div><div>Assumption 3.1</div>{body}"
+
+
+def _wrapped(text: str, indent: str) -> str:
+    """Text in lines of at most 80 columns."""
+    return textwrap.fill(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def verdict_of(report: Report) -> str:
     """The verdict of a report as HTML."""
-    return verdict(f"limit law: {report._because()}", COLOURS[report.verdict])
+    return verdict(report._because(), COLOURS[report.verdict])
 
 
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
@@ -255,8 +261,8 @@ def _not_matmul(facts: _CheckContext) -> Iterator[str]:
         for factor in dict.fromkeys(score.op.inputs):
             if -1 in facts.expansion.matrices(factor):  # or of a matrix that acts transposed too
                 yield (
-                    f"{facts.at(score)}: the factor {facts.names[factor]} is no combination of MatMul outputs by fixed "
-                    "numbers; the score has a limit only if its factors are uncorrelated"
+                    f"{facts.at(score)}: the factor {facts.names[factor]} is not a combination of MatMul outputs by "
+                    "fixed numbers; the score has a limit only if its factors are uncorrelated"
                 )
 
 

@@ -290,5 +290,5 @@ def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
 
 
 def zeros_like(x: Any) -> Any:
-    """0 in place of each vector or scalar."""
+    """0 instead of each vector or scalar."""
     return constant(np.zeros(x.shape)) if isinstance(x, Scalar) else 0.0 * x

@@ -42,7 +42,7 @@ from ._width import Width
 
 
 def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Probe] = ()) -> str:
-    """The program with these outputs, what is watched in it, and its limit law; a whole document, or its body."""
+    """The program with these outputs, its probes, and its limit law; a whole document, or its body."""
     count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
     outputs = every[:count]
     values = topological_order(every)

@@ -285,7 +285,7 @@ def gaussian(
 def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """A square root of a positive semidefinite matrix, which may be singular: R with R Rᵀ = cov.
 
-    That of the correlations, which is symmetric, times standard deviations: vectors of 1e-8 stand beside those of 1e8.
+    That of the correlations, which is symmetric, times standard deviations: vectors of 1e-8 stand next to those of 1e8.
     """
     size = np.abs(covariance).max()
     symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
@@ -294,7 +294,7 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     std = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
     unit = np.where(std > 0, std, 1.0)
     eigenvalues, vectors = np.linalg.eigh(covariance / unit[:, None] / unit)
-    if eigenvalues[0] < -1e-10:  # a variance that is rounding error beside the others gives meaningless correlations
+    if eigenvalues[0] < -1e-10:  # a variance below the rounding of the others gives meaningless correlations
         unit = np.ones(len(std))
         eigenvalues, vectors = np.linalg.eigh(covariance)
     # rounding makes an eigenvalue 0 into 1e-17, whose root 3e-9 would make equal vectors differ

@@ -32,7 +32,7 @@ def parts(
 ) -> tuple[str, list[tuple[str, str, str]], str]:
     """The first line of the text, a row of three cells for each operation and weight, and the last lines.
 
-    These say what is watched, and what is returned.
+    These say what is probed, and what is returned.
     """
     count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
     outputs = every[:count]

@@ -217,11 +217,11 @@ def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 
 
 def _matmul(a: Scalar, b: Scalar) -> Scalar:
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} are no matrices that multiply")
+        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices")
     try:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
-        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} are no matrices that multiply") from None
+        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices") from None
     return applied(MATMUL, (a, b), (*batch, a.shape[-2], b.shape[-1]), axes=2)
 
 

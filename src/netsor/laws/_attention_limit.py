@@ -85,7 +85,7 @@ def _twice(a: Rules, cell: float) -> Rules:
 
 
 def _compress_rules(nodes: Array, weights: Array, cell: float, least: float = NOTHING) -> Rules:
-    """Two nodes a cell in place of many (see `compress`)."""
+    """Two nodes a cell instead of many (see `compress`)."""
     count = len(nodes)
     keep = weights > least * weights.max(axis=1, keepdims=True)
     var = nodes[keep]

@@ -1,4 +1,4 @@
-"""Distances of two laws, each with its errors: of sampling, of kernels in place of draws, of quadrature."""
+"""Distances of two laws, each with its errors: of sampling, of kernels instead of draws, of quadrature."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class DistanceEstimator:
 
     @cached_property
     def _with_kernels(self) -> DistanceEstimator:
-        """The laws with kernels in place of draws; itself, if there are none."""
+        """The laws with kernels instead of draws; itself, if there are none."""
         laws = [law._dense() for law in (self.p, self.q)]
         same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
         return self if same else DistanceEstimator(laws[0], laws[1])

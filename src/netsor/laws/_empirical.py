@@ -77,7 +77,7 @@ class Empirical(Mixture):
         bias = np.abs(self._dense(math.sqrt(2))._distribution(y) - value)
         return Estimate(value, combined(proportion_error(value, self.replicas), bias))
 
-    # Numbers of the kernel estimate: what the kernels change is no part of the sample, and counts as an error
+    # Numbers of the kernel estimate: what the kernels change is not part of the sample, and counts as an error
 
     def _moment(self, order: int) -> Estimate:
         return _biased(super()._moment(order), self._sample._moment(order))

@@ -121,7 +121,7 @@ def cell_width(span: float, cell: float = CELL) -> float:
 def compress(
     var: Array, weight: Array | None = None, labels: npt.NDArray[np.intp] | None = None, cell: float = CELL
 ) -> tuple[Array, Array]:
-    """Few variances and weights in place of many, for mixtures of N(0, v).
+    """Few variances and weights instead of many, for mixtures of N(0, v).
 
     Cells of width h in log v, and in each the two-point rule with the cell's mass, mean, variance and third moment of
     v, so exact for cubics in v; its nodes lie in the cell. The density at y errs by about (h/2)⁴/4! of 1/√v: 3e-11 with

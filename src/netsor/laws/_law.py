@@ -272,7 +272,7 @@ class Law(LawBase, ABC):
     kernel = False  # whether its distribution function is that of a kernel estimate
 
     def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels, of so many bandwidths, in place of draws; itself if it has none."""
+        """This law with kernels, of so many bandwidths, instead of draws; itself if it has none."""
         return self
 
     def _densities(self, y: Array) -> Replicated:

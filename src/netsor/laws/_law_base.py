@@ -108,8 +108,8 @@ def load(path: str | os.PathLike[str]) -> Any:
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
             raise LawError(
                 "load",
-                f"{name} is no law, or damaged ({why or type(error).__name__}): it must be a file that law.save(path) "
-                "wrote",
+                f"{name} is not a law, or is damaged ({why or type(error).__name__}): it must be a file that "
+                "law.save(path) wrote",
             ) from None
     raise LawError(
         "load", f"{name} has format {shown(made)}; this version reads {FORMAT}: write it again with law.save"

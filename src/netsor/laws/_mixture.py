@@ -160,7 +160,7 @@ class Mixture(Components, Law):
         if len(self._compressed.var) == len(k):
             return every.logpdf(y)
         value = self._compressed.pdf(y)
-        near = value > 1e-6 / self.std()  # where fewer components are as good
+        near = value > 1e-6 / self.std()  # where fewer components suffice
         result = np.log(np.where(near, value, 1.0))
         result[~near] = every.logpdf(y[~near])
         return result

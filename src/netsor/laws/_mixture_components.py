@@ -129,7 +129,7 @@ class Components:
 
     @cached_property
     def _merged(self) -> GaussianMixture1D:
-        """Fewer components still, as good for distances, where no relative precision in the tails is needed."""
+        """Fewer components still, enough for distances, where no relative precision in the tails is needed."""
         return merged(self._compressed)
 
     @cached_property

@@ -211,7 +211,7 @@ class Trace(NamedTuple):
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """The same by the names of `ns.probe`, as a program of one's own would have them."""
+        """The same by the names of `ns.probe`, as a custom program would have them."""
         starts = [self.embedded, *([] if self.decoded is None else [self.decoded])]
         streams = [layer.stream for layer in self.layers]
         encoder = sum(layer.crossed is None for layer in self.layers)

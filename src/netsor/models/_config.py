@@ -113,7 +113,8 @@ class Config:
     def head_dim(self, width: int, heads: int) -> int:
         """The dimension of a head where the heads share the width among them."""
         if width % heads:
-            raise ValueError(f"a width of {width} in this {self.family} configuration is no multiple of {heads} heads")
+            where = f"in this {self.family} configuration"
+            raise ValueError(f"a width of {width} {where} is not a multiple of {heads} heads")
         return width // heads
 
     def padding(self, vocabulary: int, default: int | None = None) -> int | None:

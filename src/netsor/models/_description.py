@@ -224,7 +224,8 @@ class Description:
                 near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
                 meant = f"; did you mean {' or '.join(near)}?" if near else ""
                 given = name if name.isidentifier() else shown(name)
-                raise ValueError(f"{given} is no field of a Transformer{meant or ': ns.models.Transformer lists them'}")
+                meant = meant or ": ns.models.Transformer lists them"
+                raise ValueError(f"{given} is not a field of a Transformer{meant}")
         every: dict[str, Any] = {}
         if std is not None:
             real(std, "std", least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)

@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 Reader = Callable[[Config], Fields]
 READERS: dict[str, Callable[[Fields], Fields]] = {}  # by model_type
 
-# Stored beside the sizes; biases are drawn as 0, so that it does not matter whether they are there.
+# Stored with the sizes; biases are drawn as 0, so that it does not matter whether they are there.
 IGNORED = "attention_dropout max_position_embeddings attention_bias"
 STDS = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding", "std_logits")
 MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
@@ -252,7 +252,7 @@ def _reject_sliding_window(config: Config) -> None:
 )
 def gemma2(config: Config) -> Fields:
     """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (which begin as 1 + 0)."""
-    # hidden_activation is what the model reads; older files hold hidden_act beside it
+    # hidden_activation is what the model reads; older files also hold hidden_act
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     config.require("use_bidirectional_attention", None, False)
     types = config.take("layer_types", None, list)

@@ -141,7 +141,7 @@ def _accumulate(seen: OnlineMoments, sums: Array, root: Array, noise: Array, cap
 def _subtract_targets(
     seen: OnlineMoments, sums: Array, root: Array, noise: Array, targets: list[int], cap: float | None
 ) -> None:
-    """The sums with p − 1[w is the target] in place of p; noise is that of the targets, a column a vector."""
+    """The sums with p − 1[w is the target] instead of p; noise is that of the targets, a column a vector."""
     logits = capped(root @ noise, cap)  # (vectors, targets of vectors)
     slope = np.broadcast_to(_slope(logits, cap), logits.shape)
     own = np.diagonal(slope)

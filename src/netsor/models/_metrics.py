@@ -99,7 +99,7 @@ def of_logits(*parts: Array) -> Array:
 
 @declares_output(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
-    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones beside them.
+    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones.
 
     In numpy by pieces of the vocabulary: a piece of the logits stays in the cache, and all of them are never made.
     """

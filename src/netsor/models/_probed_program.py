@@ -1,6 +1,6 @@
 """A program with probes, read as a network: its embeddings, its blocks, and the matrices of each.
 
-Blocks are told by the order of the probes: each ends with a stream, and what was named since the last one belongs to
+Blocks follow from the order of the probes: each ends with a stream, and what was named since the last one belongs to
 it. An embedding after a stream begins the decoder.
 """
 

@@ -104,7 +104,7 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             found = hub_cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
             if found is not None:
                 return _build(fields(found), str(source))
-            why = "is no file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            why = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             advice = hub_advice(source) if isinstance(source, str) else ""
             raise ValueError(
                 f"model {shown(str(source))} {why}, and none of the models that ship: {', '.join(names())}{advice}"

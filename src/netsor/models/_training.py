@@ -8,7 +8,7 @@ parameters only if asked for: gains that are trained need all coordinates of the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,6 +42,7 @@ from ._description import Description
 from ._probed_program import ProbedProgram, matrix_kind, value_of
 
 TABLES = ("W^E", "W^P")  # names of the matrices of embeddings and positions
+VECTORS = ("bias", "gain")  # parameters that are vectors
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
 
@@ -84,13 +85,15 @@ class Training(NamedTuple):
 
 
 def training(
-    model: Description, ids: Sequence[int], targets: Sequence[int], biases: bool = False, gains: bool = False
+    model: Description, ids: Sequence[int], targets: Sequence[int], vectors_of: Collection[str] = ()
 ) -> Training:
     """The network on tokens of these ids, and the mean cross-entropy of a target id for each of them.
 
-    With `biases`, every matrix of the blocks and every layer norm has one, with `gains` every norm.
+    `vectors_of` are the vectors that are trained: with "bias", every matrix of the blocks and every layer norm has one,
+    with "gain" every norm.
     """
     refuse(model)
+    biases, gains = (name in vectors_of for name in VECTORS)
     count = model.vocabulary or 0
     words, last = unit_vectors(ids, count), unit_vectors(targets, count)
     table = weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")

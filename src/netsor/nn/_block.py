@@ -237,7 +237,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
 
 
 def _substitute(made: Any, argument: Vector, x: Vector) -> Any:
-    """The result with x in place of the argument."""
+    """The result with x instead of the argument."""
     values = made if isinstance(made, tuple) else (made,)
     if not all(isinstance(value, Value) for value in values):
         raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(made)}")

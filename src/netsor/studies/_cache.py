@@ -1,6 +1,6 @@
 """Finished trials on disk: one file each, named by all that its numbers depend on, checked when it is read.
 
-Files are written beside their place and moved into it, so that a file is whole or absent, however a run ends and
+Files are written next to their place and moved into it, so that a file is whole or absent, however a run ends and
 however many runs share the folder. A checksum stands at its end; a file that was damaged counts as absent.
 """
 

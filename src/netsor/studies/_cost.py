@@ -133,9 +133,11 @@ class Cost(NamedTuple):
 
 
 def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0) -> int:
-    """How many work on so many parts: as many as fit beside what is kept, if nobody said how many; a device has one."""
+    """How many work on so many parts: unless given, as many as fit besides what is kept, and one on a device."""
+    if not backend.threads:
+        return min(wanted or 1, parts)
     fit = max(1, int((memory() - kept) // one))
-    return min(wanted or min(cores(), fit), parts) if backend.threads else 1
+    return min(wanted or min(cores(), fit), parts)
 
 
 def overhead_seconds(workers: int, report: bool) -> float:

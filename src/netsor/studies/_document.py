@@ -131,11 +131,11 @@ def count_statuses(statuses: Sequence[str]) -> str:
 def to_text(document: Document, verbose: bool = False) -> str:
     """The document for a terminal of 80 columns: the verdict first, details only if asked for."""
     shown = ("always", "text", "verbose") if verbose else ("always", "text")
-    parts = [_wrap(document.verdict), _wrap(document.subject)]
+    parts = [wrap(document.verdict), wrap(document.subject)]
     for section in document.sections:
         if section.show in shown:
             blocks = [text for text in map(_block_text, section.blocks) if text]
-            heading = [section.title] if section.title and blocks else []
+            heading = [wrap(section.title)] if section.title and blocks else []
             parts.append("\n".join([*heading, "\n\n".join(blocks)]))
     return "\n\n".join(part for part in parts if part)
 
@@ -144,7 +144,7 @@ def _block_text(block: Block) -> str:
     match block:
         case Paragraph():
             label = "warning: " if block.kind == "warning" else ""
-            return _wrap(label + " ".join(filter(None, (block.text, block.code, *block.links))))
+            return wrap(label + " ".join(filter(None, (block.text, block.code, *block.links))))
         case Items():
             return "\n".join(map(_item_text, block.items))
         case Table():
@@ -152,7 +152,7 @@ def _block_text(block: Block) -> str:
     return ""
 
 
-def _wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
+def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
     """The text in lines; a no-break space becomes a space that does not end a line."""
     filled = textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
@@ -164,8 +164,8 @@ def _item_text(item: Item) -> str:
     indent = " " * 22
     head = f"{item.status:<10}{item.name + ' ':<12}"
     if len(item.name) > 11:  # several names at once
-        return _wrap(f"{item.name}: {item.text}", f"{item.status:<10}", " " * 10)
-    return "\n".join([_wrap(item.text, head, indent), *(_wrap(more, indent, indent) for more in item.more)])
+        head, indent = f"{item.status:<10}{item.name}: ", " " * 10
+    return "\n".join([wrap(item.text, head, indent), *(wrap(more, indent, indent) for more in item.more)])
 
 
 def _cell_text(cell: str | Cell) -> str:
@@ -176,10 +176,10 @@ def _prose_text(table: Table) -> list[str]:
     """Rows of sentences, each cell on lines of its own below the first."""
     lines = []
     for first, *rest in table.rows:
-        lines.append(_wrap(_cell_text(first)))
+        lines.append(wrap(_cell_text(first)))
         for name, cell in zip(table.head[1:], rest, strict=True):
             text = _cell_text(cell) + (f" ({cell.note})" if isinstance(cell, Cell) and cell.note else "")
-            lines.append(_wrap(f"{name}: {text}", "  ", "    "))
+            lines.append(wrap(f"{name}: {text}", "  ", "    "))
     return lines
 
 
@@ -188,7 +188,7 @@ def _table_text(table: Table) -> list[str]:
     rows: list[list[str]] = []
     for row in (table.head, *table.rows):
         first, *rest = map(_cell_text, row)
-        *above, last = _wrap(first, rest="  ", width=FIRST).splitlines() or [""]
+        *above, last = wrap(first, rest="  ", width=FIRST).splitlines() or [""]
         rows += [[line, *("" for _ in rest)] for line in above] + [[last, *rest]]
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []

@@ -24,6 +24,7 @@ STYLE = """
 .netsor .verdict { background: var(--note); padding: 0.6rem 0.9rem; border-left: 4px solid #0072b2; font-weight: 600; }
 .netsor .wide { overflow-x: auto; }
 .netsor .wide td + td, .netsor .wide th { white-space: nowrap; }
+.netsor .wide td:first-child { min-width: 8rem; }
 .netsor .items { display: grid; grid-template-columns: max-content minmax(0, max-content) 1fr; gap: 0.35rem 1rem; }
 .netsor .items > div { min-width: 0; overflow-wrap: anywhere; }
 .netsor .items p { margin: 0; }
@@ -49,13 +50,14 @@ h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 .netsor table { width: 100%; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: 1.5rem; }
 .figures { margin: 1.5rem 0; }
-.figures:has(> :only-child) { max-width: 44rem; display: block; }
+.figures:has(> :only-child) { max-width: 36rem; display: block; }
 figure { margin: 0; }
 figure svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: 0.85rem; }
 a { overflow-wrap: anywhere; }
 .formula { overflow-x: auto; margin: 0.4rem 0; }
-.formula svg { display: block; margin: 0.3rem 0; background: #fff; }
+.formula p { margin: 0.3rem 0; }
+.formula math { font-size: 1.15rem; }
 .boxed { border: 1px solid currentColor; padding: 0.3rem 0.7rem; width: fit-content; max-width: calc(100% - 1.5rem); }
 pre { overflow-x: auto; font-size: 0.8rem; background: var(--code); padding: 0.6rem; }
 """

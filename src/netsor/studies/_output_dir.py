@@ -41,11 +41,11 @@ class Folder:
     """Where a run puts its files.
 
     `command` is how the command of every manifest of this study begins: the files of another study are somebody
-    else's. `beside` names the options in which two runs may differ and still have their files side by side.
+    else's. `side_by_side` names the options in which two runs may differ and still have their files side by side.
     """
 
-    def __init__(self, path: Path, command: str, beside: Sequence[str] = ()) -> None:
-        self.path, self.command, self.beside = path, command, tuple(beside)
+    def __init__(self, path: Path, command: str, side_by_side: Sequence[str] = ()) -> None:
+        self.path, self.command, self.side_by_side = path, command, tuple(side_by_side)
 
     def prepare(self, names: Iterable[str]) -> None:
         """Refuse a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
@@ -105,7 +105,7 @@ class Folder:
 
     def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """What two runs must have in common for their files to stand side by side."""
-        options = {name: value for name, value in manifest["options"].items() if name not in self.beside}
+        options = {name: value for name, value in manifest["options"].items() if name not in self.side_by_side}
         return {**options, "seed": manifest.get("seed"), "versions": manifest.get("versions")}
 
     def _digest(self, name: str) -> str:
@@ -117,7 +117,7 @@ class Folder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the folder; if another run has it, that is told."""
+        """Hold the lock of the folder; if another run holds it, that is an error."""
         lock = FileLock(self.path / ".netsor.lock")
         try:
             lock.acquire(blocking=False)

@@ -129,7 +129,7 @@ def _clean_environment() -> Iterator[None]:
 
 
 def _place(entry: str) -> Path | None:
-    """Where a folder is; None if it is told from the current folder, and that was removed."""
+    """Where a folder is; None if it is relative to the current folder, and that was removed."""
     try:
         return Path(entry).resolve()
     except OSError:

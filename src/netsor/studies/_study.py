@@ -71,7 +71,7 @@ class Request(ABC):
 
     @property
     def remark(self) -> str:
-        """What else is said before the study begins."""
+        """What else is printed before the study begins."""
         return ""
 
     @property
@@ -177,14 +177,15 @@ class Study(ABC, Generic[Found]):
     def run(self, executor: Executor | None = None) -> Found:
         """Do the tasks that are not there yet, put all together, and write the report if there is a folder for it.
 
-        An executor does the tasks in place of processes here.
+        An executor does the tasks instead of processes here.
         """
         check_executor(executor, "processes")
         request, cost = self.request, self.estimate()
         count = cost.workers
         self.prepare()
         pool: AbstractContextManager[Any]
-        if executor is None and (not request.backend.threads or (count == 1 and cost.seconds < SHORT_SECONDS)):
+        device, short = not request.backend.threads, cost.seconds < SHORT_SECONDS
+        if executor is None and ((device and request.own) or (count == 1 and (device or short))):
             pool = nullcontext()  # here: one process has the device for itself, and short work needs no other
         else:  # functions of a user need not be known in another process
             pool = thread_pool(count) if request.own else _process_pool.Workers(count)

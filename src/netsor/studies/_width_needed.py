@@ -228,7 +228,7 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
         return total_variation(law, limit)
     pair = law, limit.mixture if isinstance(limit, HeadSum) else limit
     if not all(isinstance(one, Mixture) for one in pair):
-        raise ArgumentError("of", of, "'kl' or 'tv' for a law that is no mixture over replicas")
+        raise ArgumentError("of", of, "'kl' or 'tv' for a law that is not a mixture over replicas")
     wide, narrow = ((one.component_mean, one.component_var) for one in pair if isinstance(one, Mixture))
     size = max(len(wide[0]), len(narrow[0]))
     rows = [np.broadcast_to(a, (size,)) for a in (*wide, *narrow)]

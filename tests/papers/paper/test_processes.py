@@ -206,6 +206,6 @@ def test_nothing_is_imported_from_a_folder_of_data_and_a_script_needs_no_guard(t
         out, error = run.communicate(timeout=HANG)
     assert not list(tmp_path.glob("*-was-imported"))
     assert (run.returncode, error.count("\n")) == (0, 1), error
-    assert error.startswith("netsor: figure 2a: 2 trials of 600 draws, from about ")
+    assert error.startswith("netsor: figure 2a: 2 trials of 600 draws; about ")
     assert out.count("begun") == 1
     assert (data / "results" / "report.html").exists()

@@ -6,6 +6,7 @@ import html
 import json
 import re
 from functools import partial
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from netsor.studies._cache import Store
 from netsor_papers import _figures
 from netsor_papers.paper import _claims, _estimators, _plots, _reproduce
 from netsor_papers.paper._experiments import GROUPS, NAMES, Case, figures
+from netsor_papers.paper._mathml import mathml
 from netsor_papers.paper._reproduce import PaperStudy, Request
 from netsor_papers.paper._schedule import GRID, WEIGHTS
 
@@ -117,7 +119,8 @@ def test_figures_are_told_of_in_the_papers_order(whole):
     """Their trials are drawn in another: those that take longest first, and so to the end no process waits."""
     out, done = whole
     page = done.report.read_text()
-    assert re.findall(r'<figure id="figure-(\w+)"', page) == list(NAMES)
+    shown = re.findall(r'<figure id="figure-(\w+)"', page)
+    assert shown == ["1b", *(name for name in NAMES if name != "1b")]  # how KL falls, on the first screen
     apart = " ".join(re.findall(r'<tr><td data-head="Figure"><a href="#figure-(\w+)">', page))
     assert apart == "1b 3b 3b 3b 4b 5b heads heads"
     cases = [part["case"] for part in json.loads((out / "manifest.json").read_text())["parts"]]
@@ -132,7 +135,19 @@ def test_the_report_shows_the_limit_law(whole):
     assert source == ns.paper.layer().latex(document=False, style="paper")
     box = re.search(r'<div class="formula boxed">.*?<details>', page, re.DOTALL)[0]
     assert r"\operatorname{Var}(Z^{u^{(4)}} \mid \mathring p) = \frac{1}{2} \sum" in box
-    assert page.count('role="img"') == 9
+    elements = [ElementTree.fromstring(text) for text in re.findall(r"<math.*?</math>", page)]
+    assert len(elements) == 9
+    last = "".join(elements[-1].itertext())
+    assert last == "Var(Zu(4)|p˚)=12∑i,j,ka˚i,ja˚i,k𝔼[ZxjZxk]"
+
+
+def test_formulas():
+    """As MathML; a command that limits do not have is refused."""
+    (row,) = ElementTree.fromstring(mathml(r"x_{i'}^2 + \frac{1}{2} \text{ if } Z"))
+    assert [each.tag for each in row] == ["msubsup", "mo", "mfrac", "mtext", "mi"]
+    assert "".join(row.itertext()) == "xi′2+12\xa0if\xa0Z"
+    with pytest.raises(ValueError, match="frob is not a command"):
+        mathml(r"\frob x")
 
 
 def test_the_manifest_says_what_was_run(whole):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import netsor as ns
 from netsor.engine import _sampler
@@ -264,7 +265,7 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
     monkeypatch.setattr(_plots, "BLOCKS", [BLOCKS[0], *BACKWARD])  # the other half is in the test above
     both = ns.audit(TINY, compare=TINY.replace(tied=False), out=tmp_path, gradients=True, **SMALL)
     audit = both[0]
-    names = [q.name for q in BACKWARD if q.kind != "gate"]
+    names = [q.name for q in BACKWARD if q.kind not in ("gate", "qkv")]
     layer, final = audit.as_dict()["layers"][1], audit.as_dict()["final"]
     assert [name for name in layer if name.startswith("grad")] == names
     assert layer["grad_query"] == dict(
@@ -282,13 +283,27 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 1 + 3  # the stream's gradient, the kinds, and their ratios
+    assert page.count("<svg") == 5  # the first one; the stream, its gradient, the kinds of weights, and their ratios
     assert "No gradients at n = ∞: the logit of a token" in page
     assert json.loads((tmp_path / "manifest.json").read_text())["options"]["gradients"] == [3]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
-    with pytest.raises(ValueError, match="gradients='yes' must be True, False or None"):
+    with pytest.raises(ValueError, match="gradients='yes' must be True or False"):
         ns.audit(TINY, gradients="yes", **SMALL)
+
+
+def test_figures_have_the_thresholds_of_rules(inline):
+    """Of branches a ninth of the other's share; of gradients relative to the last block."""
+    audit = ns.audit(TINY, gradients=True, widths="actual", **SMALL)
+    lines = {}
+    for name in ("attention_share", "mlp_share", "grad_mean_square", "entropy"):
+        axes = audit.plot(name, Figure().subplots())
+        lines[name] = [np.array(line.get_ydata()) for line in axes.lines if line.get_linestyle() == ":"]
+    np.testing.assert_allclose(lines["attention_share"], [audit["mlp_share"].median / 9])
+    np.testing.assert_allclose(lines["mlp_share"], [audit["attention_share"].median / 9])
+    last = audit["grad_mean_square"].median[-1]
+    np.testing.assert_allclose([line[0] for line in lines["grad_mean_square"]], [0.01 * last, 1e4 * last])
+    assert [line[0] for line in lines["entropy"]] == [0.5]
 
 
 def test_gradients_are_measured_where_they_cost_little():
@@ -377,7 +392,7 @@ WRONG = [
     ({"widths": "real"}, "widths='real' must be 'actual', 'inf'"),
     ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "one token id or more"), ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
-    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
+    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "not a file"),
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
     ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
     ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
@@ -386,7 +401,7 @@ WRONG = [
     ({"sweep": {"std": "ab"}}, "sweep of std over 'ab' must be over two numbers or more"),
     ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
     ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare cannot be combined"),
-    ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is no field"),
+    ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is not a field"),
 ]  # fmt: skip
 
 

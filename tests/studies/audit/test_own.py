@@ -305,7 +305,7 @@ def test_what_is_for_models_is_refused_for_programs():
     ):
         with pytest.raises(ValueError, match=message):
             ns.audit(net, **given)
-    with pytest.raises(ValueError, match="n=3 is no argument of an audit of a model"):
+    with pytest.raises(ValueError, match="n=3 is not an argument of an audit of a model"):
         ns.audit("gpt2", n=3)
 
 

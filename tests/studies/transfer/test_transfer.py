@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.engine import lower
 from netsor.engine.backends import Numpy
+from netsor.engine.lower import make_plan
 from netsor.models._training import training
 from netsor.studies import _process_pool
 from netsor.studies.coord_check._parametrisation import parametrisation
 from netsor.studies.transfer import Sweep
-from netsor.studies.transfer._cases import DrawTask, SweepCase
+from netsor.studies.transfer._cases import DrawTask
 from netsor.studies.transfer._config import Request
 from netsor.studies.transfer._transfer import TransferStudy
 
@@ -136,16 +138,6 @@ def test_the_cost_counts_every_rate_and_draw():
     assert study().estimate().random_numbers == 3 * 4 * sum(case.plan.random_numbers for case in cases)
 
 
-def test_a_grid_is_planned_once(monkeypatch):
-    """At a finite width; the rates share their random numbers too."""
-    made = []
-    plan = SweepCase.program.fget
-    monkeypatch.setattr(SweepCase, "program", property(lambda case: made.append(plan(case)) or made[-1]))
-    task = study().tasks()[0]
-    task.run()
-    assert len({id(program) for program in made}) == 1
-
-
 def test_a_generator_gives_the_seed():
     given = {"widths": [8, 16], "steps": 1, "lr": [0.01, 0.02, 0.04], "draws": 4}
     seeds = ({}, {"rng": 0}, {"rng": np.random.default_rng(0)})
@@ -194,3 +186,14 @@ def test_other_optimisers(optimiser):
 def test_wrong_arguments(options, words):
     with pytest.raises(ValueError, match=words):
         ns.transfer(mlp(ns.dot), **{"optimiser": ns.optim.SGD(), **options})
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_a_grid_of_rates_is_planned_once(monkeypatch, optimiser):
+    """20 rates at each of two widths: two plans, for the estimate and for all draws."""
+    made = []
+    monkeypatch.setattr(lower, "make_plan", lambda *args, **kw: made.append(args) or make_plan(*args, **kw))
+    lower._kept.cache_clear()
+    net = mlp(ns.mean_dot)
+    ns.transfer(net, widths=[16, 32], steps=2, lr=2.0 ** np.arange(-10, 10), optimiser=optimiser, draws=4)
+    assert len(made) == 2

@@ -142,7 +142,7 @@ class Piece:
         return jax.device_put((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
     def shapes(self, replicas: int) -> Inputs:
-        """Inputs for any seed and block, with shapes in place of the arrays that earlier pieces make."""
+        """Inputs for any seed and block, with shapes instead of the arrays that earlier pieces make."""
         made = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
         return self.inputs(0, 0, made)
 
@@ -254,7 +254,7 @@ LONGEST = 40  # steps of a piece
 
 
 def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature.
+    """The plan cut at the steps that JAX cannot trace: user functions in numpy, kernels by quadrature.
 
     And between equal blocks of a deep network: these pieces have one structure, and are compiled once. The others are
     cut where they are long, to be compiled side by side. Random numbers may be `rounded` to single precision.

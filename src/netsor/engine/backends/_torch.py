@@ -218,7 +218,7 @@ class _Block:
         return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables).to(self.dtype)
 
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
-        """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
+        """A step on tensors; a user function in numpy, or a kernel by quadrature, on the host."""
         if step.kind not in OF_FUNCTIONS:
             return self.library.compute(step, inputs)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None
@@ -229,7 +229,7 @@ class _Block:
 
     def _by_torch(self, step: Step, inputs: Sequence[Array]) -> Array | None:
         """What a function makes of tensors; None if it cannot."""
-        with suppress(Exception), torch.device(self.backend.device):  # a function of one's own may make arrays
+        with suppress(Exception), torch.device(self.backend.device):  # a user function may make arrays
             return self.library.compute(step, inputs)
         return None
 

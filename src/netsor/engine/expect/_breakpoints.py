@@ -51,7 +51,7 @@ class Breakpoints(NamedTuple):
 class _Probed(NamedTuple):
     """What is known of one function."""
 
-    panels: dict[bytes, Breakpoints]  # by the edges that were given beside those of the grid
+    panels: dict[bytes, Breakpoints]  # by the edges that were given in addition to those of the grid
     octaves: dict[tuple[int, bool], Array]  # narrow features, by octave; True for the grid across 0
 
 
@@ -88,7 +88,7 @@ def declared(f: Function) -> Breakpoints:
 
 
 def _by_panels(f: Function, extra: Array, known: dict[bytes, Breakpoints]) -> Breakpoints:
-    """The features that panels with these edges beside those of the grid show."""
+    """The features that panels with these edges, in addition to those of the grid, show."""
     key = extra.tobytes()
     if key not in known:
         known[key] = _panels(f, extra)

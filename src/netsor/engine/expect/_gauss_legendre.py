@@ -18,7 +18,7 @@ Array = Any
 NODES = 16  # Gauss–Legendre nodes of a panel
 HALVINGS = 48  # of a panel at most: then its length is at the rounding of its edges
 ROUGH = 1e-6  # unresolved part of the values, over the largest on a panel, above which it is also counted in `rough`
-POLE = 1e-12  # length of a panel, relative to 1 + |x|, at which an infinite value is replaced by the largest beside it
+POLE = 1e-12  # length of a panel, relative to 1 + |x|, at which an infinite value is replaced by the largest next to it
 
 NODE, WEIGHTS = scipy.special.roots_legendre(NODES)
 NEXT = 1.0 - 1e-6  # checked too: else a jump between the last node and the end would be missed

@@ -9,7 +9,7 @@ own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -191,7 +191,7 @@ class Clusters:
                 if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all, and so must one frame
                     found, label = found[:1], np.full_like(label, found[0])
                     self._link(self.ids[x].ravel()[:1], self.ids[x].ravel())
-                self.parts[value] = np.stack([places for _, places in _split(label)])
+                self.parts[value] = _Split(label).rows(found)
                 members = self.members[value] = self._new(len(found), 1)
                 self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
             case Span(x, known):
@@ -216,33 +216,28 @@ class Clusters:
     def groups(self, widths: Mapping[Value, float]) -> list[FrameBatch]:
         """The clusters, grouped by their structure: the numbers of vectors and sources of each value in them."""
         label = self.labels() if self.count else np.zeros(0, np.intp)
-        content: dict[int, list[tuple[int, bool, Value, Ints]]] = {}
-        split: dict[bytes, list[tuple[int, Ints]]] = {}
-        for number, value in enumerate(self.values):
+        entries: list[tuple[Value, bool, bytes]] = []
+        splits: dict[bytes, _Split] = {}  # many values have their vectors in the same clusters
+        for value in self.values:
             for is_source, table in ((False, self.ids), (True, self.members)):
-                if value in table:
+                if value in table and table[value].size:
                     found = label[table[value]].ravel()
-                    key = found.tobytes()
-                    if key not in split:  # many values have their vectors in the same clusters
-                        split[key] = list(_split(found))
-                    for cluster, places in split[key]:
-                        content.setdefault(cluster, []).append((number, is_source, value, places))
-        alike: dict[tuple[tuple[int, bool, int], ...], list[int]] = {}
-        for cluster, parts in content.items():
-            alike.setdefault(tuple((n, s, len(p)) for n, s, _, p in parts), []).append(cluster)
-        groups: list[FrameBatch] = []
-        for clusters in alike.values():
-            width = next(widths[v] for _, _, v, _ in content[clusters[0]] if isinstance(v, Vector))
-            group = FrameBatch(len(groups), width, len(clusters), {}, {})
-            for k, (_, is_source, value, _) in enumerate(content[clusters[0]]):
-                places = np.stack([content[cluster][k][3] for cluster in clusters])
-                (group.slots if is_source else group.positions)[value] = places
+                    entries.append((value, is_source, key := found.tobytes()))
+                    if key not in splits:
+                        splits[key] = _Split(found)
+        alike = _alike(list(splits.values()), self.count)
+        places = {key: split.places(*alike) for key, split in splits.items()}
+        groups = [FrameBatch(k, math.nan, len(clusters), {}, {}) for k, clusters in enumerate(alike[1])]
+        for value, is_source, key in entries:
+            for number, where in places[key]:
+                group = groups[number]
+                (group.slots if is_source else group.positions)[value] = where
+                group.width = widths[value] if math.isnan(group.width) else group.width
                 if not is_source:
                     group.constant |= isinstance(value.op, Gaussian) and bool(value.op.mean.any())
                     group.given |= isinstance(value.op, Data)
                     if value.op.acts is not None and value.op.acts.asks_coordinates:
                         group.nonlinear.append(value)
-            groups.append(group)
         self._pools(groups)
         for value in self.values:  # a mean goes on through a Fuse
             if isinstance(value.op, Fuse):
@@ -260,13 +255,40 @@ class Clusters:
             group.nonlinear.sort(key=place.__getitem__)
 
 
-def _split(labels: Ints) -> Iterator[tuple[int, Ints]]:
-    """The positions of each label."""
-    if not labels.size:
-        return
-    if (labels == labels[0]).all():
-        yield int(labels[0]), np.arange(labels.size)
-        return
-    order = np.argsort(labels, kind="stable")
-    found, starts = np.unique(labels[order], return_index=True)
-    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+class _Split:
+    """Which positions of a list have which label."""
+
+    def __init__(self, labels: Ints) -> None:
+        self.order = np.argsort(labels, kind="stable")
+        self.labels, self.starts, self.counts = np.unique(labels[self.order], return_index=True, return_counts=True)
+
+    def rows(self, labels: Ints) -> Ints:
+        """The positions of each of these labels, which have equally many."""
+        at = np.searchsorted(self.labels, labels)
+        return np.asarray(self.order[self.starts[at][:, None] + np.arange(self.counts[at[0]])])
+
+    def places(self, kind: Ints, alike: Sequence[Ints]) -> list[tuple[int, Ints]]:
+        """The positions of each kind of labels."""
+        return [(k, self.rows(alike[k])) for k in np.unique(kind[self.labels]).tolist()]
+
+
+def _alike(splits: Sequence[_Split], count: int) -> tuple[Ints, list[Ints]]:
+    """Labels with equally many positions in every split are of one kind: the kind of each label, and those of a kind.
+
+    Both are in the order in which labels first occur.
+    """
+    kind, seen = np.zeros(count, dtype=np.intp), np.full(count, count, dtype=np.intp)
+    first, kinds = 0, 1
+    for split in splits:
+        labels = split.labels
+        new = labels[seen[labels] == count]
+        seen[new] = np.arange(first, first + len(new))
+        first += len(new)
+        pairs = kind[labels] * (split.counts.max() + 1) + split.counts
+        kind[labels] = kinds + np.unique(pairs, return_inverse=True)[1].ravel()
+        kinds += len(labels)
+    order = np.argsort(seen, kind="stable")[:first]
+    _, at, kind_in_order = np.unique(kind[order], return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(at))[kind_in_order]  # kinds by the first of their labels
+    kind[order] = rank
+    return kind, np.split(order[np.argsort(rank, kind="stable")], np.cumsum(np.bincount(rank))[:-1])

@@ -73,7 +73,7 @@ class Frame(ABC):
         raise TypeError(f"{type(self).__name__} frames are those of a finite width")
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """A frame that spans these vectors in place of this one, and their coordinates in it.
+        """A frame that spans these vectors instead of this one, and their coordinates in it.
 
         `outputs`: whether coordinates α of vectors are asked for; if not, the directions before `first` may stay.
         """
@@ -125,7 +125,7 @@ class BartlettFrame(Frame):
         return self._triangle(cross, chi, (*key, OWN, 0), f"{words}: along each other")
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """Directions that span the vectors, from their coordinates: what is small beside others keeps its digits."""
+        """Directions that span the vectors, from their coordinates: small ones keep their digits."""
         build, given = self.build, with_ones(self, rows, first)
         vectors = build.step("join", *given, axis=1)
         known = self.orientation() if outputs else None
@@ -226,7 +226,7 @@ class StandardBasis(Frame):
         return self.build.draw("normals", key, shape, f"{words}: all coordinates")
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """Rebase by the Gram matrix, which is small beside the vectors, and by these where it is ill-conditioned."""
+        """Rebase by the Gram matrix, which is smaller than the vectors, and by these where it is ill-conditioned."""
         build, given = self.build, with_ones(self, rows)
         vectors = build.step("join", *given, axis=1)
         gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")

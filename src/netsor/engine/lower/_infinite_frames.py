@@ -33,7 +33,7 @@ from ._residual_features import from_bits as marks_of
 from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
-MAX_SOURCES = 448  # of a frame of nodes: mirrored, a quarter of the nodes hold 511 orthonormal rows beside (1, …, 1)
+MAX_SOURCES = 448  # of a frame of nodes: mirrored, a quarter of the nodes hold 511 orthonormal rows and (1, …, 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,14 +89,14 @@ def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
 
 
 def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = "") -> Register:
-    """The same of arrays in place of the coordinates of x and y."""
+    """The same of arrays instead of the coordinates of x and y."""
     width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
     rows = [s.align_axes(s.rows(array, width), v.ndim, ndim - 1) for array, v in ((a, x), (b, y))]
     return s.build.step("gram", *rows, words=words)
 
 
 def products_of_coordinates(s: State, value: Scalar) -> Register | None:
-    """X^T X/n in place of the means X X^T/n of vectors with themselves, if it is smaller: same eigenvalues, but for 0.
+    """X^T X/n instead of the means X X^T/n of vectors with themselves, if it is smaller: same eigenvalues, but for 0.
 
     None if it is not smaller, or if the value is not such means.
     """
@@ -153,7 +153,7 @@ def _reach(s: State, x: Vector) -> tuple[int, int]:
 def _crossed(
     s: State, x: Vector, y: Vector, start: int, stop: int, more: tuple[int, ...], normals: Normals
 ) -> Register:
-    """Σ_a x_a N_ab for the directions b of y in a range, in place of the coordinates of x (*shape, blocks, *more, ·).
+    """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of x (*shape, blocks, *more, ·).
 
     The normals of two blocks of directions are (frames, a's, more · b's).
     """

@@ -1,6 +1,6 @@
 """Lowering of linear operations: one rule each, for coordinates and for everything that stands for them.
 
-A rule acts on arrays (*shape, blocks, ·) in place of its vectors, and on an array in place of its coefficients: on
+A rule acts on arrays (*shape, blocks, ·) instead of its vectors, and on an array instead of its coefficients: on
 coordinates, on what is known of an output's coordinates, on marks that say where something can be other than 0, and on
 the parts of order n^(−1/2) (docs/theory.md, "Orders in n").
 """
@@ -66,7 +66,7 @@ def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
 
 
 def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
-    """The rule of a linear operation, on arrays in place of its vectors and coefficients."""
+    """The rule of a linear operation, on arrays instead of its vectors and coefficients."""
     width = max(a.shape[-1] for a in arrays)
     return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
         s, value, value.op, [s.build.pad_or_cut(a, width) for a in arrays], by

@@ -35,7 +35,7 @@ REBASE_PRODUCT_RATIO = 0.75
 MIN_REBASE_DIRECTIONS, MIN_DIRECTIONS_PER_VECTOR = 32, 2
 MIN_DIRECTIONS_PER_LOOSE_VECTOR = 4  # the same for each vector that reaches beyond directions that stay
 # If the width is at most so many times the vectors in use, the frame may grow to full dimension: repeated rebasing
-# costs more. (One ratio of 2 in place of these bounds draws up to 16 % fewer numbers in deep narrow networks, at the
+# costs more. (One ratio of 2 instead of these bounds draws up to 16 % fewer numbers in deep narrow networks, at the
 # same speed; but it changes what a seed draws.)
 FULL_WIDTH_PER_VECTOR = 8
 

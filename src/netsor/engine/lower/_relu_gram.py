@@ -4,7 +4,7 @@ Identity: of k independent vectors with m standard normal coordinates, those of 
 of signs, all as probable, and sizes that do not depend on it. A product ⟨relu(x), relu(y)⟩ is a sum over α, so that it
 matters how many coordinates have a pattern, which is multinomial, and not which. Where none is positive nothing is
 added; where one is, the sum of its squares is χ²; else the sizes of those that are positive are drawn: m (k/2 − k/2^k)
-normals on average in place of k m. A number that multiplies all vectors multiplies their factor, as relu(c x) = c
+normals on average instead of k m. A number that multiplies all vectors multiplies their factor, as relu(c x) = c
 relu(x) for c > 0, and for c < 0 its law is the same.
 
 The conditions, all of them structure: the coordinates serve for nothing but these products; one frame, few vectors,
@@ -40,7 +40,7 @@ def positive(build: Builder, results: tuple[Register, ...]) -> list[Step]:
 
 
 def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Register]) -> list[Step] | None:
-    """The steps in place of one that factors the products of ReLU vectors; None for any other step."""
+    """The steps instead of one that factors the products of ReLU vectors; None for any other step."""
     if step.kind != "reduced":
         return None
     gram, rows = made.get(step.args[0]), step.args[1]

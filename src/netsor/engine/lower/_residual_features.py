@@ -265,7 +265,7 @@ def _regression(build: Builder, new: ResidualFeatures, constant: bool, direction
     means = [mean for mean, _ in found]
     rows = (build.fold("multiply", [row, *means[:k], *means[k + 1 :]]) for k, (_, row) in enumerate(found))
     total = build.pad_or_cut(build.fold("add", rows), directions)
-    if constant:  # the first direction: the mean itself, in place of β times the means of the arguments
+    if constant:  # the first direction: the mean itself, instead of β times the means of the arguments
         rest = build.step("part", total, start=1, stop=directions)
         total = build.step("join", build.fold("multiply", means), rest, axis=2)
     return total
@@ -342,7 +342,7 @@ Side = tuple[Register | None, Part]  # e_a or none, and a function of one argume
 
 @dataclass(frozen=True, eq=False)
 class SourceTimesFeature(ResidualFeatures):
-    """The functions e_a F_l for all a and l, in this order: features F ⊙ u, with a block of sources e in place of u."""
+    """The functions e_a F_l for all a and l, in this order: features F ⊙ u, with a block of sources e instead of u."""
 
     u: int = 0  # the number of u among the arguments
     start: int = 0  # of the directions of e
@@ -414,7 +414,7 @@ def tilted(feature: ResidualFeatures, start: int, stop: int, directions: int) ->
 
 
 def simple(x: ResidualFeatures, y: ResidualFeatures) -> bool:
-    """Whether each set of independent factors of two features has functions of one argument a side, beside e."""
+    """Whether each set of independent factors of two features has functions of one argument a side, apart from e."""
     return all(_of_one(x, ours) and _of_one(y, theirs) for ours, theirs in independent(x, y))
 
 

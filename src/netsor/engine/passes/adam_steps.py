@@ -61,9 +61,7 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     if math.isinf(out):
         rights, inputs = given[: op.right.size * width].reshape(*shapes[0]), given[op.right.size * width :]
         rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
-        signs = Vector(
-            Nonlin(Function("sign", _sign, bounded=True, lipschitz=False), (rows,), ()), rows.shape, rows.width
-        )
+        signs = Vector(Nonlin(SIGN, (rows,), ()), rows.shape, rows.width)
         return mix(inputs.reshape(*shapes[1]) / width, signs)
     entries = value.shape[0] * width * out
     if entries > ENTRIES:
@@ -86,7 +84,7 @@ def _check(value: Value, op: Outer, sources: dict[Value, frozenset[Value]]) -> N
                 value,
                 "Adam's step of a matrix that acts on vectors that are not Gaussian of mean 0, at width inf "
                 f"({made}, at {source.where})",
-                instead="bind the width to a number",
+                instead="finite widths have an exact law",
             )
 
 
@@ -128,6 +126,6 @@ def eps_error(value: Value, eps: float, optimiser: str = "Adam", what: str = "th
     """What is said of eps > 0 at infinite width."""
     return ExactError(
         value,
-        f"a step of {optimiser} with eps={eps:g} at width inf, where {what} of a gradient vanish",
-        instead="take eps=0, or bind the widths to numbers",
+        f"a step of {optimiser} with eps={eps:g} at infinite width, where {what} of a gradient vanish",
+        instead="take eps=0, or finite widths, which have an exact law",
     )

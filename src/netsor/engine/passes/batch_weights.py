@@ -46,7 +46,7 @@ class _Place(NamedTuple):
 
 
 def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with one matrix in place of each batch, and of several weights, that allow it."""
+    """The program with one matrix instead of each batch, and of several weights, that allow it."""
     values = context.ordered(outputs)
     users, uses = users_of(values), uses_of(values)
     for output in outputs:  # an output stays: it counts as used more than once

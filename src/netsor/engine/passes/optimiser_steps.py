@@ -211,7 +211,7 @@ class _Matrices:
             raise ExactError(
                 self.value,
                 f"the moments of Adam for {self.op.steps[0].name} at width inf",
-                instead="bind the widths to numbers: at finite widths they are exact",
+                instead="finite widths have an exact law",
             )
         return single(_Signs(*self._summands(given[0], absolute=f.keywords["eps"] > 0)[:3], f.keywords["eps"]))
 
@@ -370,7 +370,7 @@ class _Leaf:
                 raise ExactError(
                     self.value,
                     "the moments of Adam for an initial vector at width inf",
-                    instead="bind the widths to numbers: at finite widths they are exact",
+                    instead="finite widths have an exact law",
                 )
             given = (self._over_largest(given[0]),)
         eps = f.keywords.get("eps", 0.0)

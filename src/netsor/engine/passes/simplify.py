@@ -15,7 +15,8 @@ whose sources (a product and a bias, say) nothing else asks about is drawn itsel
 
 `condition_scores`: given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c
 z_j)_1 with L L^T = ⟨q_i, q_i'⟩/n and W^c independent copies of W. So a score that is an output becomes a vector of
-which one coordinate is asked for, and its sources are never drawn (docs/theory.md, "The last product is never drawn").
+which one coordinate is asked for, and its sources are never drawn (docs/theory.md, "The last product is integrated
+out").
 Conditions: the dot is used for outputs alone, the product W z for this dot alone; for a mean, a finite width.
 
 `drop_identities`: activations with φ(x) = x on every draw that will ever be made: the identity, and a clip at C if
@@ -107,7 +108,7 @@ def _each(value: Value, weight: Weight, x: Vector) -> Value:
 
 
 def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with W (Σ_j a_j x_j) in place of Σ_j a_j W x_j."""
+    """The program with W (Σ_j a_j x_j) instead of Σ_j a_j W x_j."""
     users = users_of(context.ordered(outputs))
 
     def change(old: Value, new: Value) -> Value:
@@ -163,7 +164,7 @@ def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float]
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with numbers in place of the hyperparameters that are known."""
+    """The program with numbers instead of the hyperparameters that are known."""
 
     def change(old: Value, new: Value) -> Value:
         return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, Hyperparameter) else new
@@ -172,7 +173,7 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with numbers in place of ratios of widths."""
+    """The program with numbers instead of ratios of widths."""
 
     def change(old: Value, new: Value) -> Value:
         if not isinstance(new.op, Root):
@@ -202,7 +203,7 @@ ROOT = Function("root", _root, bounded=False, lipschitz=False)
 
 
 def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with a vector, of which a coordinate is meant, in place of each such score among its outputs."""
+    """The program with a vector, of which a coordinate is meant, instead of each such score among its outputs."""
     users = users_of(context.ordered(outputs))
 
     def only_indexed(value: Value) -> bool:

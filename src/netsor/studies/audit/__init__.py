@@ -52,7 +52,7 @@ def audit(
     ----------
     model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or callable
         What `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
-        watched, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at one
+        measured, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at one
         length (16 tokens unless given) and its own widths. `ns.torch.network` reads modules with other inputs.
     recipe : str, optional
         Draw the model by a known recipe, a name of `ns.models.RECIPES`.
@@ -128,7 +128,8 @@ def audit(
             raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
         model, ids, tokens, widths = _network(model, ids, tokens), None, None, "actual"
     if sizes and not isinstance(model, Program):
-        raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
+        name, size = next(iter(sizes.items()))
+        raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
     def audited(given: Any) -> Any:
         if isinstance(given, Program):

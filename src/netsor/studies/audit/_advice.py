@@ -33,6 +33,9 @@ MATRICES = {
 WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
 LONG = 120.0  # seconds of an audit from which on cheaper ways are named
 FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: blocks, and by which factor fewer tokens
+H200 = 150.0  # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and ratios.md
+PLANNING = 5.0  # seconds that loading PyTorch and planning take before a GPU has work
+CHEAPER = "Cheaper, and exact for what they report"
 WORSE_BY = 2.0  # a factor between medians below which a quantity is not worth a word
 
 
@@ -122,4 +125,6 @@ def cheaper(request: Request, cost: Cost) -> str:
         cases = dataclasses.replace(request, **changes).subjects
         seconds = sum(case.draw_at_depth.seconds * request.draws_of(case.tokens) for case in cases)
         told.append(f"{option}: about {in_time(cost.first + seconds / min(cost.workers, cores()))}")
-    return f"cheaper, and exact for what they report: {'; '.join(told)}; or a GPU (--backend torch)"
+    if request.widths == "actual":  # limits are mostly planned and integrated on the host
+        told.append(f"a GPU (--backend torch): less than {in_time(PLANNING + cost.seconds / H200)} on an H200")
+    return f"{CHEAPER}: {'; '.join(told)}."

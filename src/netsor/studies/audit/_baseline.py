@@ -111,7 +111,7 @@ class _Earlier(NamedTuple):
 class Baseline:
     """An earlier audit of a model, checked."""
 
-    source: Any  # the path, or what was given in place of a file
+    source: Any  # the path, or what was given instead of a file
     sizes: str
     lengths: dict[int, _Earlier]
 

@@ -30,7 +30,7 @@ from ._order_statistics import DECIDE
 
 Model = Transformer | ProgramModel  # what an audit is of
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
-LENGTHS = (16, 128)  # tokens, where none are given: what changes with length is told by two
+LENGTHS = (16, 128)  # tokens, where none are given: two show what changes with the length
 DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
 MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
@@ -243,13 +243,14 @@ class Request(_study.Request):
 
     @property
     def remark(self) -> str:
-        """What gradients add where nobody said whether they are wanted."""
+        """What gradients cost, unless the request says whether to measure them."""
         if self.gradients is not None or math.isinf(self.times):
-            return "; --gradients adds gradients" if self.quick and self.gradients is None and not self.own else ""
+            off = self.quick and self.gradients is None and not self.own
+            return "Gradients are off; --gradients adds them." if off else ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
-            return f"; gradients at {self.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
-        return f"; without gradients, which make it {more} (--gradients)"
+            return f"Gradients at {self.lengths[0]} tokens make it {more}; --no-gradients leaves them out."
+        return f"Gradients are off; --gradients takes {more}."
 
     @property
     def own(self) -> bool:
@@ -267,7 +268,7 @@ class Request(_study.Request):
             raise ValueError("compare: a program is compared with programs that have as many tokens")
         if own:
             self._set("tokens", own[0].tokens)
-        if own and self.backend.precision == AUTO:  # a function of one's own may not know single precision
+        if own and self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
 
     def _lengths(self) -> tuple[int, ...]:

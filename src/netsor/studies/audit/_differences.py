@@ -27,7 +27,7 @@ from ._quantities import BLOCKS, EVERY, FINAL
 SHOWN = 6  # quantities that part most
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
-NEUTRAL = ("limit",)  # rules that say nothing of which model is better
+NEUTRAL = ("limit",)  # rules that do not say which model is better
 
 
 class RulePreference(NamedTuple):

@@ -16,7 +16,7 @@ from . import _ranges
 from ._advice import adam_note, drawbacks, recipe_notes
 from ._differences import Differences, RulePreference, strip_common_prefix
 from ._findings import Finding, join_words, lengths_text
-from ._measurements import Draws, LengthResult, Lengths, changing, merged
+from ._measurements import Draws, LengthResult, Lengths, merged
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rules import BACKWARD_RULES
 
@@ -76,12 +76,14 @@ def _reasons(found: LengthResult) -> list[Paragraph]:
 
 def _audit_sections(lengths: Lengths) -> list[Section]:
     first, findings = lengths[0], merged(lengths)
-    warnings = [Paragraph(text, "warning") for text in length_warning(lengths)]
     advice = [Paragraph(text) for text in (*recipe_notes([first.model]), adam_note(first.model)) if text]
     drawn = f", {first.tokens:,} tokens"
-    sections = [
-        Section("", [doc.Items(finding_items(findings, lengths)), *warnings, *advice]),
+    items = finding_items(findings, lengths)
+    urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
+    sections = [  # the figure before the rules that are ok, so that the first screen has it
+        Section("", [doc.Items(urgent)] if urgent else []),
         Section("", [_main_figure(lengths, findings)], "html"),
+        Section("", [doc.Items(items[len(urgent) :]), *advice]),
         Section("", [Table(*_block_table(first, [EVERY[name] for name in SUMMARY], bands=False))], "text"),
         Section(f"Output{drawn}", [_output_table([first])], "verbose"),
         Section(f"Blocks{drawn}: median and 5–95 % band", [Table(*_block_table(first, BLOCKS))], "verbose"),
@@ -127,15 +129,6 @@ def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Ite
         if finding.verdict == NOT_APPLICABLE:
             absent.setdefault(finding.measured, []).append(finding.name)
     return [*items, *(doc.Item(NOT_APPLICABLE, ", ".join(names), why) for why, names in absent.items())]
-
-
-def length_warning(lengths: Lengths) -> list[str]:
-    """A sentence if a status depends on the length."""
-    names = changing(lengths)
-    if not names:
-        return []
-    verb = "depends" if len(names) == 1 else "depend"
-    return [f"{join_words(names)} {verb} on the length. Audit the length that you train on (--tokens)."]
 
 
 def _block_table(

@@ -97,7 +97,7 @@ class Finding:
 
 
 class RuleInput(NamedTuple):
-    """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and beside."""
+    """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and more."""
 
     draws: Draws
     limit: Draws | None  # at infinity, where the first are not

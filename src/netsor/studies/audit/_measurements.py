@@ -265,7 +265,7 @@ def rule_name(name: str) -> str:
     """The name of a rule, checked."""
     names = [rule.name for rule in RULES]
     if name not in names:
-        raise ValueError(f"{shown(name)} is no rule; the rules are {', '.join(names)}")
+        raise ValueError(f"{shown(name)} is not a rule; the rules are {', '.join(names)}")
     return name
 
 

@@ -21,7 +21,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
 THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
-MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
+MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit side by side, and one fits at all
 
 
 def figure_names(models: Sequence[LengthResult]) -> list[str]:
@@ -170,6 +170,7 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None
         axes.axhline(threshold, color=VERMILLION, lw=0.8, ls=":", zorder=0)
         place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if side == "below" else "bottom"}
         axes.text(0.99, threshold, f"flagged {side}", color=VERMILLION, fontsize="small", **place)
+    _branch_thresholds(axes, models, quantity.name)
     axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
@@ -184,14 +185,31 @@ def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, 
         return [(1 + THRESHOLDS["rank"] * (models[0].distinct - 1), "below")]
     if name == "mean_square" and len({each.model.name for each in models}) == len(models[0].stacks) == 1:
         return [(THRESHOLDS["growth"] * float(models[0][name].median[0]), "above")]
+    having = [each for each in models if name in each.best]
+    if name == "grad_mean_square" and len(having) == len(models[0].stacks) == 1:
+        last = float(having[0][name].median[-1])  # the rules are about the first block and about the embedding
+        return [(THRESHOLDS["vanishing"] * last, "below"), (THRESHOLDS["exploding"] * last, "above")]
     return []
+
+
+def _branch_thresholds(axes: Any, models: Sequence[LengthResult], name: str) -> None:
+    """Where a branch is so much weaker than the other that it is flagged: a ninth of the other's share."""
+    other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(name, "")
+    factor, label = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]), "flagged below"
+    for each, colour in zip(models, _colours(len(models)), strict=True):
+        if other in each.best and "cross_share" not in each.best:  # which counts as attention
+            band = each[other]
+            axes.plot(band.blocks, factor * band.median, color=colour, lw=0.8, ls=":", label=label)
+            label = "_"  # once in the legend
 
 
 def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:
     if quantity.log and max(ends) > 5 * min(ends) > 0:
         axes.set_yscale("log")
-    elif quantity.name in ("entropy", "attention_share", "mlp_share", "cross_share", "largest_weight"):
+    elif quantity.name in ("entropy", "largest_weight"):
         axes.set_ylim(-0.02, 1.02)
+    elif quantity.name in ("attention_share", "mlp_share", "cross_share"):
+        axes.set_ylim(0.0, 1.05 * max(ends))
 
 
 def _ends(axes: Any, models: Sequence[LengthResult]) -> None:

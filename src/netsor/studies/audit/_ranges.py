@@ -14,7 +14,7 @@ from ._findings import above
 from ._order_statistics import band
 
 Array = npt.NDArray[np.float64]
-UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format from where on it is said
+UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
 TITLES = {
     "stream": "stream",
     "query": "queries",

@@ -1,4 +1,4 @@
-"""What an audit gives back: one model at its lengths, or several models beside each other."""
+"""What an audit gives back: one model at its lengths, or several models side by side."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ class Comparison(AuditResult):
             if audit.model.name == name:
                 return audit
         known = ", ".join(repr(audit.model.name) for audit in self.audits)
-        raise KeyError(f"{name!r} is no model of this comparison; they are {known}")
+        raise KeyError(f"{name!r} is not a model of this comparison; they are {known}")
 
     def _compared(self) -> Differences:
         return self.differences

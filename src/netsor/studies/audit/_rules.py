@@ -204,7 +204,7 @@ def _growth(facts: RuleInput, threshold: float) -> Verdict:
 def _branches(facts: RuleInput, threshold: float) -> Verdict:
     draws = facts.draws
     if not {"attention_share", "mlp_share"} <= draws.keys():
-        return Verdict("both branches are not watched", NOT_APPLICABLE)
+        return Verdict("attention and MLP are not both probed", NOT_APPLICABLE)
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     if not (attention + draws["mlp_share"]).any():
         return Verdict("neither branch adds anything", NOT_APPLICABLE)
@@ -236,7 +236,7 @@ def _rank(facts: RuleInput, threshold: float) -> Verdict:
 
 def _entropy(facts: RuleInput, threshold: float) -> Verdict:
     if "entropy" not in facts.draws:
-        return Verdict("no attention weights are watched", NOT_APPLICABLE)
+        return Verdict("attention weights are not probed", NOT_APPLICABLE)
     entropy = facts.draws["entropy"]
     medians = np.median(entropy, axis=0)
     worst = int(np.argmin(medians))

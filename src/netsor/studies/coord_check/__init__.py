@@ -30,12 +30,14 @@ def coord_check(
     optimiser: str | Callable[[Any], Any] = "sgd",
     steps: int = 1,
     lr: Any = None,
+    eps: float | Callable[[float, float], float] = 0.0,
     parametrisation: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
     ids: Sequence[int] | None = None,
     targets: Sequence[int] | None = None,
     tokens: int | None = None,
     draws: int | None = None,
     grow: str = "heads",
+    vectors: Sequence[str] = (),
     promise: Mapping[str, float] | None = None,
     tolerance: float = 0.1,
     seed: int = 0,
@@ -54,7 +56,7 @@ def coord_check(
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
         What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
-        its output is the loss, and what it names with `ns.probe` is watched; or a function of the width that returns a
+        its output is the loss, and what it names with `ns.probe` is measured; or a function of the width that returns a
         PyTorch module with logits.
     widths : sequence of float, optional
         Of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then
@@ -66,11 +68,14 @@ def coord_check(
         Adam, AdamW or Muon of `torch.optim`), whose parameter groups have the learning rates. You can also
         write `optimizer` and `parametrization`.
     steps : int
-        The number of steps; changes are those over all of them. From the second on, Muon has momentum and Adam both
-        moments, with PyTorch's defaults.
+        The number of steps; changes are those over all of them, and a table has the exponents after each. From the
+        second on, Muon has momentum and Adam both moments, with PyTorch's defaults.
     lr : float, mapping or callable, optional
         The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
         function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
+    eps : float or callable
+        ε of Adam at the width and depth of the model, which the parametrisation scales. Of a function a number, or a
+        function of (in, out).
     parametrisation : str, pathlib.Path, mapping or sequence of these, optional
         How standard deviations and learning rates follow width and depth: "sp", "mup", "ntk", "mean-field",
         "fixed", a JSON or TOML file, what such a file holds, or a list of these. SP and µP unless given.
@@ -85,6 +90,9 @@ def coord_check(
         Initialisations at each width, 32 unless given.
     grow : str
         What grows with the width: the number of "heads", which keep their dimension, or "head-dim".
+    vectors : sequence of str
+        Vectors of a model that move besides matrices and embeddings: "bias" (every matrix of a block and every layer
+        norm then has one, from 0), "gain" (of norms), or both. They have the learning rate of embeddings.
     promise : mapping of str to float, optional
         Of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
     tolerance : float
@@ -156,6 +164,7 @@ def coord_check(
         step,
         steps,
         lr,
+        eps,
         ids,
         targets,
         tokens,
@@ -163,6 +172,7 @@ def coord_check(
         grow,
         promise,
         tolerance,
+        vectors,
         seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),

@@ -34,10 +34,10 @@ Build = Callable[[Any], Program]
 
 
 class ProgramRates:
-    """Learning rates of a program, as `ns.step` takes them; two of these are equal if they are one."""
+    """Learning rates of a program, as `ns.step` takes them, and eps; two of these are equal if they are one."""
 
-    def __init__(self, lr: Any) -> None:
-        self.lr = lr
+    def __init__(self, lr: Any, eps: Any = 0.0) -> None:
+        self.lr, self.eps = lr, eps
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class CheckCase:
     optimiser: str = "sgd"
     steps: int = 1
     rates: tuple[tuple[str, float], ...] = ()
+    eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
+    vectors: tuple[str, ...] = ()  # that are trained
     build: Build | None = None
     held: ProgramRates | None = None  # the learning rates of a program
 
@@ -63,18 +65,19 @@ class CheckCase:
         return {"n": math.inf} if math.isinf(self.width) else {}
 
     def network(self) -> Network:
-        """What is watched, and the loss."""
+        """What is measured, and the loss."""
         if self.model is not None:
-            return of_model(self.model, self.ids, self.targets, dict(self.rates))
+            return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps), self.vectors)
         assert self.build is not None
         made = call_build(self.build, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
-        net, rates = made if isinstance(made, tuple) else (made, None if self.held is None else self.held.lr)
+        held = self.held or ProgramRates(None)
+        net, rates = made if isinstance(made, tuple) else (made, held.lr)
         if not isinstance(net, Program):
             raise ArgumentError(
                 "model", self.build, f"a function of the width that returns a Program, not {shown(net)}"
             )
-        return of_program(net, rates)
+        return of_program(net, rates, held.eps)
 
     @property
     def entries(self) -> list[Entry]:
@@ -109,15 +112,14 @@ class CheckCase:
         assert self.model is not None
         fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
         found: dict[str, Any] = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
-        if self.steps > 1:
-            found["steps"] = self.steps
+        found |= {"steps": self.steps} if self.steps > 1 else {}
+        found |= {name: getattr(self, name) for name in ("eps", "vectors") if getattr(self, name)}
         plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
         return plain
 
-    @property
-    def part_draws(self) -> int:
+    def part_draws(self, backend: Backend) -> int:
         """The draws of a part, a power of two: each part is planned anew, so that short ones cost more than they do."""
-        if self.model is None:
+        if self.model is None or not backend.threads:  # a device draws many together
             return PART_DRAWS
         return draws_within(PART_SECONDS, self.draw().seconds)
 
@@ -202,7 +204,7 @@ class DrawTask:
     def run(self) -> Arrays:
         """Draw."""
         program, widths = self.subject.program, self.subject.widths
-        with np.errstate(over="ignore", invalid="ignore"):  # what a step blows up is told as that
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow after a step is reported as that
             how = Sampling(self.draws, self.stream, workers=1, progress=False, backend=self.backend)
             (found,) = program._at(widths).unchecked(how)  # `Check` has the quadrature errors
         plan = program.plan(backend=self.backend, **widths)  # type: ignore[arg-type]

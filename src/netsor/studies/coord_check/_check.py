@@ -49,23 +49,23 @@ class CoordCheckStudy(Study[CoordCheck]):
     def estimate(self) -> Cost:
         """What it takes, by the plans; refuses what cannot fit in memory at all."""
         request = self.request
-        every = [case for rule in request.checks for case in request.subjects(rule)]
-        draws = request.draws or DRAWS
+        draws, rules = request.draws or DRAWS, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
-        for case in every:
+        for case, part in zip(request.subjects(request.checks[0]), request.part_draws, strict=True):
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(request.backend), math.ceil(draws / case.part_draws)
+            draw, count = case.draw(request.backend), math.ceil(draws / part)
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             seconds += draw.seconds * draws + draw.compiling + draw.planning * (count if alone else 1)
             if math.isinf(case.width) and case.entries and case.plan.expects:  # the quadrature error
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             numbers += draw.numbers * draws
-            one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            parts += count
+            one = max(one, draw.in_worker(min(draws, part), request.backend))
+            parts += rules * count
         check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
         workers = worker_count(request.workers, parts, one, request.backend)
-        return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
+        overhead = overhead_seconds(workers, request.out is not None)
+        return Cost(rules * seconds, overhead, one, int(rules * numbers), workers)
 
     def check(self) -> None:
         """Refuse single precision that does not hold a law."""
@@ -120,7 +120,7 @@ def _zero_rounding(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
     """Changes that are 0 but for rounding are 0."""
     made = dict(limit)
     for entry, draws in limit.items():
-        before = limit.get(entry._replace(what=SIZE))
+        before = limit.get(entry._replace(what=SIZE, step=None))
         if entry.what == CHANGE and before is not None:
             made[entry] = np.where(draws > SIZE_RTOL * before, draws, 0.0)
     return made

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._validate import ArgumentError, Positive, check_fields, choice, real, whole
 from ...models import Transformer
-from ...models._training import KINDS, refuse
+from ...models._training import KINDS, VECTORS, refuse
 from .. import _study
 from ._cases import Build, CheckCase, DrawTask, ProgramRates
 from ._parametrisation import GROW, OPTIMISERS, Parametrisation, scaled
@@ -37,6 +37,7 @@ class Request(_study.Request):
     optimiser: Annotated[str, choice(*OPTIMISERS)] = "sgd"
     steps: Positive = 1
     lr: Any = None
+    eps: Any = 0.0
     ids: Sequence[int] | None = None
     targets: Sequence[int] | None = None
     tokens: Positive | None = None
@@ -44,6 +45,7 @@ class Request(_study.Request):
     grow: Annotated[str, choice(*GROW)] = "heads"
     promise: Mapping[str, float] | None = None  # of a program
     tolerance: Annotated[float, partial(real, above=0, most=1)] = TOLERANCE
+    vectors: Sequence[str] = ()
 
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
@@ -59,6 +61,8 @@ class Request(_study.Request):
         self._set("depths", sizes_of("depths", self.depths))
         if len(self.widths or ()) > 1 and len(self.depths or ()) > 1:
             raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
+        self._check_eps()
+        self._set("vectors", vectors_of(self.vectors, self.optimiser, self.own))
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         else:
@@ -68,6 +72,12 @@ class Request(_study.Request):
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    def _check_eps(self) -> None:
+        if not (callable(self.eps) and self.own):
+            real(self.eps, "eps", least=0, most=1)
+        if self.eps and self.optimiser != "adam":
+            raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
@@ -125,7 +135,7 @@ class Request(_study.Request):
 
     @cached_property
     def _held(self) -> ProgramRates:
-        return ProgramRates(self.lr)
+        return ProgramRates(self.lr, self.eps)
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options."""
@@ -137,11 +147,13 @@ class Request(_study.Request):
             "optimiser": self.optimiser,
             "steps": self.steps,
             "lr": str(self.lr),
+            "eps": self.eps if isinstance(self.eps, int | float) else str(self.eps),
             "ids": self.ids,
             "targets": self.targets,
             "draws": self.draws,
             "grow": self.grow,
             "tolerance": self.tolerance,
+            "vectors": self.vectors,
         }
 
     @property
@@ -206,14 +218,21 @@ class Request(_study.Request):
                 made = scaled(self.model, int(width), depth, rule, self.grow)
                 ratios = width / self.model.width, depth / self.model.layers
                 rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
+                eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
                 found.append(
-                    CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, self.steps, rates)
-                )
+                    CheckCase(made, int(width), depth, self.ids, self.targets, self.optimiser, self.steps, rates, eps,
+                              tuple(self.vectors))
+                )  # fmt: skip
         return tuple(found)
+
+    @cached_property
+    def part_draws(self) -> tuple[int, ...]:
+        """The draws of a part at each width, or depth: a parametrisation changes numbers, not what a draw takes."""
+        return tuple(subject.part_draws(self.backend) for subject in self.subjects(self.checks[0]))
 
     def tasks(self, subject: CheckCase, place: int) -> list[DrawTask]:
         """The work for a subject."""
-        draws, size = self.draws or DRAWS, subject.part_draws
+        draws, size = self.draws or DRAWS, self.part_draws[place]
         starts = range(0, draws, size)
         every = ((i, min(size, draws - at)) for i, at in enumerate(starts))
         return [DrawTask(subject, place, i, count, self.seed, self.backend) for i, count in every]
@@ -232,6 +251,16 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     if not found or len(set(found)) < len(found):
         raise ArgumentError(name, given, "one number or more, each once")
     return tuple(found)
+
+
+def vectors_of(given: Any, optimiser: Any, own: bool) -> tuple[str, ...]:
+    """The vectors of a model that are trained."""
+    if isinstance(given, str) or not all(name in VECTORS for name in given):
+        raise ArgumentError("vectors", given, f"a sequence of {' and '.join(map(repr, VECTORS))}")
+    if given and (own or optimiser == "muon"):
+        why = "a program names what moves" if own else "Muon moves matrices alone"
+        raise ArgumentError("vectors", given, f"left out: {why}")
+    return tuple(name for name in VECTORS if name in given)
 
 
 def batch_of(

@@ -19,6 +19,7 @@ from ._rules import GROWS, LIMIT, RULE, Verdict
 
 SHOWN = 5e-4  # relative error from which a limit is shown with its error
 MAX_WIDTH_COLUMNS = 6  # columns of widths; of more, the first and the last are shown
+WORDS_OF_VECTORS = {"bias": "biases", "gain": "gains of norms"}
 GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the head dimension grows with the width"}
 UPDATE_NOTE = (
     "The change ΔW x that the update of a weight makes to its inputs x, taken before the step. It is proportional to "
@@ -37,8 +38,10 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
     sections = [
         Section("", [doc.Items([_item(check) for check in checks])]),
         Section("", [doc.Figures([_picture(checks, CHANGE)])], "html"),
-        Section("Exponents with 99.99 % intervals (lr: of the update of a weight)", [_exponents(checks)]),
+        Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)]),
     ]
+    if request.steps > 1:
+        sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
     sections += [section for check in checks for section in _details(check)]
     updates: list[doc.Block] = [
         Paragraph(UPDATE_NOTE.format(axis=request.axis)),
@@ -50,14 +53,21 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
         cost = (
             f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
         )
-        exact = "" if request.own else (
-            "Every draw is exact in law at its width. Matrices and embeddings are trained; biases and gains of norms "
-            "keep their initial values. "
-        )  # fmt: skip
+        exact = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
         sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
     return doc.Document(
         f"Coordinate check of {request.name}", f"{request.name}, {verdict}", headline(request), sections
     )
+
+
+def trained(vectors: Sequence[str]) -> str:
+    """What moves in a model."""
+    moved, kept = (
+        " and ".join(words for name, words in WORDS_OF_VECTORS.items() if (name in vectors) is there)
+        for there in (True, False)
+    )
+    said = "Matrices and embeddings are trained" + (f", and {moved}" if moved else "")
+    return said + (f"; {kept} keep their initial values." if kept else ".")
 
 
 def statuses(check: Check) -> list[str]:
@@ -109,11 +119,29 @@ def _item(check: Check) -> doc.Item:
 def _exponents(checks: Sequence[Check]) -> Table:
     """Exponents with the intervals that decide, a column for each parametrisation."""
     rows: list[list[str | Cell]] = []
-    for what, name in (("verdicts", ""), ("updates", "lr of ")):
+    for what, name in (("verdicts", ""), ("updates", " update")):
         for k, first in enumerate(getattr(checks[0], what)):
             cells = [_exponent_cell(getattr(check, what)[k]) for check in checks]
-            rows.append([f"{name}{first.entry.name}", *cells])
+            rows.append([f"{first.entry.name}{name}", *cells])
     return Table(["", *(check.name for check in checks)], rows)
+
+
+def _by_step(checks: Sequence[Check]) -> Table:
+    """Exponents against the step, a row for each parametrisation and activation."""
+    steps = range(1, checks[0].request.steps + 1)
+    rows: list[list[str | Cell]] = [
+        [f"{check.name}, {last.entry.name}", *(_short_cell(verdicts[k]) for verdicts in check.by_step)]
+        for check in checks
+        for k, last in enumerate(check.verdicts)
+    ]
+    return Table(["", *(f"step {step}" for step in steps)], rows)
+
+
+def _short_cell(v: Verdict) -> Cell:
+    if v.exponent is None:
+        return Cell("–", status="absent")
+    flagged = " FLAG" * (v.status == FLAG)
+    return Cell(f"{v.exponent.value:+.2f}{flagged}", status=COLOUR_CLASSES[v.status])
 
 
 def _exponent_cell(v: Verdict) -> Cell:

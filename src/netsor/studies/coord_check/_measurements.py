@@ -93,18 +93,26 @@ class Check(Mapping[str, Verdict]):
         promised = self.rule.promise(name)
         return promised if self.request.axis == "width" or promised is None else 0.0
 
-    def blocks(self, what: str) -> list[Verdict]:
-        """The verdict on every block, for "change", "update" or "size"; `verdicts` has the worst block alone."""
+    def blocks(self, what: str, step: int | None = None) -> list[Verdict]:
+        """The verdict on every block; `verdicts` has the worst block alone.
+
+        Parameters
+        ----------
+        what : str
+            "change", "update" or "size".
+        step : int, optional
+            The number of steps that a change is after; None: all of them.
+        """
         every = []
         for entry, found in self.fits.items():
-            if entry.what == what:
+            if entry.what == what and entry.step == step:
                 promised = self._promised(entry.name)
                 every.append(Verdict(entry, promised, found, judged(found, promised, self.request.tolerance)))
         return every
 
-    def _worst(self, what: str) -> tuple[Verdict, ...]:
+    def _worst(self, what: str, step: int | None = None) -> tuple[Verdict, ...]:
         found: dict[str, list[Verdict]] = {}
-        for verdict in self.blocks(what):
+        for verdict in self.blocks(what, step):
             found.setdefault(verdict.entry.name, []).append(verdict)
         return tuple(map(worst, found.values()))
 
@@ -112,6 +120,11 @@ class Check(Mapping[str, Verdict]):
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on what one step changes: each activation, the logits and the loss."""
         return self._worst(CHANGE)
+
+    @cached_property
+    def by_step(self) -> tuple[tuple[Verdict, ...], ...]:
+        """The verdicts on the changes after each step, the last ones those of `verdicts`."""
+        return (*(self._worst(CHANGE, step) for step in range(1, self.request.steps)), self.verdicts)
 
     @cached_property
     def updates(self) -> tuple[Verdict, ...]:
@@ -128,7 +141,7 @@ class Check(Mapping[str, Verdict]):
         """Why activations have no limit, by name; empty if all have one or infinite width was not asked for."""
         found: dict[str, list[str]] = {}
         for entry, why in self.refused.items():
-            if entry.what == CHANGE and entry.name not in found.get(why, ()):
+            if entry.what == CHANGE and entry.step is None and entry.name not in found.get(why, ()):
                 found.setdefault(why, []).append(entry.name)
         return {", ".join(names): why for why, names in found.items()}
 
@@ -162,7 +175,8 @@ class Check(Mapping[str, Verdict]):
         value, low, high = size(draws, error, squares=entry.name != "loss")
         return {
             "parametrisation": self.name, "what": entry.what, "name": entry.name,
-            "block": "" if entry.block is None else entry.block, self.request.axis: at,
+            "block": "" if entry.block is None else entry.block,
+            "step": 0 if entry.what == SIZE else entry.step or self.request.steps, self.request.axis: at,
             "value": value, "low": low, "high": high, "replicas": len(draws),
         }  # fmt: skip
 
@@ -179,11 +193,16 @@ class Check(Mapping[str, Verdict]):
             "activations": [self._object(v) for v in self.blocks(CHANGE)],
             "updates": [self._object(v) for v in self.blocks(UPDATE)],
             "before": [self._object(v, judge=False) for v in self.blocks(SIZE)],
+            "by_step": [
+                {"step": k, "exponents": {v.entry.name: v.through and v.through.as_dict() for v in verdicts}}
+                for k, verdicts in enumerate(self.by_step, 1)
+            ],
             "verdicts": {v.entry.name: v.verdict for v in self.verdicts},
             "statuses": {v.entry.name: v.status for v in (*self.verdicts, *self.updates)},
             "advice": self.advice,
             "limit": None if self.limit is None else [
-                {"what": e.what, "name": e.name, "block": e.block, **_ends(self.limit_size(e))} for e in self.limit
+                {"what": e.what, "name": e.name, "block": e.block, **_ends(self.limit_size(e))}
+                for e in self.limit if e.step is None
             ],
             "no_limit": self.no_limit,
         }  # fmt: skip

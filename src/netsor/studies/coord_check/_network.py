@@ -28,25 +28,35 @@ SIZE, CHANGE, UPDATE = "size", "change", "update"
 
 
 class Entry(NamedTuple):
-    """A number that is measured: what it is, of which activation or kind of weight, after which block."""
+    """A number that is measured: what it is, of which activation or kind of weight, after which block.
+
+    `step` counts the steps of a change before the last one; None: after all steps.
+    """
 
     what: str
     name: str
     block: int | None = None
+    step: int | None = None
 
 
 class Network(NamedTuple):
-    """A network with its loss, and what is watched in it."""
+    """A network with its loss, and what is measured in it."""
 
     watched: Mapping[str, tuple[Value, ...]]
     masks: tuple[Bools | None, ...]  # of the scores, which entries count
     loss: Scalar
     acts: tuple[WeightUse, ...]
     rates: Any  # as `ns.step` takes them
+    eps: Any = 0.0  # of Adam: for all weights, or by weight
     again: Callable[[Vector], Scalar] | None = None  # the loss of logits of any size; None: as it was written
+    parameters: list[Weight | Vector] | None = None  # what moves; None: all matrices
+
+    def mask(self, name: str, block: int | None) -> Bools | None:
+        """Which entries of a watched value count; None: all."""
+        return self.masks[(block or 1) - 1] if name == "scores" and self.masks else None
 
     def kept(self) -> list[tuple[str, int | None, Value]]:
-        """What is watched, one after the other."""
+        """What is measured, one after the other."""
         return [
             (name, k if len(values) > 1 or name in ("scores", "attention", "mlp", "stream") else None, value)
             for name, values in self.watched.items()
@@ -54,18 +64,27 @@ class Network(NamedTuple):
         ]
 
 
-def of_model(model: Transformer, ids: tuple[int, ...], targets: tuple[int, ...], rates: Mapping[str, float]) -> Network:
-    """A transformer; `rates` are the learning rates of its kinds of weights."""
-    made = training(model, ids, targets)
+def of_model(
+    model: Transformer,
+    ids: tuple[int, ...],
+    targets: tuple[int, ...],
+    rates: Mapping[str, float],
+    eps: Mapping[str, float],
+    vectors: tuple[str, ...] = (),
+) -> Network:
+    """A transformer; `rates` and `eps` are those of its kinds of weights. Biases and gains have those of embeddings."""
+    made = training(model, ids, targets, vectors)
     batch = unit_vectors(sorted({*ids, *targets}), model.vocabulary or 0)
     logits = (model.vocabulary or 0) * mean_dot(made.logits, batch)
     watched = {**made.watched, "logits": (logits,), "vocabulary": (made.logits,)}
-    lr = {weight: rates[kind] for weight, kind in made.kinds().items()}
-    return Network(watched, made.masks, made.loss, made.acts, lr, made.loss_of)
+    kinds: dict[Any, str] = {**made.kinds(), **dict.fromkeys(made.vectors, "embedding")}
+    lr = {parameter: rates[kind] for parameter, kind in kinds.items()}
+    small = {parameter: eps[kind] for parameter, kind in kinds.items() if kind in eps}
+    return Network(watched, made.masks, made.loss, made.acts, lr, small, made.loss_of, made.parameters)
 
 
-def of_program(net: Program, rates: Any) -> Network:
-    """A program of one's own: its output is the loss, what it names with `ns.probe` is watched."""
+def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
+    """A custom program: its output is the loss, and it names with `ns.probe` what is measured."""
     if not net.probes:
         raise ValueError(f"{net.name} names nothing to be watched: name its activations with ns.probe")
     loss = net.output
@@ -81,7 +100,7 @@ def of_program(net: Program, rates: Any) -> Network:
     for value in topological_order([loss, *(probe.value for probe in net.probes)]):
         if isinstance(value, Vector) and isinstance(value.op, MatMul) and value.op.weight.source in names:
             acts.append(WeightUse(None, names[value.op.weight.source], value))
-    return Network(watched, tuple(masks), loss, tuple(acts), rates)
+    return Network(watched, tuple(masks), loss, tuple(acts), rates, eps)
 
 
 def _names(loss: Scalar) -> dict[Any, str]:
@@ -98,39 +117,49 @@ def _names(loss: Scalar) -> dict[Any, str]:
 
 
 def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
-    """The squares of all that is measured; of the loss, itself and its change over all steps."""
-    kept = net.kept()
-    values = [value for _, _, value in kept]
-    acted = [act.value for act in net.acts]
-    last = [] if net.again is not None else [net.loss]
-    every = [*values, *acted, *last]
-    if steps == 1:
-        after = step(every, net.loss, net.rates, optimiser)
-    else:
-        rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
-        by = {key: with_memory(optimiser, rate) for key, rate in rates.items()}
-        after = train(every, net.loss, by, steps)[-1]
+    """The squares of all that is measured; of the loss, itself and its change. Changes after fewer steps come last."""
+    kept, acted = net.kept(), [act.value for act in net.acts]
+    every = [*(value for _, _, value in kept), *acted, *([net.loss] if net.again is None else [])]
+    *earlier, after = _after_steps(net, every, optimiser, steps)
     found: dict[Entry, Scalar] = {}
-    for (name, block, before), new in zip(kept, after[: len(kept)], strict=True):
-        mask = net.masks[(block or 1) - 1] if name == "scores" and net.masks else None
-        found[Entry(SIZE, name, block)] = square(before, mask)
-        found[Entry(CHANGE, name, block)] = square(new - before, mask)
+    for (name, block, before), new in zip(kept, after, strict=False):
+        found[Entry(SIZE, name, block)] = square(before, net.mask(name, block))
+        found[Entry(CHANGE, name, block)] = square(new - before, net.mask(name, block))
     for act, new in zip(net.acts, after[len(kept) : len(kept) + len(acted)], strict=True):
         if isinstance(new.op, SteppedMatMul):
             assert isinstance(act.value.op, MatMul)
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
             found[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value, None)
-    places = [k for k, (name, _, _) in enumerate(kept) if name == "vocabulary"]
-    moved_loss = after[-1] if net.again is None else net.again(after[places[0]])
-    found |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): moved_loss - net.loss}
+    found |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): _loss(net, kept, after) - net.loss}
+    for number, some in enumerate(earlier, 1):
+        for (name, block, before), new in zip(kept, some, strict=False):
+            found[Entry(CHANGE, name, block, number)] = square(new - before, net.mask(name, block))
+        found[Entry(CHANGE, "loss", None, number)] = _loss(net, kept, some) - net.loss
     return found
 
 
-def with_memory(optimiser: str, rate: Any) -> Optimiser:
-    """An optimiser for several steps, with PyTorch's defaults: Muon without a factor, Adam without eps."""
+def _after_steps(net: Network, every: list[Value], optimiser: str, steps: int) -> list[list[Any]]:
+    """Values after each step."""
+    if steps == 1 and not net.eps:
+        return [step(every, net.loss, net.rates, optimiser, net.parameters)]
+    rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
+    eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
+    by = {key: with_memory(optimiser, rate, eps.get(key, 0.0)) for key, rate in rates.items()}
+    return train(every, net.loss, by, steps, net.parameters)[1:]
+
+
+def _loss(net: Network, kept: list[tuple[str, int | None, Value]], after: list[Any]) -> Any:
+    """The loss after a step."""
+    if net.again is None:
+        return after[-1]
+    return net.again(after[[name for name, _, _ in kept].index("vocabulary")])
+
+
+def with_memory(optimiser: str, rate: Any, eps: Any = 0.0) -> Optimiser:
+    """An optimiser for several steps, with PyTorch's defaults: Muon without a factor, Adam without eps unless given."""
     if optimiser == "muon":
         return Muon(rate, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0)
-    return SGD(rate) if optimiser == "sgd" else Adam(rate, eps=0.0)
+    return SGD(rate) if optimiser == "sgd" else Adam(rate, eps=eps)
 
 
 def joined(found: Mapping[Entry, Scalar]) -> Program:

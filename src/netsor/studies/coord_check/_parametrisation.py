@@ -45,6 +45,7 @@ class Scaling(NamedTuple):
 
     std: Power = Power()
     lr: Power = Power()
+    eps: Power = Power()  # of Adam
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Parametrisation:
     words: str
     kinds: Mapping[str, Scaling] = field(default_factory=dict)  # those that are not here do not change
     logits: Power = CONSTANT  # a multiplier of tied logits, which have no weights of their own
-    scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head in place of the width
+    scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head instead of the width
     features: float = 0.0  # the promise for all activations
     outputs: float = 0.0  # the promise for logits and loss
 
@@ -74,7 +75,7 @@ class Parametrisation:
 
     def fields(self) -> dict[str, Any]:
         """All of it, as JSON can hold it, and as a file has it."""
-        kinds = {k: {"std": s.std._asdict(), "lr": s.lr._asdict()} for k, s in self.kinds.items()}
+        kinds = {k: {name: power._asdict() for name, power in s._asdict().items()} for k, s in self.kinds.items()}
         last = {"logits": self.logits._asdict(), "scores": self.scores._asdict()}
         return {"name": self.name, **kinds, **last, "promise": {"features": self.features, "logits": self.outputs}}
 
@@ -85,6 +86,8 @@ RATES = {
     "ntk": {"sgd": (0.0, -1.0, -1.0), "adam": (0.0, -0.5, -0.5), "muon": (0.0, -0.5, -0.5)},
     "mup": {"sgd": (1.0, 0.0, -1.0), "adam": (0.0, -1.0, -1.0), "muon": (0.5, 0.0, -0.5)},
 }
+# exponents of n in eps of Adam for vectors and matrices, those of the entries of their gradients; the head has 0
+EPS_EXPONENTS = {"sp": 0.0, "ntk": -0.5, "mup": -1.0, "mean-field": -1.0}
 # exponents of n in the standard deviations of matrices and of the head, and in the multiplier of tied logits
 STD_EXPONENTS = {
     "sp": (-0.5, -0.5, 0.0),
@@ -108,8 +111,9 @@ def known(name: str, optimiser: str) -> Parametrisation:
         return Parametrisation(name, WORDS[name])
     vectors, matrices, head = RATES["mup" if name == "mean-field" else name][optimiser]
     std, last, tied = STD_EXPONENTS[name]
-    kinds = {kind: Scaling(Power(), Power(vectors)) for kind in VECTORS}
-    kinds |= {kind: Scaling(Power(std), Power(matrices)) for kind in MATRICES}
+    eps = Power(EPS_EXPONENTS[name] if optimiser == "adam" else 0.0)
+    kinds = {kind: Scaling(Power(), Power(vectors), eps) for kind in VECTORS}
+    kinds |= {kind: Scaling(Power(std), Power(matrices), eps) for kind in MATRICES}
     kinds["head"] = Scaling(Power(last), Power(head))
     scores = Power(-1.0) if name in ("mup", "mean-field") else Power(-0.5)
     return Parametrisation(name, WORDS[name], kinds, Power(tied), scores, -0.5 if name == "ntk" else 0.0)
@@ -149,7 +153,7 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
     for key, value in given.items():
         if key not in PARTS:
             raise ValueError(
-                f"{shown(key)} is no part of a parametrisation; its parts are name, like, {', '.join(PARTS)}"
+                f"{shown(key)} is not part of a parametrisation; its parts are name, like, {', '.join(PARTS)}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"{key}={shown(value)} of a parametrisation must be a table, as {_example(key)}")
@@ -171,7 +175,7 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
 def _names(value: Mapping[str, Any], allowed: Mapping[str, Any], key: str) -> list[str]:
     for name in value:
         if name not in allowed:
-            raise ValueError(f"{shown(name)} is no part of {key} in a parametrisation: {', '.join(allowed)} are")
+            raise ValueError(f"{shown(name)} is not part of {key} in a parametrisation: {', '.join(allowed)} are")
     return list(value)
 
 

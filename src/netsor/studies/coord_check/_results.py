@@ -98,6 +98,7 @@ class CoordCheck(Result):
             "at": list(r.at),
             "optimiser": r.optimiser,
             "steps": r.steps,
+            "eps": r.eps if isinstance(r.eps, int | float) else None,
             "lr": r.lr if isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own) else None,
             "ids": r.ids,
             "targets": r.targets,

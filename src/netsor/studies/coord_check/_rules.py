@@ -41,7 +41,7 @@ LIMIT = (
 
 
 class Verdict(NamedTuple):
-    """What is said of an activation, or of a kind of weight: that of its worst block.
+    """The verdict on an activation, or on a kind of weight: that of its worst block.
 
     Parameters
     ----------

@@ -40,6 +40,7 @@ def transfer(
     clip_norm: float | None = None,
     draws: int = DRAWS,
     grow: str = "heads",
+    vectors: Sequence[str] = (),
     seed: int = 0,
     rng: Rng = None,
     workers: int | None = None,
@@ -84,6 +85,8 @@ def transfer(
         Initialisations at each width. All learning rates see the same ones.
     grow : str
         What grows with the width of a model: the number of "heads", which keep their dimension, or "head-dim".
+    vectors : sequence of str
+        Biases and gains of a model that are trained, as in `ns.coord_check`.
     seed : int
         The draws depend on it alone, not on the number of workers.
     rng : numpy.random.Generator or int, optional
@@ -147,6 +150,7 @@ def transfer(
         clip_norm,
         draws,
         grow,
+        vectors,
         seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),

@@ -61,6 +61,7 @@ class SweepCase:
     targets: tuple[int, ...] = ()
     optimiser: str = "sgd"
     factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
+    vectors: tuple[str, ...] = ()  # that are trained
 
     @property
     def widths(self) -> dict[str, float]:
@@ -90,14 +91,16 @@ class SweepCase:
         assert self.model is not None
         fields = {name: getattr(self, name) for name in ("steps", "lr", "schedule", "clip_norm", "ids", "targets")}
         fields |= {"optimiser": self.optimiser, "factors": self.factors}
+        fields |= {"vectors": self.vectors} if self.vectors else {}
         fields["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
         plain: dict[str, Any] = json.loads(json.dumps(fields))
         return plain
 
-    @property
-    def part_draws(self) -> int:
+    def part_draws(self, backend: Backend) -> int:
         """The draws of a part; each is drawn once for every learning rate."""
-        return PART_DRAWS if self.model is None else draws_within(PART_SECONDS, len(self.lr) * self.draw().seconds)
+        if self.model is None or not backend.threads:  # a device draws many together
+            return PART_DRAWS
+        return draws_within(PART_SECONDS, len(self.lr) * self.draw().seconds)
 
     def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
         """What a draw takes at one learning rate; of a deep network, as those of few blocks say."""
@@ -118,9 +121,10 @@ def _program(case: SweepCase) -> Program:
     rate = hyperparameter(LR)
     how: dict[str, Any] = {"schedule": lambda t: case.schedule[t] * rate, "clip_norm": case.clip_norm}
     if case.model is not None:
-        made, factors = training(case.model, case.ids, case.targets), dict(case.factors)
-        by = {weight: with_memory(case.optimiser, factors[kind]) for weight, kind in made.kinds().items()}
-        logits = train(made.logits, made.loss, by, case.steps, **how)[-1]
+        made, factors = training(case.model, case.ids, case.targets, case.vectors), dict(case.factors)
+        kinds: dict[Any, str] = {**made.kinds(), **dict.fromkeys(made.vectors, "embedding")}
+        by = {parameter: with_memory(case.optimiser, factors[kind]) for parameter, kind in kinds.items()}
+        logits = train(made.logits, made.loss, by, case.steps, made.parameters, **how)[-1]
         return Program(_finite(made.loss_of(logits)))
     assert case.own is not None
     net = call_build(case.own.build, case.width)

@@ -17,7 +17,7 @@ from ...models._training import KINDS, refuse
 from ...optim import Optimiser
 from .. import _study
 from ..coord_check._cases import Build
-from ..coord_check._config import batch_of, sizes_of
+from ..coord_check._config import batch_of, sizes_of, vectors_of
 from ..coord_check._network import with_memory
 from ..coord_check._parametrisation import GROW, OPTIMISERS, Parametrisation, scaled
 from ._cases import DrawTask, OwnNetwork, SweepCase
@@ -50,6 +50,7 @@ class Request(_study.Request):
     clip_norm: Annotated[float, partial(real, above=0)] | None = None
     draws: Annotated[int, partial(whole, least=FEWEST)] = DRAWS
     grow: Annotated[str, choice(*GROW)] = "heads"
+    vectors: Sequence[str] = ()
 
     command: ClassVar[str] = "netsor transfer"
     smaller: ClassVar[str] = "fewer draws, learning rates, steps, tokens or widths"
@@ -67,6 +68,7 @@ class Request(_study.Request):
         if not own or not isinstance(self.optimiser, Optimiser | Mapping):
             one_of(self.optimiser, "optimiser", "", OPTIMISERS)
         self._set("lr", self._rates())
+        self._set("vectors", vectors_of(self.vectors, self.optimiser, own))
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         else:
@@ -127,6 +129,7 @@ class Request(_study.Request):
             "targets": self.targets,
             "draws": self.draws,
             "grow": self.grow,
+            "vectors": self.vectors,
         }
 
     @property
@@ -186,13 +189,18 @@ class Request(_study.Request):
             ids, targets = tuple(self.ids or ()), tuple(self.targets or ())
             found.append(
                 SweepCase(width, self.steps, lr, self.factors, self.clip_norm, None, made, ids, targets,
-                          self.optimiser, factors)
+                          self.optimiser, factors, tuple(self.vectors))
             )  # fmt: skip
         return tuple(found)
 
+    @cached_property
+    def part_draws(self) -> tuple[int, ...]:
+        """The draws of a part at each width: a parametrisation changes numbers, not what a draw takes."""
+        return tuple(case.part_draws(self.backend) for case in self.cases(self.sweeps[0]))
+
     def tasks(self, case: SweepCase, place: int) -> list[DrawTask]:
         """The work for one network."""
-        size = case.part_draws
+        size = self.part_draws[place]
         every = enumerate(min(size, self.draws - start) for start in range(0, self.draws, size))
         return [DrawTask(case, place, index, draws, self.seed, self.backend) for index, draws in every]
 

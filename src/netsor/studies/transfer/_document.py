@@ -13,7 +13,7 @@ from ..._mpl_style import COLUMN, rendered, styled
 from .. import _document as doc
 from .._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from .._html_report import COLOUR_CLASSES, provenance
-from ..coord_check._document import GROWTH
+from ..coord_check._document import GROWTH, trained
 from ..coord_check._plots import TITLES
 from ._config import Request, width_text
 from ._sweep import OUTSIDE, TOLERANCE, TRANSFERS, UNKNOWN, Sweep
@@ -52,10 +52,7 @@ def document(request: Request, sweeps: Sequence[Sweep], manifest: dict[str, Any]
         cost = (
             f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
         )
-        exact = "" if request.own else (
-            "Every draw is exact in law at its width. Matrices and embeddings are trained; biases and gains of norms "
-            "keep their initial values. "
-        )  # fmt: skip
+        exact = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
         sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
     title = f"Learning-rate transfer of {request.name}"
     return doc.Document(title, f"{request.name}: {verdict}", headline(request), sections)

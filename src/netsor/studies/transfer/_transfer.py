@@ -38,21 +38,22 @@ class TransferStudy(Study[Transfer]):
     def estimate(self) -> Cost:
         """What it takes, by the plans; refuses what cannot fit in memory at all."""
         request = self.request
-        draws, rates = request.draws, len(request.lr or ())
+        draws, rates, sweeps = request.draws, len(request.lr or ()), len(request.sweeps)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
-        for _, case in self._cases:
+        for case, part in zip(request.cases(request.sweeps[0]), request.part_draws, strict=True):
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(request.backend), math.ceil(draws / case.part_draws)
+            draw, count = case.draw(request.backend), math.ceil(draws / part)
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             plans = rates if math.isinf(case.width) else count if alone else 1
             seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
             numbers += draw.numbers * draws * rates
-            one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            parts += count
+            one = max(one, draw.in_worker(min(draws, part), request.backend))
+            parts += sweeps * count
         check_memory(one, f"a draw at widths {list(request.finite)}", "take smaller widths, or fewer tokens or steps")
         workers = worker_count(request.workers, parts, one, request.backend)
-        return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
+        overhead = overhead_seconds(workers, request.out is not None)
+        return Cost(sweeps * seconds, overhead, one, int(sweeps * numbers), workers)
 
     def check(self) -> None:
         """Refuse single precision that does not hold a law."""
