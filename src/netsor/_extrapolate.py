@@ -86,6 +86,9 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
         found = half
     else:  # both have to be covered
         found = [(a, max(e, math.hypot(f, b - a))) for (a, e), (b, f) in zip(whole, half, strict=True)]
+    if no_half and no_whole and growth > -0.5:  # slower than both, as |N| n^(−1/4): cover a + b n^γ too
+        slow = mean[-1] + difference[-1] / (2.0**-growth - 1.0)
+        found = [((a + slow) / 2, math.hypot(e, (a - slow) / 2)) for a, e in half]
     order = min(range(len(found)), key=lambda k: found[k][1])
     return Extrapolated(float(found[order][0]), found[order][1] + rounding, order, growth, spread)
 
@@ -124,6 +127,22 @@ def _refuse_fixed_scales(
                     )
 
 
+def _pseudo_values(statistic: Statistic, laws: Sequence[Mixture | Joint]) -> list[Array]:
+    """The jackknife's values of a statistic by block: a variance of few draws is biased, and its limit would be."""
+    count = len(laws)
+    whole = np.ravel(statistic(_pooled(laws)))
+    rest = (np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]]))) for k in range(count))
+    return [count * whole - (count - 1) * without for without in rest]
+
+
+def _pooled(laws: Sequence[Mixture | Joint]) -> Mixture | Joint:
+    """The law of the draws of all blocks."""
+    means, origin = np.concatenate([law.component_mean for law in laws]), laws[0].origin
+    if isinstance(laws[0], Joint):
+        return Joint(means, np.concatenate([law.component_cov for law in laws if isinstance(law, Joint)]), origin)
+    return Mixture(means, np.concatenate([law.component_var for law in laws if isinstance(law, Mixture)]), origin)
+
+
 @dataclass(frozen=True, eq=False)
 class ExtrapolatedLaw:
     """A limit law by extrapolation from exact laws at finite widths; `net.law(n=inf, method="extrapolate")` makes it.
@@ -160,8 +179,8 @@ class ExtrapolatedLaw:
 
     def details(self, statistic: Statistic) -> list[Extrapolated]:
         """Value, error, order and growth exponent of each entry of a statistic, a function of a law."""
-        values = np.array([[np.ravel(statistic(law)) for law in block] for block in self.laws], dtype=float)
-        return [extrapolated(values[:, :, k], self.widths) for k in range(values.shape[2])]
+        values = np.array([_pseudo_values(statistic, laws) for laws in zip(*self.laws, strict=True)], dtype=float)
+        return [extrapolated(values[:, :, k].T, self.widths) for k in range(values.shape[2])]
 
     def limit(self, statistic: Statistic) -> Estimate:
         """The limit of a statistic, a function of a law that returns numbers; an error if it has none."""

@@ -99,6 +99,21 @@ def test_several_entries():
     assert (np.abs(found.value - right) < 5 * found.error).all()
 
 
+def test_what_falls_slowly():
+    """√|m| with m of order n^(−1/2) falls like n^(−1/4), slower than the powers that are eliminated."""
+    x = ns.gaussian(n, 2)
+    net = ns.Program(ns.apply(lambda m: np.sqrt(np.abs(m)), ns.mean_dot(x, x)[0, 1]))
+    found = net.law(n=inf, draws=4000, method="extrapolate").mean()
+    assert abs(found.value) < 2 * found.error < 0.3
+
+
+def test_a_variance_of_few_draws_is_not_biased():
+    """sign(m) has variance 1; that of 250 draws is 0.996 on average."""
+    x = ns.gaussian(n, 2)
+    found = ns.Program(ns.apply(np.sign, ns.mean_dot(x, x)[0, 1])).law(n=inf, draws=4000, method="extrapolate").var()
+    assert abs(found.value - 1) < 2 * found.error < 0.01
+
+
 def test_no_limit_is_told():
     q = ns.weight(n, n) @ ns.gaussian(n)
     law = ns.Program(ns.dot(q, q)).law(n=inf, method="extrapolate", draws=2000)

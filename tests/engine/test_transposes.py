@@ -81,7 +81,7 @@ def test_parts_of_order_one_over_root_n_count():
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("case", ["together", "one by one", "vanishing"])
-def test_what_a_vector_adds_at_that_order_alone_is_refused(case, scale):
+def test_what_a_vector_adds_at_that_order_alone_counts(case, scale):
     """x + s y adds nothing to x at order 1, and yet W of it has a part along W y, on which W acts after it."""
     w, (x, y, z) = ns.weight(n, n), scale * ns.gaussian(n, 3)
     s = 3 * ns.mean_dot(x, z) / scale**2
@@ -94,9 +94,7 @@ def test_what_a_vector_adds_at_that_order_alone_is_refused(case, scale):
     else:
         score = ns.dot(w @ (s * y), w @ y)
     net = ns.Program(score / scale**2)
-    assert net.law(n=400, draws=2000).var() == pytest.approx(9.0, rel=0.2)  # 3 √n s |y|²/n, and no 0
-    with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
-        net.law(n=ns.inf, draws=10)
+    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(9.0, rel=0.06)  # 3 √n s |y|²/n, and no 0
 
 
 def chain(h, *widths):
@@ -162,13 +160,11 @@ def test_a_vector_that_vanishes_counts_in_a_score_of_one_matrix(name):
     assert ns.Program(score).law(n=ns.inf, draws=20_000).var() == pytest.approx(1.0, rel=0.05)  # 5 standard errors
 
 
-def test_the_transpose_on_what_vanishes_is_refused():
-    """⟨x, W^T W s x⟩ is √n s |W x|²/n and was 0: W of a vector that vanishes has no direction that W^T could act on."""
+def test_the_transpose_on_what_vanishes():
+    """⟨x, W^T W s x⟩ is √n s |W x|²/n: W^T acts on W of a vector that vanishes."""
     w, (x, u, v) = ns.weight(n, n), ns.gaussian(n, 3)
     net = ns.Program(ns.dot(x, w.T @ (w @ (ns.mean_dot(u, v) * x))))
-    assert net.law(n=400, draws=4000).var() == pytest.approx(1.0, rel=0.15)  # 6 standard errors
-    with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
-        net.law(n=ns.inf, draws=10)
+    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(1.0, rel=0.06)  # 6 standard errors
 
 
 def test_widths_at_rates_of_their_own_are_refused():

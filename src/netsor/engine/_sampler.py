@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .._array_api import one_blas_thread
 from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
+from ._ir import VIEWS, Register
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Silent, at_once, check_memory, run
 from ._plan import Plan
@@ -114,7 +115,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if plan.constant:
         mean, columns = _block(plan, seed, 1)
         cov = Numpy().cov(columns)
-        _check_finite(mean, cov)
+        _check_finite(plan, mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
     size, draws = plan.mean.shape[0], plan.replicas(draws)
     error = max(error, check_single(plan, where, draws))
@@ -134,7 +135,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     together = _chunks_per_task(plan, work.size)
     for part, (mean, cov) in sampling.run(work.law, chunks(draws, work.size), together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
-    _check_finite(means, covs)
+    _check_finite(plan, means, covs)
     if where.precision == "float32":
         means = remove_rounding_ties(plan, means, covs, seed, where)
     if plan.averaged:
@@ -182,7 +183,7 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
         parts = chunks(draws, work.size)
     for part, values in sampling.run(work.draws, parts):
         found[part.start : part.stop] = values
-    _check_finite(found)
+    _check_finite(plan, found)
     return split(found, question.outputs)
 
 
@@ -200,7 +201,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
         raise ArgumentError("draws", draws, "at most 2^34")
     size = where.chunk(plan, draws)
     mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Silent())
-    _check_finite(mean, cov)
+    _check_finite(plan, mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
     tally = MomentAccumulator(cells)
     work = _Chunk(plan, seed, where, size, cells).moments
@@ -225,12 +226,16 @@ def _chunks_per_task(plan: Plan, size: int) -> int:
     return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
 
-def _check_finite(*arrays: Array) -> None:
-    if not all(np.isfinite(array).all() for array in arrays):
+def _check_finite(plan: Plan, *arrays: Array) -> None:
+    if all(np.isfinite(array).all() for array in arrays):
+        return
+    if any(step.kind == "lost" for step in plan.steps):
         raise ValueError(
-            "the law is not finite: a function of the program gave NaN or infinity, or it overflowed, or at width inf "
-            "a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, and that is not followed"
+            "at width inf, a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not "
+            "followed (or a function of the program gave NaN or infinity); net.law(…, method='extrapolate') estimates "
+            "the limit from exact laws at finite widths"
         )
+    raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
 
 
 @dataclass(frozen=True)
@@ -373,7 +378,23 @@ def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS) -> Mov
             other_mean, other_columns = _block(question.plan(shift), 0, replicas)
             means.append(other_mean - mean)
             covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
+        if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:  # a limit of 0, perhaps, of terms that cancel
+            scale = np.maximum(scale, ROUNDING_RTOL * _largest_term(plan, replicas))
     return Moves(np.array(means), scale, np.array(covs))
+
+
+def _largest_term(plan: Plan, replicas: int) -> float:
+    """The size of the terms of the last sums that outputs are made by, to which their rounding errors are relative."""
+    made = {step.out: step for step in plan.steps}
+    pending, terms = [plan.mean], dict[Register, None]()
+    while pending:
+        step = made.get(pending.pop())
+        if step is not None and step.kind in ("add", "apply"):
+            terms |= dict.fromkeys(step.args)
+        elif step is not None and step.kind in (*VIEWS, "scale", "join", "pad", "take"):
+            pending += step.args
+    found = (_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
+    return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)
 
 
 def node_bias(question: PlanQuery) -> Array:

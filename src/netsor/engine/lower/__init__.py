@@ -3,7 +3,7 @@
 Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. If σ_W² G = C C^T, then
 (W x^i)_i = C E, with E fresh standard isotropic vectors: the sources. A vector is kept as its coordinates in the frame
 of its cluster (see `_finite_frames` and `_infinite_frames`), so that products are sums over a few directions in place
-of n coordinates.
+of n coordinates (docs/theory.md, "Finite width, usually without a weight matrix").
 
 Without any shortcut every source is drawn whole in the frame of its cluster, and every Gram matrix asked for directly.
 """
@@ -35,10 +35,18 @@ from .._ir_builder import TooLargeError, named
 from .._plan import Plan
 from .._rng_keys import SAMPLE
 from ..passes import SHORTCUTS, rewrite
-from ..passes._operations import AdjointCorrection, Coefficients, Fuse, MaterialisedMatMul, OuterProductSum, Span
+from ..passes._operations import (
+    AdjointCorrection,
+    Coefficients,
+    EpsilonPart,
+    Fuse,
+    MaterialisedMatMul,
+    OuterProductSum,
+    Span,
+)
 from ..passes._rewrite import Context
 from ._analysis import facts_of
-from ._dual_rules import score
+from ._dual_rules import UnknownEpsilonPart, epsilon_part, score
 from ._infinite_frames import NestedNonlinearity
 from ._inner_products import mean, products, products_of_coordinates, rotated
 from ._linear import lower_linear, taken
@@ -121,18 +129,19 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = narrow_with_origins(outputs)
     places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
-    context = Context(bound, {}, prices=prices, numbers=numbers)
-    for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place does not matter
-        context.origin[value] = places.get(made_from.get(value, value), len(places))
-    names = names_of(context.ordered(narrowed))
-
-    made, nested = rewrite(narrowed, context, without), frozenset[int]()
-    facts = facts_of(made, narrowed, context, names, frozenset(without), picked)
+    nested, follow = frozenset[int](), True
     while True:
+        context = Context(bound, {}, prices=prices, numbers=numbers, follow_small_parts=follow)
+        for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place is not needed
+            context.origin[value] = places.get(made_from.get(value, value), len(places))
+        names = names_of(context.ordered(narrowed))
+        facts = facts_of(rewrite(narrowed, context, without), narrowed, context, names, frozenset(without), picked)
         try:
             return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title)
         except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
             nested |= {error.group}
+        except UnknownEpsilonPart:
+            nested, follow = frozenset(), False
 
 
 def _lowered(s: State, title: str) -> Plan:
@@ -230,4 +239,5 @@ SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     Pool: pooled,
     Coefficients: lambda s, value, op: along(s, op.x, op.y),
     AdjointCorrection: adjoint,
+    EpsilonPart: epsilon_part,
 }

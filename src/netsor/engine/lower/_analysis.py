@@ -1,7 +1,7 @@
 """Analysis of a program before any step is made. Its results are frozen.
 
 The order of its values, which vectors can meet (clusters), what must be drawn and of what a coordinate is needed, who
-uses a value last, and what seeds are made from.
+uses a value last, and what seeds are made from (docs/theory.md, "Finite width", paragraph "Frames").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connected components of vectors that can meet: each has a frame of its own.
+"""Connected components of vectors that can meet: each has a frame of its own (docs/theory.md, equation 7).
 
 Vectors that are combined, multiplied by one matrix, or asked for a product belong to one cluster, and each cluster has
 a frame of its own ("different heads never meet before the concatenation"). Clusters of one structure form a group, and

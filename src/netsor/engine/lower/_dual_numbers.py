@@ -2,7 +2,7 @@
 
 With x0 + ε x1 the coordinates of a vector along directions, ⟨x, y⟩/n = x · (I + ε N) · y, where N is symmetric with one
 normal for a pair of directions, N(0,1), or N(0,2) for a direction with itself. A score n^(−1/2) ⟨x, y⟩ is the ε part of
-⟨x, y⟩/n; it exists if the part of order 1 is 0 by the structure of the program (docs/theory.md, "What is not proved").
+⟨x, y⟩/n; it exists if the part of order 1 is 0 by the structure of the program (docs/theory.md, "Orders in n").
 
 Parts of order 1 are the coordinates and scalars of a lowering. The ε parts are found when a score asks for them, each
 once, by the rule of its operation (`_dual_rules`). Some are not known: a scalar made from scores has an ε part that

@@ -1,4 +1,4 @@
-"""Scores at infinite width, and the rules of dual-number arithmetic, one for each operation."""
+"""Scores at infinite width, and the rules of dual numbers, one for each operation (docs/theory.md, "Orders in n")."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ...language._score import rsqrt
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
-from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, Span
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
 from ._fluctuation_covariances import unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame
 from ._inner_products import paired_products, products, turned_scores
-from ._linear import LINEAR, apply_linear, fitted, parts_of, propagate_support, taken
+from ._linear import LINEAR, SUM_RTOL, apply_linear, fitted, parts_of, propagate_support, taken
 from ._residual_features import GradientForm, ResidualFeatures, from_bits, to_bits
 from ._state import Bools, Fluctuation, State
 from ._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
@@ -265,7 +265,18 @@ VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
 }
 
 
-SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
+class UnknownEpsilonPart(Exception):
+    """The ε part of a scalar that a matrix is asked to follow is not known."""
+
+
+def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
+    """The ε parts of scalars, in units of a width."""
+    dual = Dual(s, VECTORS, SCALARS)
+    found = dual.converted(dual[op.c], (op.width.name, op.width.factor))
+    if (found.unknown & s.facts.asked[value] & ~structural_nonzero(s, op.c)).any():
+        raise UnknownEpsilonPart
+    made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
+    return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
 
 
 def score(s: State, value: Scalar, op: Dot) -> Register:

@@ -1,4 +1,4 @@
-"""Fluctuations of order n^(−1/2) whose covariances are known, where nonlinearities met scores at infinite width.
+"""Fluctuations of order n^(−1/2) whose covariances are known (docs/theory.md, "Orders in n").
 
 The ε parts of products (see `_dual_numbers`) are N[f] for functions f of the sources of a space, normal with
 Cov(N[f], N[f']) = Cov(f, f') by the central limit theorem. For two sources, N[e_a e_b] is a normal of its own. For a

@@ -2,8 +2,8 @@
 
 Divided by √m and with m → ∞, a source has coordinate 1 along its own direction and N(0,1)/√m along every other: so
 coordinates are of order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of pairs of
-directions (docs/theory.md, "Width ∞ is the same code"; see `_dual_numbers`). Outputs of nonlinearities have directions
-of their own (see `_residual_features`).
+directions (docs/theory.md, "Infinite width is the same code"; see `_dual_numbers`). Outputs of nonlinearities have
+directions of their own (see `_residual_features`).
 
 Where a nonlinearity acts on a mixture of another's outputs, an expectation over Gaussian sources is a mean over
 quasi-random nodes (`QmcFrame`): each vector is its values at the nodes, over √NODES. Every replica has its

@@ -2,7 +2,7 @@
 
 A rule acts on arrays (*shape, blocks, ·) instead of its vectors, and on an array instead of its coefficients: on
 coordinates, on what is known of an output's coordinates, on marks that say where something can be other than 0, and on
-the parts of order n^(−1/2) (see `_dual_numbers`).
+the parts of order n^(−1/2) (docs/theory.md, "Orders in n").
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from ..passes._operations import Append
 from ._state import Bools, Ints, LoweredVector, RotaryPositions, State
 from ._structural_zeros import random_fill, structural_nonzero
 
+SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
+
 
 def lower_linear(s: State, value: Value) -> LoweredVector:
     """A value made by a linear operation: its coordinates, samples and supports."""
@@ -31,6 +33,8 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     given = [s.vectors[x] for x in vectors]
     weights = None if by is None else s.scalars[by]
     lead = apply_linear(s, value, [x.lead for x in given], weights)
+    if value in s.facts.limits and lead.value is not None:
+        lead = _without_rounding(s, value, lead, [x.lead for x in given], weights)
     sample = None
     if any(x.sample is not None for x in given):
         sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
@@ -39,9 +43,20 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     supports = [np.zeros((*x.lead.shape[:-1], 0), bool) if x.support is None else x.support for x in given]
     support = propagate_support(s, value, supports, None if by is None else structural_nonzero(s, by))
     support = fitted(support, lead.shape)
-    if lead.value is not None:  # terms may cancel
+    if lead.value is not None:
         support = support & (lead.value[0] != 0)
     return LoweredVector(lead, sample, support, _turned(value, given), min(x.start for x in given))
+
+
+def _without_rounding(
+    s: State, value: Value, lead: Register, arrays: Sequence[Register], by: Register | None
+) -> Register:
+    """Known coordinates, with 0 where terms cancel up to rounding: what is left of them is no direction."""
+    *sizes, numbers = (s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by or lead))
+    terms = apply_linear(s, value, sizes, None if by is None else numbers)
+    found = np.asarray(lead.value)[0]
+    small = np.abs(found) <= SUM_RTOL * np.asarray(terms.value)[0]
+    return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else lead
 
 
 def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:

@@ -1,4 +1,4 @@
-"""Lowering of nonlinearities: all coordinates at finite width, Gaussian expectations at infinite width."""
+"""Nonlinearities: all coordinates at finite width, expectations at infinite width (docs/theory.md, equation 1)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from ...activations import Function
 from ...derivatives import Table, by_tanh, inner_tanh, polynomial_in_tanh
 from ...language._array import Value
-from ...language._operation import Apply, Nonlin
-from ...language._scalar import MULTIPLY, Scalar
+from ...language._operation import Apply, Dot, Nonlin, Take
+from ...language._scalar import ADD, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
 from .._error import ExactError
@@ -22,6 +22,7 @@ from ..passes._operations import OuterProductSum
 from ._components import FrameBatch
 from ._finite_frames import Application
 from ._infinite_frames import may_compare_arguments, tie_equal_arguments
+from ._inner_products import paired_products
 from ._linear import fitted
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
@@ -34,7 +35,7 @@ from ._structural_zeros import structural_nonzero
 # that number, and refused if it jumps.
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
-ROUNDED = 1e-14  # relative to 1 + |limit|: how far rounding may have put a limit from where the function jumps
+ROUNDED = 1e-14  # relative to the terms of a limit: how far rounding may have put it from where the function jumps
 JUMP = 1e-6  # relative to the size of a function at ordinary arguments: a change that is none of rounding
 
 
@@ -51,7 +52,7 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
     if not any(m.any() for m in moves):
         return
     moves = [m & _varies(s, x) if m.any() else m for m, x in zip(moves, op.inputs, strict=True)]
-    if any(m.any() for m in moves) and _jumps(op.f, points, moves):
+    if any(m.any() for m in moves) and _jumps(op.f, points, moves, [_terms(s, x) for x in op.inputs]):
         raise ExactError(
             value,
             f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every width the argument is on either "
@@ -89,21 +90,43 @@ def _varies(s: State, x: Value) -> Bools:
     return np.ones(x.shape, dtype=bool)
 
 
-def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:
+def _terms(s: State, x: Value) -> Floats:
+    """The size of the terms that limits are sums of: their rounding errors are relative to it."""
+    if isinstance(x, Vector):
+        return np.abs(np.nan_to_num(_limits(s, x)))
+    known, build, op = s.scalars[x].value, s.build, x.op
+    if known is None:
+        return np.zeros(x.shape)
+    if isinstance(op, Take):
+        return _terms(s, op.x).ravel()[op.flat]
+    made = s.scalars[x]
+    if isinstance(op, Dot) and all(s.vectors[v].lead.value is not None for v in (op.x, op.y)):
+        a, b = (build.constant(np.abs(np.asarray(s.vectors[v].lead.value))[0]) for v in (op.x, op.y))
+        made = build.step("scale", paired_products(s, a, b, op.x, op.y, x.ndim), by=s.norm(op.x) ** (-2 * op.power))
+    elif isinstance(op, Apply) and op.f in (ADD, SUBTRACT, SUM, MEAN):
+        sizes = [build.constant(np.abs(np.asarray(s.scalars[p].value))[0]) for p in op.scalars]
+        sizes = [s.align_axes(a, p.ndim, op.leading + op.axes) for a, p in zip(sizes, op.scalars, strict=True)]
+        f = ADD if op.f is SUBTRACT else op.f
+        made = build.step("apply", *sizes, made=x.shape, f=f, shape=x.shape)
+    return np.broadcast_to(np.abs(np.asarray(made.value))[0], x.shape)
+
+
+def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms: Sequence[Floats]) -> bool:
     rng = np.random.default_rng(0)
     most = max(p.ndim for p in points)
     points = [p.reshape((1,) * (most - p.ndim) + p.shape) for p in points]
     moves = [m.reshape((1,) * (most - m.ndim) + m.shape) for m in moves]
+    terms = [t.reshape((1,) * (most - t.ndim) + t.shape) for t in terms]
     base = [np.where(np.isnan(p), rng.standard_normal(p.shape), p) for p in points]
     with np.errstate(all="ignore"):
         here = np.asarray(f(*base))
         ordinary = np.asarray(f(*(rng.standard_normal(p.shape) for p in points)))
         size = np.abs(ordinary[np.isfinite(ordinary)]).max(initial=np.abs(here[np.isfinite(here)]).max(initial=0.0))
         for trial in range(TRIALS):
-            least = TINY if trial % 2 else ROUNDED
+            share = 0.0 if trial % 2 else ROUNDED
             moved = [
-                np.where(m, b + np.maximum(least, ROUNDED * np.abs(b)) * rng.standard_normal(b.shape), b)
-                for b, m in zip(base, moves, strict=True)
+                np.where(m, b + np.maximum(TINY, share * t) * rng.standard_normal(b.shape), b)
+                for b, m, t in zip(base, moves, terms, strict=True)
             ]
             there = np.asarray(f(*moved))
             if (np.isfinite(here) & ~(np.abs(there - here) <= JUMP * size)).any():

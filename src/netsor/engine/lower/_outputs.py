@@ -1,4 +1,7 @@
-"""The results of a plan: mean and coefficients of the coordinates asked for, given all that was drawn."""
+"""The results of a plan: mean and coefficients of the coordinates asked for, given all that was drawn.
+
+docs/theory.md, "The last product is integrated out".
+"""
 
 from __future__ import annotations
 

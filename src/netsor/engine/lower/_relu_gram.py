@@ -8,7 +8,8 @@ normals on average instead of k m. A number that multiplies all vectors multipli
 relu(x) for c > 0, and for c < 0 its law is the same.
 
 The conditions, all of them structure: the coordinates serve for nothing but these products; one frame, few vectors,
-and so many coordinates that each pattern has some; and a place where replicas can draw different amounts of numbers.
+and so many coordinates that each pattern has some; and a place where replicas can draw different amounts of numbers
+(docs/theory.md, "Nonlinear sections").
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Outputs of nonlinearities at infinite width, as rows of coordinates: features.
 
 A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a residual orthogonal to them (docs/theory.md,
-"Width ∞ is the same code"): F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma. The residuals of all features
-of a frame have a Gram matrix of Gaussian expectations. Its Cholesky factor gives each feature coordinates along the
-residuals before it, and one new direction. So products are sums over directions here too.
+"Infinite width is the same code"): F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma. The residuals of all
+features of a frame have a Gram matrix of Gaussian expectations. Its Cholesky factor gives each feature coordinates
+along the residuals before it, and one new direction. So products are sums over directions here too.
 
 Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
 coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its

@@ -1,6 +1,7 @@
 """The angles of rotary positions at infinite width, θ_f = base^(−u) spread over 0 < u < 1.
 
-The mean of their cosines is κ(r) = ∫ cos(r base^(−u)) du, mixed with 1 if only a part of the coordinates is turned.
+The mean of their cosines is κ(r) = ∫ cos(r base^(−u)) du, mixed with 1 if only a part of the coordinates is turned. The
+scores of equation (2) of docs/theory.md are then correlated by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a lowering: the analysis of a program, and the registers made so far."""
+"""The state of a lowering: the analysis of a program, and the registers made so far (docs/theory.md, "Frames")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structural zeros: which scalars are 0 at infinite width by the structure of the program, not by drawn numbers."""
+"""Structural zeros: which scalars are 0 at infinite width by structure (docs/theory.md, "Orders in n")."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from ...language._array import Axes, Operation, VectorAccess
 from ...language._parameters import Weight
 from ...language._scalar import Scalar
 from ...language._vector import Vector
+from ...language._width import Width
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,14 @@ class AdjointCorrection(Operation):
     g: Vector
     b: Vector
     gain: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class EpsilonPart(Operation):
+    """S: lim √n c, for scalars that vanish as n → ∞, n the width."""
+
+    c: Scalar
+    width: Width
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
     numbers: Mapping[str, float] = field(default_factory=dict)  # of hyperparameters that are known
+    follow_small_parts: bool = True  # see `small_parts`
     _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
 
     def ordered(self, outputs: Sequence[Value]) -> list[Value]:

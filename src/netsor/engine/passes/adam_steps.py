@@ -3,7 +3,9 @@
 y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂).
 
 At finite width all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the
-l_k. At infinite width the mean over β is an expectation. Where (r, x) are jointly Gaussian of mean 0, with products B
+l_k. From a finite to an infinite width, y is a combination of the vectors sign(Σ_k r_kβ l_k) with coefficients x_β/in.
+
+From an infinite width, the mean over β is an expectation. Where (r, x) are jointly Gaussian of mean 0, with products B
 of the r_k and c of the r_k with x, g_α is N(0, l_α^T B l_α) and E[x | g_α] = (l_α · c)/(l_α^T B l_α) g_α, so for f =
 sign, y_α = √(2/π) (l_α · c)/√(l_α^T B l_α): a nonlinearity of vectors.
 
@@ -52,14 +54,15 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
 
 
 def _summed(value: Value, op: Outer, context: Context) -> Vector:
-    """At finite width, all coordinates of r and x as scalars."""
+    """From a finite width: all coordinates of r and x as scalars."""
     width, out = (int(context.width(op.x)), context.width(op.left))
+    given = coordinates(join([op.right.reshape(-1), op.x.reshape(-1)]), width).reshape(-1)
+    shapes = (*op.right.shape, width), (*op.x.shape, width)
     if math.isinf(out):
-        raise ExactError(
-            value,
-            f"Adam's step of a matrix from width {width} to vectors at width inf",
-            instead="finite widths have an exact law",
-        )
+        rights, inputs = given[: op.right.size * width].reshape(*shapes[0]), given[op.right.size * width :]
+        rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
+        signs = Vector(Nonlin(SIGN, (rows,), ()), rows.shape, rows.width)
+        return mix(inputs.reshape(*shapes[1]) / width, signs)
     entries = value.shape[0] * width * out
     if entries > ENTRIES:
         raise ExactError(
@@ -68,8 +71,6 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
             f"{entries:.1e} of them a replica",
             instead="take smaller widths; SGD and Muon take products of vectors alone",
         )
-    given = coordinates(join([op.right.reshape(-1), op.x.reshape(-1)]), width).reshape(-1)
-    shapes = (*op.right.shape, width), (*op.x.shape, width)
     return Vector(OuterProductSum(op.left, given, op.sizes, op.eps, shapes), value.shape, op.left.width)
 
 
@@ -98,6 +99,13 @@ def _limit(op: Outer) -> Vector:
     others = tuple(rows[:, k : k + 1] for k in range(rows.shape[1]))
     f = Function("over_length", _over_length, lipschitz=False)
     return math.sqrt(2 / math.pi) * Vector(Nonlin(f, (along, *others), ()), along.shape, along.width)
+
+
+def _sign(g: Any) -> Any:
+    return array_namespace(g).sign(g)
+
+
+SIGN = Function("sign", _sign, bounded=True, lipschitz=False)
 
 
 def _root(gram: Any) -> Any:

@@ -36,17 +36,46 @@ from ...language._width import Width
 from .. import _cost_model
 from .._error import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, MaterialisedMatMul, Span
+from ._orders import Orders
 from ._rewrite import Context, asked, asked_together, linear_sources, rewritten, uses_of
+from .small_parts import SmallParts
+
+Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
 
 
 def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each matrix in one MatMul at most."""
+    made, split = _eliminated(outputs, context, frozenset())
+    found = split if context.follow_small_parts else frozenset[Side]()
+    while found:  # which matrices act on vectors that differ by small parts alone is known after an attempt
+        made, found = _eliminated(outputs, context, split)
+        found, split = found - split, split | found
+    return made
+
+
+def _eliminated(
+    outputs: Sequence[Value], context: Context, split: frozenset[Side]
+) -> tuple[list[Value], frozenset[Side]]:
+    """The program, and which matrices act on vectors that differ by small parts alone; `split` are those known."""
+    found: set[Side] = set()
     uses = uses_of(context.ordered(outputs))
     met = _met(outputs, uses, context)
     alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
+    orders = (
+        Orders(context) if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)) else None
+    )
+    small = SmallParts(orders) if orders is not None and split else None
 
     def change(old: Value, new: Value) -> Value:
+        made = _without_reuse(new)
+        if orders is not None and isinstance(made, Vector):  # in order, so that no chain of values is long
+            orders.has_small_part(made), orders.bits(made)
+            if small is not None:
+                small.main(made), small.small(made)
+        return made
+
+    def _without_reuse(new: Value) -> Value:
         match new.op:
             case MatMul(weight, x, each):
                 gain = _gain(new, weight, context)
@@ -74,11 +103,27 @@ def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
                 matrices[key] = _Matrices(acting.T if acting.transposed else acting, times)
             part, side = (rows[at] if each else rows), int(weight.transposed)
             again = times > 1 or weight.source in met
-            both = matrices[key]
-            parts.append(both.act(part, side, gain, context) if again else both.fresh(part, side, gain))
+            both, acts = matrices[key], (*key, side)
+            if orders is not None and again and both.deficient(part, side, orders):
+                found.add(acts)
+            if small is not None and acts in split and (rest := small.small(part)) is not None:
+                main, rest = (both.act(v, side, gain, context) for v in (small.main(part), small.main(rest)))
+                parts.append(main + small.scaled(rest, part))
+            else:
+                parts.append(both.act(part, side, gain, context) if again else both.fresh(part, side, gain))
         return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
 
-    return rewritten(outputs, context, change)
+    return rewritten(outputs, context, change), frozenset(found)
+
+
+def _reads_small_parts(value: Value, context: Context) -> bool:
+    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix to a space of finite width."""
+    match value.op:
+        case Dot(x, _, power):
+            return power == 0.5 and math.isinf(context.width(x))
+        case MatMul(weight, x):
+            return math.isinf(context.width(x)) and not math.isinf(weight.out_width.bind(context.bound))
+    return False
 
 
 def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
@@ -137,6 +182,7 @@ class _Matrices:
         self.weight, self.left = weight, times
         self.directions: list[Vector | None] = [None, None]
         self.images: list[Vector | None] = [None, None]
+        self.small = [False, False]  # whether one of these had a small part
 
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
         """W x, or W^T x, with entries N(0, gain²/in) of a matrix of its own: (matrices, vectors)."""
@@ -157,6 +203,18 @@ class _Matrices:
             made = mix(along, images)
             return made if gain == 1 else constant(np.asarray(gain)) * made
         return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
+
+    def deficient(self, x: Vector, side: int, orders: Orders) -> bool:
+        """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
+        known = self.directions[side]
+        self.small[side] |= orders.has_small_part(x)
+        widths = self.weight.in_width, self.weight.out_width
+        one_rate = len({w.name for w in widths if math.isinf(w.bind(orders.context.bound))}) == 1  # else refused later
+        if not self.small[side] or not one_rate:
+            return False
+        if known is not None and known.ndim != x.ndim:
+            known, x = self._apart(known), self._apart(x)
+        return not orders.adds_direction(x, () if known is None else (known,)).all()
 
     def _apart(self, x: Vector) -> Vector:
         """Vectors that are the same for all matrices, for each of them."""

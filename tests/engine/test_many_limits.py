@@ -1,0 +1,71 @@
+"""A thousand random networks at infinite width against a large one; and how many are refused."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+
+from ..limits import network
+from .compare import exact_draws
+
+NETWORKS = 1000
+LEVEL = 1e-4  # of all comparisons together
+WIDTHS = 2000, 4000
+DRAWS = 400
+VANISHES = 1e-6  # relative to the largest entry: what varies less is not random in the limit
+BLUR = (
+    4.0  # times the largest entry's size, over √n: noise that both laws get, for it hides what vanishes like n^(−1/2)
+)
+
+
+def smallest_p(net, seed):
+    """The smallest p-value of an entry, times the number of entries."""
+    limit = exact_draws(net, DRAWS, seed=seed, n=np.inf)
+    wide = exact_draws(net, DRAWS, seed=seed + 1, n=WIDTHS[seed % 2])
+    assert np.isfinite(limit).all()
+    random = np.ptp(limit, axis=0) > VANISHES * np.abs(wide).max()
+    for i in np.flatnonzero(~random):  # what is not random in the limit is near it
+        assert np.abs(wide[:, i] - limit[0, i]).mean() < 8 * max(1.0, np.abs(limit[0, i])) / WIDTHS[seed % 2] ** 0.5
+    size = np.sqrt((wide**2).mean(axis=0)).max()
+    blur = BLUR * size / WIDTHS[seed % 2] ** 0.5 * np.random.default_rng(seed).standard_normal((2, *wide.shape))
+    limit, wide = limit + blur[0], wide + blur[1]
+    found = [stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in np.flatnonzero(random)]
+    return min(found, default=1.0) * max(len(found), 1)
+
+
+def compared(seeds):
+    """The smallest p-values by seed, and the reasons of refusals."""
+    found, refused = {}, Counter()
+    for seed in seeds:
+        kind, net = network(seed)
+        try:
+            found[seed] = smallest_p(net, seed)
+        except ValueError as error:
+            refused[kind, str(error).split(" (at")[0]] += 1
+    return found, refused
+
+
+def test_a_few_networks():
+    found, refused = compared(range(2))
+    assert not refused
+    assert min(found.values()) > LEVEL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_networks(part):
+    count = NETWORKS // 20
+    found, refused = compared(range(part * count, (part + 1) * count))
+    print(f"\n{len(found)} compared, smallest {min(found.values()):.2g}; refused: {dict(refused)}")
+    assert min(found.values()) > LEVEL / NETWORKS
+    assert sum(refused.values()) <= 3
+
+
+def test_the_comparison_sees_a_limit_that_is_off():
+    _, net = network(0)
+    wrong = ns.Program(tuple(1.5 * output for output in net.outputs))
+    limit, wide = exact_draws(wrong, 4 * DRAWS, n=np.inf), exact_draws(net, 4 * DRAWS, seed=12, n=500)
+    assert min(stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in range(limit.shape[1])) < LEVEL / NETWORKS

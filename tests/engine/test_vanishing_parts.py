@@ -1,0 +1,71 @@
+"""What vanishes as n → ∞: parts of vectors that a matrix acts on again, and arguments of functions that jump."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor import inf
+from netsor.engine.passes.small_parts import SmallParts
+from netsor.engine.passes.weight_reuse import _Matrices
+
+from .test_gradients import disagreement
+
+n = ns.Width("n")
+
+
+def read_by_one_vector(tokens=2):
+    """The gradient of a sum over tokens: the gradients of all tokens are multiples of r, but for small parts."""
+    x, r = ns.gaussian(n, tokens), ns.gaussian(n)
+    y = ns.rms_norm(x + ns.nn.attention(x, 1), eps=0.0)
+    p = ns.dot(r, y.sum(axis=0))
+    g = ns.grad(p, x)
+    return ns.Program((p, ns.mean_dot(g[0], g[0]), ns.dot(g[0], x[1]), ns.dot(g[1], x[1])))
+
+
+def test_gradients_that_differ_by_small_parts():
+    assert disagreement(read_by_one_vector(), 1000, width=2000) > 1e-3
+
+
+def test_without_small_parts_they_are_refused(monkeypatch):
+    monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders: False)
+    with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
+        read_by_one_vector().law(n=inf, draws=100, seed=5)
+
+
+def test_the_comparison_sees_a_wrong_small_part(monkeypatch):
+    monkeypatch.setattr(SmallParts, "scaled", lambda self, small, like: 0.0 * small)
+    assert disagreement(read_by_one_vector(), 1000, width=2000) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-9, 1e9])
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_the_norm_of_a_small_vector(scale, eps):
+    """Sizes are relative: a norm with eps = 0 forgets the scale."""
+    x = ns.gaussian(n)
+    law = ns.Program(ns.rms_norm(scale * x, eps=eps)).law(n=inf, draws=10)
+    np.testing.assert_allclose(law.var(), scale**2 / (scale**2 + eps), rtol=1e-9)
+    relu = ns.mean_dot(ns.rms_norm(scale * ns.relu(x), eps=0.0), x)
+    np.testing.assert_allclose(ns.Program(relu).law(n=inf, draws=10).mean(), 0.5**0.5, rtol=1e-9)
+
+
+def test_a_norm_of_what_cancels_is_refused():
+    """0.1 x + 0.2 x − 0.3 x is 0 but for rounding, so that its direction is not known."""
+    x = ns.gaussian(n, 2)
+    rest = 0.1 * x[0] + 0.2 * x[0] - 0.3 * x[0]
+    assert ns.Program(ns.mean_dot(rest, rest)).law(n=inf, draws=10).mean() == 0.0
+    with pytest.raises(ns.ExactError, match="jumps"):
+        ns.Program(ns.rms_norm(rest, eps=0.0)).law(n=inf, draws=10)
+    m = ns.mean_dot(x, x)
+    zero = (0.1 * m + 0.2 * m - 0.3 * m)[0, 0]
+    with pytest.raises(ns.ExactError, match="jumps"):
+        ns.Program(ns.apply(np.sign, zero)).law(n=inf, draws=10)
+
+
+@pytest.mark.parametrize("norm", [ns.layer_norm, ns.rms_norm])
+def test_a_product_that_is_0_in_the_limit(norm):
+    """Norms forget the size of h, so that ⟨∂p/∂h, h⟩ is 0 but for eps: its terms cancel, up to rounding."""
+    e = ns.gaussian(n, 2)
+    h = e + ns.gelu(ns.weight(n, n) @ e)
+    g = ns.grad(ns.dot(ns.gaussian(n), norm(h, eps=0.0)[0]), h)
+    law = ns.Program(ns.dot(g[0], h[0])).law(n=inf, draws=50)
+    assert abs(law.mean()) + law.std() < 1e-12
