@@ -16,10 +16,10 @@ from netsor.cli import _study
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
-from netsor.studies.audit import _config, _plots
+from netsor.studies.audit import _plots, _request
 from netsor.studies.audit._advice import CHEAPER, cheaper
-from netsor.studies.audit._audit import AuditStudy
 from netsor.studies.audit._quantities import BLOCKS
+from netsor.studies.audit._study import AuditStudy
 
 from .command import netsor
 from .inline import Inline
@@ -139,13 +139,13 @@ def test_verdicts_by_length(folder):
 def test_default_lengths_and_draws():
     """Two lengths, as far as models reach; draws fall as the square of the length, and decide at the longest."""
     model = read(CONFIG)
-    request = _config.Request((model,))
+    request = _request.Request((model,))
     assert (request.lengths, request.draws_of(16)) == ((16,), 200)
-    wide = _config.Request((model.replace(length=512, vocabulary=500),))
+    wide = _request.Request((model.replace(length=512, vocabulary=500),))
     assert [(n, wide.draws_of(n)) for n in (*wide.lengths, 32)] == [(16, 200), (128, 16), (32, 50)]
-    assert _config.Request((model, model.replace(length=512, vocabulary=500))).lengths == (16,)
-    assert _config.Request((model.replace(length=70, vocabulary=500),)).lengths == (16, 70)
-    quick = _config.Request((model.replace(length=512, vocabulary=500),), quick=True)
+    assert _request.Request((model, model.replace(length=512, vocabulary=500))).lengths == (16,)
+    assert _request.Request((model.replace(length=70, vocabulary=500),)).lengths == (16, 70)
+    quick = _request.Request((model.replace(length=512, vocabulary=500),), quick=True)
     assert (quick.lengths, quick.draws_of(16), quick.widths) == ((16,), 16, "actual")
     assert [each.tokens for each in wide.asked if each.infinite] == [16]
 
@@ -316,7 +316,7 @@ def unplanned(monkeypatch):
         raise ValueError("a plan is begun")
 
     monkeypatch.setattr(Probes, "plan", begins)
-    monkeypatch.setattr(_config, "_planned", lru_cache(_config._planned.__wrapped__))
+    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
 
 
 def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
@@ -332,7 +332,7 @@ def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeyp
 
 def test_the_estimate_is_that_of_the_plans(folder):
     """With its random numbers, and those of its limit."""
-    request = _config.Request((read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1)
+    request = _request.Request((read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1)
     found, more = (AuditStudy(dataclasses.replace(request, draws=draws)).estimate() for draws in (600, 1200))
     plans = [subject.plan for subject in request.subjects]
     assert len(plans) == 2
@@ -360,7 +360,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
         return made(self, **widths)
 
     monkeypatch.setattr(Probes, "plan", refuses)
-    monkeypatch.setattr(_config, "_planned", lru_cache(_config._planned.__wrapped__))
+    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
     assert "no limit (--verbose says why)" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())
@@ -398,7 +398,7 @@ def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
 def test_cheaper_ways_are_named_with_what_they_take():
     """From plans: fewer blocks, fewer tokens, finite widths; none of them is planned where it does not take long."""
     model = read("gpt2").replace(layers=12, width=64, heads=4, hidden=256)
-    request = _config.Request((model,), tokens=(64,), draws=16, gradients=False)
+    request = _request.Request((model,), tokens=(64,), draws=16, gradients=False)
     cost = AuditStudy(request).estimate()
     assert cheaper(request, cost) == ""
     text = cheaper(request, cost._replace(first=0.0, seconds=1e6))
@@ -406,6 +406,6 @@ def test_cheaper_ways_are_named_with_what_they_take():
     assert list(told) == ["--set layers=4", "--tokens 8", "--widths actual"]
     assert text.startswith(f"{CHEAPER}: ")
     assert "GPU" not in text  # its time is not known for limits
-    ids = _config.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
+    ids = _request.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
     text = cheaper(ids, cost._replace(seconds=1e6))
     assert text == f"{CHEAPER}: a GPU (--backend torch): less than 111 min on an H200."

@@ -14,7 +14,7 @@ import pytest
 from netsor.cli import _budget
 from netsor.studies import _process_pool
 from netsor.studies._output_dir import Folder
-from netsor.studies.audit._config import Request
+from netsor.studies.audit._request import Request
 from netsor_papers.paper import _reproduce
 
 from .command import netsor

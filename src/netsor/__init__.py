@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .engine import NoLimitError as NoLimitError
     from .engine import Plan as Plan
     from .language import *  # noqa: F403
-    from .language._check import Point as Point
-    from .language._check import Report as Report
+    from .language._theorem_check import Point as Point
+    from .language._theorem_check import Report as Report
     from .laws import Empirical as Empirical
     from .laws import Estimate as Estimate
     from .laws import HeadSum as HeadSum
@@ -79,7 +79,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
             grad grad_norm hyperparameter identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe
             relu rms_norm rotary sigmoid silu sin softmax stack step tanh train weight
         """,
-        ".language._check": "Point Report",
+        ".language._theorem_check": "Point Report",
         ".laws": """
             Empirical Estimate HeadSum Joint Law LawError Mixture distances kl kolmogorov load paper_kl plot
             sliced_wasserstein total_variation wasserstein1

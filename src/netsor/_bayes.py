@@ -1,6 +1,6 @@
 """Posteriors and evidence of a program by Markov chains over what its plan draws.
 
-Given its random numbers z, all standard normal (see `engine._reparametrise`), the outputs of a program are Gaussian:
+Given its random numbers z, all standard normal (see `engine._latent`), the outputs of a program are Gaussian:
 data y with noise τ have the likelihood N(y; m(z), V(z) + τ²I). Chains sample z given y (see `laws._mcmc`); given
 z the outputs are conditioned exactly, so that a posterior is again a mixture of Gaussians.
 """
@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from ._array_api import one_blas_thread
 from ._validate import ArgumentError, seed_number, whole
+from .engine._latent import Latent, matched
 from .engine._parallel import Progress, check_memory, in_bytes
 from .engine._plan import in_time
-from .engine._reparametrise import Latent, matched
 from .engine._rng_keys import generator
 from .engine.backends import Device
 from .laws import Estimate, Joint, Provenance

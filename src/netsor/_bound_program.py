@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ._validate import ArgumentError, as_whole
 from .engine import Plan, PlanQuery, Sampling
 from .engine._cost_model import Prices
+from .engine._latent import Latent
 from .engine._match_attention import recognise
-from .engine._reparametrise import Latent
 from .engine._sampler import (
     Moves,
     checked_quadrature_error,

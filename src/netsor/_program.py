@@ -23,12 +23,12 @@ from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value, index_positions
-from .language._check import NO_LIMIT, Report, verdict_of
 from .language._graph import bind_names, source_order, topological_order, widths_of
 from .language._latex import latex
 from .language._latex_paper import display, formula, paper
 from .language._print import parts, text
 from .language._probe import Probe
+from .language._theorem_check import NO_LIMIT, Report, verdict_of
 from .language._width import inf
 from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data
@@ -169,7 +169,7 @@ class Program:
 
     @functools.cached_property
     def _report(self) -> Report:
-        from .language._check import check  # needs scipy.sparse, which is slow to import
+        from .language._theorem_check import check  # needs scipy.sparse, which is slow to import
 
         return check(self.name, self.outputs, correlated)
 

@@ -5,7 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor import _bayes
-from netsor.engine._reparametrise import Latent
+from netsor.engine._latent import Latent
 from netsor.engine.backends import choose
 from netsor.laws._likelihood import Observations
 

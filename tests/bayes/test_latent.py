@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _reparametrise
-from netsor.engine._reparametrise import Latent, embedding
+from netsor.engine import _latent
+from netsor.engine._latent import Latent, embedding
 from netsor.engine._sampler import _block
 
 from ..keep import keep
@@ -48,8 +48,8 @@ def test_the_shortcut_changes_nothing(case, monkeypatch):
     latent = Latent(net.plan(n=width), 1)
     if width == ns.inf and "deep" not in case:
         assert not [step for step in latent.plan.steps if step.kind == "reduced"]
-    monkeypatch.setattr(_reparametrise, "_shortened", lambda plan: (plan, 1.0))
-    monkeypatch.setattr(_reparametrise, "_read", lambda plan, step, shape: np.arange(np.prod(shape)))
+    monkeypatch.setattr(_latent, "_shortened", lambda plan: (plan, 1.0))
+    monkeypatch.setattr(_latent, "_read", lambda plan, step, shape: np.arange(np.prod(shape)))
     whole = Latent(net.plan(n=width), 1)
     z = np.random.default_rng(2).standard_normal((7, whole.size))
     of = {step.params["key"]: whole.places[step] for step in whole.places}

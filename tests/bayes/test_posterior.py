@@ -8,7 +8,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor import _bayes
-from netsor.engine._reparametrise import Latent
+from netsor.engine._latent import Latent
 from netsor.laws._likelihood import Observations, log_likelihood, updated_by_columns
 from netsor.laws._mcmc import adapt_schedule, evidences, mean_of_logs
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _reparametrise
+from netsor.engine import _latent
 from netsor.engine.backends._numpy import Streams, positive_products
 from netsor.engine.lower import _relu_gram, make_plan
 
@@ -155,7 +155,7 @@ def test_other_places_draw_all_coordinates():
     """JAX and PyTorch have arrays of one shape for all replicas; chains move over normals alone."""
     assert "positive" not in [step.kind for step in make_plan(tokens().outputs, {"n": 256}).steps]
     latent, _ = tokens()._at({"n": 256}).latent(1, ns.engine.backends.Numpy())
-    assert isinstance(latent, _reparametrise.Latent)
+    assert isinstance(latent, _latent.Latent)
     assert latent.size > 3 * 256
 
 

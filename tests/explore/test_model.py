@@ -14,7 +14,7 @@ from netsor.explore import Target, _audit_view
 from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Model, Variant, lengths
 from netsor.explore._law_views import ProgramSettings
 from netsor.studies import _process_pool
-from netsor.studies.audit._config import DrawTask
+from netsor.studies.audit._request import DrawTask
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 n = ns.Width("n")

@@ -10,12 +10,12 @@ from netsor.engine._reference import LITERAL
 from netsor.engine.lower import SCALARS, VECTORS
 from netsor.engine.lower._linear import LINEAR
 from netsor.language._array import Entrywise, Operation, VectorAccess
-from netsor.language._check import BOUNDED, COVERED
 from netsor.language._derivative import RULES
 from netsor.language._graph import asked_entries, narrow, topological_order
 from netsor.language._operation import SteppedMatMul, SteppedParameter
 from netsor.language._rotary import Rotate
 from netsor.language._score import Pool
+from netsor.language._theorem_check import BOUNDED, COVERED
 
 from ..programs import operations
 from ..specification import SpecificationError, verify

@@ -13,9 +13,9 @@ from scipy import stats
 
 from netsor.models import read
 from netsor.models._training import VECTORS
-from netsor.studies.coord_check._config import Request
 from netsor.studies.coord_check._network import CHANGE, SIZE, UPDATE, Entry
 from netsor.studies.coord_check._parametrisation import known
+from netsor.studies.coord_check._request import Request
 
 from .real import CLASSES, configuration
 

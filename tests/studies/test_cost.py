@@ -16,11 +16,11 @@ from netsor.engine.backends._numpy import block_bytes
 from netsor.models import read
 from netsor.studies import _cost, _process_pool
 from netsor.studies._cost import BASE, Cost, Draw, overhead_seconds, worker_count
-from netsor.studies.audit._audit import AuditStudy
-from netsor.studies.audit._config import Request as AuditRequest
-from netsor.studies.coord_check._check import CoordCheckStudy
-from netsor.studies.coord_check._config import Request
+from netsor.studies.audit._request import Request as AuditRequest
+from netsor.studies.audit._study import AuditStudy
 from netsor.studies.coord_check._parametrisation import parametrisation
+from netsor.studies.coord_check._request import Request
+from netsor.studies.coord_check._study import CoordCheckStudy
 
 
 class Device(Numpy):
@@ -95,13 +95,13 @@ def test_shallow_plans_tell_what_a_deep_one_takes(name, gradients):
 PEAK = """
 import json, sys
 from netsor.models import read
-from netsor.studies.audit import _config
-from netsor.studies.coord_check import _config as _coord
+from netsor.studies.audit import _request
+from netsor.studies.coord_check import _request as _coord
 from netsor.studies.coord_check._parametrisation import parametrisation
 name, options, rule = json.loads(sys.argv[1])
 model = read(name).replace(layers=2)
 if rule is None:
-    request = _config.Request((model,), **options)
+    request = _request.Request((model,), **options)
     task = request.tasks(request.subjects[0])[0]
 else:
     request = _coord.Request(model, (parametrisation("sp", rule),), optimiser=rule, **options)

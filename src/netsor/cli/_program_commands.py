@@ -233,7 +233,7 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     module's name. It is run, as Python runs it: check no file that you do not trust. PROGRAM is a program in it, or a
     function that returns one. Exit code 1 if the program has no limit.
     """
-    from ..language._check import NO_LIMIT
+    from ..language._theorem_check import NO_LIMIT
     from ._load_program import load
 
     with stdout_to_stderr(as_json):

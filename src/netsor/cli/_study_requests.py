@@ -12,17 +12,17 @@ import click
 from .._validate import one_of, shown
 from ..models import Transformer, recipe, settings
 from ..models._metric_program import ProgramModel
-from ..studies.audit import _config as _audit_config
-from ..studies.audit._audit import AuditStudy
+from ..studies.audit import _request as _audit_config
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
-from ..studies.coord_check import _config as _check_config
+from ..studies.audit._study import AuditStudy
+from ..studies.coord_check import _request as _check_config
 from ..studies.coord_check import of_module
-from ..studies.coord_check._check import CoordCheckStudy
 from ..studies.coord_check._parametrisation import OPTIMISERS, parametrisation
-from ..studies.transfer import _config as _transfer_config
-from ..studies.transfer._transfer import TransferStudy
+from ..studies.coord_check._study import CoordCheckStudy
+from ..studies.transfer import _request as _transfer_config
+from ..studies.transfer._study import TransferStudy
 from ._check_init_command import networks_of
 from ._load_program import bound, find, is_target
 from ._options import RATE, integers

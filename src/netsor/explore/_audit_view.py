@@ -15,15 +15,15 @@ import numpy as np
 
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
-from ..studies.audit._audit import AuditStudy, joined, result_of
-from ..studies.audit._config import LENGTHS, AuditCase, Request, longest
-from ..studies.audit._config import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
 from ..studies.audit._findings import join_words
 from ..studies.audit._measurements import Draws
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
+from ..studies.audit._request import LENGTHS, AuditCase, Request, longest
+from ..studies.audit._request import Model as AuditedModel
 from ..studies.audit._results import Audit, Comparison
+from ..studies.audit._study import AuditStudy, joined, result_of
 from ._view import MAX_SECONDS, Band, Curve, Panel, Rows, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all

@@ -11,7 +11,6 @@ from itertools import combinations
 
 from . import _operation as ops
 from ._array import Value, VectorAccess
-from ._check import CONJECTURED, NO_LIMIT, Report
 from ._graph import LETTERS, names_of, narrow, topological_order, transposed
 from ._latex_formulas import (
     DOCUMENT,
@@ -37,6 +36,7 @@ from ._print import initial_law
 from ._probe import Probe
 from ._rotary import Rotate
 from ._score import Pool
+from ._theorem_check import CONJECTURED, NO_LIMIT, Report
 from ._vector import Vector
 from ._width import Width
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from . import _operation as ops
 from ._array import Value
-from ._check import CONJECTURED, NO_LIMIT, Report
 from ._graph import LETTERS, narrow, topological_order
 from ._latex import Writer
 from ._latex_formulas import (
@@ -35,6 +34,7 @@ from ._latex_formulas import (
 )
 from ._operation import MatMul
 from ._parameters import Weight
+from ._theorem_check import CONJECTURED, NO_LIMIT, Report
 from ._vector import Vector
 
 EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matrices are the same

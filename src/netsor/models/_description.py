@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self, get_args, get_type_hints
 
 from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
 from ..language._rotary import Stretch
-from ._config import ACTIVATION
+from ._hf_config import ACTIVATION
 
 # Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
 # matrices that a family draws smaller, while `std` sets all of them alike.

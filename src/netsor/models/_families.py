@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ._config import ACTIVATION, Config
+from ._hf_config import ACTIVATION, Config
 
 Fields = dict[str, Any]
 Reader = Callable[[Config], Fields]

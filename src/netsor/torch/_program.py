@@ -14,6 +14,7 @@ from .._program import Program
 from ..language import TraceError, Value
 from ..language._array import Take
 from ..language._probe import Probe
+from ._aten_ops import OPS, VALUES, Call, numbers
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._draws import Draws, Random
 from ._export import (
@@ -28,7 +29,6 @@ from ._export import (
     path_of,
     read,
 )
-from ._ops import OPS, VALUES, Call, numbers
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
 from ._samples import fresh
 

@@ -19,10 +19,10 @@ from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
 from netsor.studies._cache import Store
-from netsor.studies.audit import _audit, _config, _plots
-from netsor.studies.audit._config import AuditCase, Request
+from netsor.studies.audit import _plots, _request, _study
 from netsor.studies.audit._measurements import LengthResult
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
+from netsor.studies.audit._request import AuditCase, Request
 from netsor.studies.audit._results import Audit, Comparison
 
 from ...inline import Inline
@@ -36,7 +36,7 @@ SMALL = {"tokens": 3, "draws": 40}
 def inline(monkeypatch):
     """In this process, and in parts of 16 draws."""
     monkeypatch.setattr(_process_pool, "Workers", Inline)
-    monkeypatch.setattr(_config, "PART_DRAWS", 16)
+    monkeypatch.setattr(_request, "PART_DRAWS", 16)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def bits(audit):
 
 @pytest.mark.slow
 def test_the_same_bits_for_any_number_of_worker_processes(monkeypatch):
-    monkeypatch.setattr(_config, "PART_DRAWS", 16)  # it is the parent that makes the parts
+    monkeypatch.setattr(_request, "PART_DRAWS", 16)  # it is the parent that makes the parts
     two = bits(ns.audit(TINY, workers=2, **SMALL))
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     one = bits(ns.audit(TINY, workers=1, **SMALL))
@@ -309,17 +309,17 @@ def test_figures_have_the_thresholds_of_rules(inline):
 def test_gradients_are_measured_where_they_cost_little():
     """Of the shortest of several inputs, whose draws are a part of the whole; by counts, and not by the clock."""
     model = TINY.replace(length=96, vocabulary=100)
-    several = _config.Request((model,), tokens=(4, 96), draws=40, widths="both")
+    several = _request.Request((model,), tokens=(4, 96), draws=40, widths="both")
     assert 1.0 < several.times <= 2.0
     assert [(each.tokens, each.infinite, each.gradients) for each in several.asked] == [
         (4, False, True),
         (4, True, False),
         (96, False, False),
     ]
-    alone = _config.Request((model,), tokens=4, draws=40, widths="actual")
+    alone = _request.Request((model,), tokens=4, draws=40, widths="actual")
     assert alone.times > 2.0
     assert not alone.asked[0].gradients
-    asked = _config.Request((model,), tokens=(4, 96), draws=40, gradients=True)
+    asked = _request.Request((model,), tokens=(4, 96), draws=40, gradients=True)
     assert all(each.gradients for each in asked.asked)
 
 
@@ -425,11 +425,11 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what one takes is less."""
     request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
     (subject,) = request.subjects
-    for name in ("_cost.BASE", "_cost.MIN_DRAW_BYTES", "audit._audit.COPIES"):
+    for name in ("_cost.BASE", "_cost.MIN_DRAW_BYTES", "audit._study.COPIES"):
         monkeypatch.setattr(f"netsor.studies.{name}", 0.0)
     together = min(block_of(subject.plan), 64)
     assert together > 2
-    plan, (_, _, planning) = subject.plan, _config._planned(subject)
-    found = _audit.AuditStudy(request).estimate()
+    plan, (_, _, planning) = subject.plan, _request._planned(subject)
+    found = _study.AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)

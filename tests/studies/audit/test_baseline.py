@@ -12,7 +12,7 @@ import netsor as ns
 from netsor.studies import _process_pool
 from netsor.studies.audit import _plots
 from netsor.studies.audit._baseline import Baseline, Departure, _beyond, _Earlier, _places, _rank
-from netsor.studies.audit._config import Request
+from netsor.studies.audit._request import Request
 
 from ...inline import Inline
 

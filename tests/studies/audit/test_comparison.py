@@ -12,11 +12,11 @@ import netsor as ns
 from netsor._document import FLAG, OK, UNDECIDED, to_text
 from netsor._html_report import to_cell
 from netsor.studies import _process_pool
-from netsor.studies.audit._config import Request
 from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
 from netsor.studies.audit._document import document
 from netsor.studies.audit._findings import join_words, lengths_text, number, worst
 from netsor.studies.audit._measurements import Draws, LengthResult
+from netsor.studies.audit._request import Request
 
 from ...inline import Inline
 from .test_rules import facts

@@ -8,10 +8,10 @@ import netsor as ns
 from netsor.engine import Sampling
 from netsor.language._graph import topological_order
 from netsor.language._operation import SteppedParameter
-from netsor.studies.coord_check._config import Request
 from netsor.studies.coord_check._network import CHANGE, Entry
 from netsor.studies.coord_check._parametrisation import Power, known, parametrisation
-from netsor.studies.transfer._config import Request as SweepRequest
+from netsor.studies.coord_check._request import Request
+from netsor.studies.transfer._request import Request as SweepRequest
 
 INPUTS, TARGETS = ns.data([[1.0, 0.0], [0.6, 0.8]]), [1.0, -1.0]
 

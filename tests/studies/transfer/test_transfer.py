@@ -14,8 +14,8 @@ from netsor.studies import _process_pool
 from netsor.studies.coord_check._parametrisation import parametrisation
 from netsor.studies.transfer import Sweep
 from netsor.studies.transfer._cases import DrawTask
-from netsor.studies.transfer._config import Request
-from netsor.studies.transfer._transfer import TransferStudy
+from netsor.studies.transfer._request import Request
+from netsor.studies.transfer._study import TransferStudy
 
 from ...inline import Inline
 

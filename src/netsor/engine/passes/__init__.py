@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...language._array import Value
 from ._rewrite import Context
-from .adam_steps import expand_outer_products
+from .adam_first_step import expand_outer_products
 from .batch_weights import stack_weights
 from .fuse_nonlinearities import compose_nonlinearities
 from .optimiser_steps import expand_steps

@@ -39,7 +39,7 @@ from ...optim import Coefficients, Rates, unit
 from .._error import ExactError
 from ._operations import Outer
 from ._rewrite import Context, rewritten
-from .adam_steps import eps_error
+from .adam_first_step import eps_error
 from .first_order_steps import expand_first_order
 from .muon_steps import orthogonalised
 from .step_coefficients import Coefficient, Combination, Order, coefficient_of, largest, single, value_of

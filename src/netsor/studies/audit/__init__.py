@@ -15,9 +15,9 @@ from ...models import Transformer, read
 from ...models import recipe as by_recipe
 from ...models._metric_program import ProgramModel
 from .._output_dir import out_path
-from . import _config
-from ._audit import AuditStudy
+from . import _request
 from ._results import Audit, Comparison
+from ._study import AuditStudy
 
 __all__ = ["audit"]
 
@@ -154,8 +154,8 @@ def audit(
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
             raise ArgumentError("sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}")
         ((field, values),) = sweep.items()
-        models, swept = _config.sweep(first, field, values)
-    request = _config.Request(
+        models, swept = _request.sweep(first, field, values)
+    request = _request.Request(
         models,
         tokens,
         ids,

@@ -11,10 +11,10 @@ from ...engine._plan import in_time
 from ...models import RECIPES, Transformer
 from ...models._description import idle
 from .._cost import Cost
-from ._config import Model, Request
 from ._findings import join_words, number
 from ._measurements import LengthResult
 from ._quantities import EVERY
+from ._request import Model, Request
 
 ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
 MATRICES = {

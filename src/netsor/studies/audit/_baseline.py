@@ -25,10 +25,10 @@ import scipy
 
 from ..._files import fields
 from ..._validate import ArgumentError, shown
-from ._config import Model, Request
 from ._findings import EQUALITY_RTOL, join_words
 from ._order_statistics import DECIDE, LEVEL, LOW, MAX_USEFUL_DRAWS
 from ._quantities import BLOCKS, EVERY, FINAL
+from ._request import Model, Request
 
 Floats = npt.NDArray[np.float64]
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity

@@ -15,10 +15,10 @@ from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, OK
 from ..._validate import shown
 from ...models._metric_program import ProgramModel
-from ._config import AuditCase, Model, Request
 from ._findings import Finding, RuleInput, within_error, worst
 from ._order_statistics import band
 from ._quantities import BLOCKS, FINAL
+from ._request import AuditCase, Model, Request
 from ._rules import RULES, judged
 
 Array = npt.NDArray[np.float64]

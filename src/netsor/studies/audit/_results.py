@@ -15,12 +15,12 @@ from .._output_dir import to_csv, to_dataframe
 from .._study import Result
 from . import _ranges
 from ._baseline import Baseline, Departure
-from ._config import Model, Request
 from ._differences import Differences, differences
 from ._document import document
 from ._findings import Finding, lengths_text
 from ._measurements import Band, Draws, LengthResult, Lengths, changing, merged
 from ._quantities import BLOCKS, FINAL
+from ._request import Model, Request
 
 
 class AuditResult(Result):

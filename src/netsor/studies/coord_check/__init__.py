@@ -14,9 +14,9 @@ from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
 from .._output_dir import out_path
-from . import _config, _parametrisation
-from ._check import CoordCheckStudy
+from . import _parametrisation, _request
 from ._results import CoordCheck
+from ._study import CoordCheckStudy
 
 __all__ = ["coord_check"]
 
@@ -149,7 +149,7 @@ def coord_check(
         given = [] if own else ["sp", "mup"]
     one_of(step, "optimiser", "", _parametrisation.OPTIMISERS)
     described: Any = model if own or isinstance(model, Transformer) else read(model)
-    request = _config.Request(
+    request = _request.Request(
         described,
         tuple(_parametrisation.parametrisation(each, step) for each in given),
         widths,
@@ -183,8 +183,8 @@ def of_module(
         return build, optimiser, lr, ids
     from ...torch._training import makes_module, training
 
-    first = next((n for n in widths or _config.WIDTHS if isinstance(n, int)), 0)
+    first = next((n for n in widths or _request.WIDTHS if isinstance(n, int)), 0)
     if not makes_module(build, first):
         return build, optimiser, lr, ids
-    lr = _config.RATES.get(optimiser) if lr is None and isinstance(optimiser, str) else lr
+    lr = _request.RATES.get(optimiser) if lr is None and isinstance(optimiser, str) else lr
     return *training(build, first, optimiser, lr, ids), 0.0 if lr is None else lr, None

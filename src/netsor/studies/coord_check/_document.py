@@ -11,10 +11,10 @@ from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html_report import COLOUR_CLASSES, provenance
 from ...laws import Estimate
-from ._config import Request
 from ._measurements import Check
 from ._network import CHANGE, UPDATE
 from ._regression import size
+from ._request import Request
 from ._rules import GROWS, LIMIT, RULE, Verdict
 
 SHOWN = 5e-4  # relative error from which a limit is shown with its error

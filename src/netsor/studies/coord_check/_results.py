@@ -9,10 +9,10 @@ from typing import Any
 from ..._document import Document
 from .._output_dir import to_csv, to_dataframe
 from .._study import Result
-from ._config import Request
 from ._document import document
 from ._measurements import Check
 from ._network import CHANGE
+from ._request import Request
 
 
 class CoordCheck(Result):

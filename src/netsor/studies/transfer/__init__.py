@@ -15,10 +15,10 @@ from ...models import Transformer, read
 from ...optim import Optimiser
 from .._output_dir import out_path
 from ..coord_check import _parametrisation
-from ._config import DRAWS, STEPS, Request
+from ._request import DRAWS, STEPS, Request
 from ._results import Transfer
+from ._study import TransferStudy
 from ._sweep import Optimum, Sweep
-from ._transfer import TransferStudy
 
 __all__ = ["Optimum", "Sweep", "Transfer", "transfer"]
 

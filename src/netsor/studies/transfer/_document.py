@@ -15,7 +15,7 @@ from ..._html_report import COLOUR_CLASSES, provenance
 from ..._mpl_style import COLUMN, rendered, styled
 from ..coord_check._document import GROWTH, trained
 from ..coord_check._plots import TITLES
-from ._config import Request, width_text
+from ._request import Request, width_text
 from ._sweep import OUTSIDE, TOLERANCE, TRANSFERS, UNKNOWN, Sweep
 
 SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others

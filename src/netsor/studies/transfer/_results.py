@@ -10,8 +10,8 @@ from ..._document import Document
 from ..._mpl_style import rendered, styled
 from .._output_dir import to_csv, to_dataframe
 from .._study import Result
-from ._config import Request
 from ._document import document, figure
+from ._request import Request
 from ._sweep import Sweep
 
 

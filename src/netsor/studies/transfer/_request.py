@@ -17,9 +17,9 @@ from ...models._training import KINDS, refuse
 from ...optim import Optimiser
 from .. import _study
 from ..coord_check._cases import Build
-from ..coord_check._config import batch_of, sizes_of, vectors_of
 from ..coord_check._network import with_memory
 from ..coord_check._parametrisation import GROW, OPTIMISERS, Parametrisation, scaled
+from ..coord_check._request import batch_of, sizes_of, vectors_of
 from ._cases import DrawTask, OwnNetwork, SweepCase
 
 WIDTHS = (64, 256, 1024)

@@ -17,10 +17,10 @@ from ...engine.backends import Backend
 from .._cost import Cost, overhead_seconds, refuse_large, worker_count
 from .._study import Run, Study
 from ._cases import CheckCase, DrawTask
-from ._config import DRAWS, Request
 from ._measurements import Check
 from ._network import CHANGE, SIZE, Entry
 from ._parametrisation import Parametrisation
+from ._request import DRAWS, Request
 from ._results import CoordCheck
 
 SIZE_RTOL = 1e-5  # of a size: square roots of rounding errors of squares are below it

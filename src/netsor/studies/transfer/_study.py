@@ -15,7 +15,7 @@ from .._cost import Cost, overhead_seconds, refuse_large, worker_count
 from .._study import Run, Study
 from ..coord_check._parametrisation import Parametrisation
 from ._cases import DrawTask, SweepCase
-from ._config import Request
+from ._request import Request
 from ._results import Transfer
 from ._sweep import Sweep
 

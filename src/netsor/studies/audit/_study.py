@@ -15,10 +15,10 @@ from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
 from .._study import Run, Study
 from ._advice import cheaper
-from ._config import MOVED, AuditCase, DrawTask, Request
 from ._measurements import Draws, LengthResult
 from ._order_statistics import DECIDE
 from ._quantities import FINAL
+from ._request import MOVED, AuditCase, DrawTask, Request
 from ._results import Audit, Comparison
 
 COPIES = 4  # of the draws, at most, while they are put together and sorted
