@@ -19,11 +19,12 @@ from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
 from netsor.studies._cache import Store
-from netsor.studies.audit import _plots, _request, _study
+from netsor.studies.audit import _plots, _request
 from netsor.studies.audit._measurements import LengthResult
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
 from netsor.studies.audit._request import AuditCase, Request
 from netsor.studies.audit._results import Audit, Comparison
+from netsor.studies.audit._study import AuditStudy
 
 from ...inline import Inline
 
@@ -430,6 +431,6 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     together = min(block_of(subject.plan), 64)
     assert together > 2
     plan, (_, _, planning) = subject.plan, _request._planned(subject)
-    found = _study.AuditStudy(request).estimate()
+    found = AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)
