@@ -187,6 +187,7 @@ def test_distances_do_not_depend_on_threads():
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_densities_have_the_same_bits_in_other_processes():
     """With any number of threads, and at a point whether it is asked for alone or among others.
 

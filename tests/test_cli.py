@@ -95,6 +95,7 @@ def test_compare(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 
 
+@pytest.mark.slow
 def test_compare_finds_the_width_that_is_wide_enough():
     arguments = ["compare", "--width", "64", "--draws", "2000", "--tolerance", "0.1", "--of", "variance"]
     needed = json.loads(netsor(*arguments, "--json").stdout)["width_needed"]
@@ -103,6 +104,7 @@ def test_compare_finds_the_width_that_is_wide_enough():
     assert f"between {needed['low']} and {needed['high']:.0f} on" in netsor(*arguments).stdout.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_compare_takes_the_head_dimension_to_infinity_unless_told():
     arguments = ["compare", "--width", "64", "--head-dim", "8", "--draws", "20000", "--json"]
     free, kept = (json.loads(netsor(*arguments, *more).stdout) for more in ([], ["--keep-head-dim"]))

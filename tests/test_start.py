@@ -66,6 +66,7 @@ def test_only_names_for_users_are_listed_and_wrong_ones_are_corrected():
         _ = ns.AttentionRegresor
 
 
+@pytest.mark.slow
 def test_one_thread_loads_at_a_time():
     """Python's own locks fail where one thread imports a package and another, directly, a part of it."""
     code = """
@@ -153,6 +154,7 @@ def test_options_list_what_the_library_has():
     assert _backend_options.PRECISIONS == backends.PRECISIONS
 
 
+@pytest.mark.slow
 def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path):
     """The file itself may import what lies beside it, also later; netsor and its libraries do not."""
     for name in ("csv", "email", "socket", "calendar", "pprint", "scipy", "matplotlib"):

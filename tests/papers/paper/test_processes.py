@@ -98,6 +98,7 @@ def inline(monkeypatch):
     monkeypatch.setattr(_reproduce, "drawn", lambda data: {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", keep([1, 20], 1))
 def test_killed_runs_lose_nothing(kills, inline, tmp_path):
     """kill −9 when some more parts are there, then once more to the end: the bytes of an undisturbed run."""

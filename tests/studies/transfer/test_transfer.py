@@ -119,6 +119,7 @@ def test_a_model_is_swept_in_both_parametrisations(monkeypatch):
         found["ntk"]
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_training():
     """Every rate sees the draws that a program with this rate has, and the schedule multiplies it."""
     case = study(steps=2, schedule=lambda t: (t + 1) / 2, clip_norm=0.5).request.cases(parametrisation("mup", "sgd"))[1]
