@@ -129,6 +129,7 @@ def test_a_bad_backend_is_of_no_concern(words, said, tmp_path):
     assert result.stderr.startswith(said)
 
 
+@pytest.mark.slow
 def test_what_a_file_prints_is_not_on_stdout(tmp_path):
     """Below Python too."""
     (tmp_path / "mine.py").write_text(

@@ -26,7 +26,7 @@ def needs(name):
         pytest.importorskip("torch")
 
 
-LONG = {"bayes", "check_init", "regression", "tangent", "three_questions", "wide_enough"}
+LONG = {"bayes", "check_init", "picture", "regression", "tangent", "three_questions", "wide_enough"}
 
 
 @pytest.mark.parametrize(

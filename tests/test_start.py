@@ -52,6 +52,7 @@ def test_the_documentation_lists_public_names():
     assert {"Program", "kl", "audit", "nn", "models", "paper"} <= listed
 
 
+@pytest.mark.slow
 def test_names_are_there_for_all_who_look():
     """`dir` before anything is loaded, `import *`, and pickle by module and name."""
     assert fresh("import netsor; print(set(netsor.__all__) <= set(dir(netsor)))") == "True"

@@ -49,7 +49,7 @@ def compared(seeds):
 
 
 def test_a_few_networks():
-    found, refused = compared(range(2))
+    found, refused = compared(range(1))
     assert not refused
     assert min(found.values()) > LEVEL
 

@@ -273,7 +273,8 @@ def test_rao_blackwell_and_draws_are_of_one_law(tmp_path):
     assert abs(square.mean() - by_density) < 4.9 * square.std() / len(square) ** 0.5
 
 
-@pytest.mark.parametrize("estimator", keep(["paper", "exact"], "exact"))
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["paper", "exact"])
 def test_one_estimator_alone(estimator, inline, tmp_path, monkeypatch):
     """A figure of each kind, drawn as the report has it."""
     monkeypatch.setattr(_figures, "KINDS", ("svg",))
