@@ -25,8 +25,9 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 # A package on PyPI whose wheel carries the files of Pyodide 314.0.3. Pyodide has no other home on PyPI.
 CARRIER, INSIDE = "open-webui==0.12.4", "open_webui/frontend/pyodide/"
-CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+CORE, LOCK = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip"), "pyodide-lock.json"
 COMPILED = ("numpy", "scipy", "matplotlib")  # packages with compiled parts, which Pyodide has
+UNUSED = {"fonttools", "pytz"}  # of what matplotlib names: the first is for PDF files, the second for nothing
 PURE = ("array-api-compat", "click", "filelock", "jinja2", "markupsafe", "threadpoolctl", "tqdm")
 CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"  # where it is loaded from, if it is not beside the pages
 SIZE = 32_900_000  # bytes of Pyodide, numpy and scipy, which are loaded before the first answer
@@ -45,13 +46,15 @@ def write_pyodide(folder: Path) -> None:
             [*command, "--python-version", "3.12", "--only-binary", ":all:", "-d", download, CARRIER], check=True
         )
         with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
-            packages = json.loads(wheel.read(f"{INSIDE}pyodide-lock.json"))["packages"]
-            names, wanted = list(COMPILED), list(CORE)
+            lock = json.loads(wheel.read(f"{INSIDE}{LOCK}"))
+            packages, names, wanted = lock["packages"], list(COMPILED), list(CORE)
+            packages["matplotlib"]["depends"] = sorted(set(packages["matplotlib"]["depends"]) - UNUSED)
             for name in names:  # which grows meanwhile
                 wanted.append(packages[name]["file_name"])
                 names += [other for other in packages[name]["depends"] if other not in names]
             for name in wanted:
                 (folder / name).write_bytes(wheel.read(f"{INSIDE}{name}"))
+    (folder / LOCK).write_text(json.dumps(lock))
     compile_bytecode(folder, "numpy", "scipy")
 
 
@@ -67,12 +70,12 @@ def write_netsor(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted((SOURCE / "netsor").rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
+            if file.is_file() and not {"__pycache__", "torch"} & set(file.parts):  # a browser has no PyTorch
                 archive.write(file, file.relative_to(SOURCE))
         for name in PURE:
             for entry in distribution(name).files or ():
                 kept = entry.suffix == ".py" or "licenses" in entry.parts or entry.name == "METADATA"
-                if kept and ".." not in entry.parts:  # the scripts of a package lie outside it
+                if kept and not {"..", "tests"} & set(entry.parts):  # the scripts of a package lie outside it
                     archive.write(entry.locate(), entry)
     if LOCAL.exists():
         shutil.copy(path, LOCAL / ARCHIVE)
@@ -158,6 +161,9 @@ def on_post_build(config: Any) -> None:
     assets = Path(config.site_dir) / "assets"
     write_netsor(assets / ARCHIVE)
     shutil.copy(STYLE, assets / "explore.css")
+    shutil.rmtree(assets / "javascripts" / "lunr", ignore_errors=True)  # of the theme: search in other languages
+    for file in Path(config.site_dir).rglob("*.map"):  # for those who debug its scripts
+        file.unlink()
     if LOCAL.exists():
         shutil.copytree(LOCAL, assets / "pyodide", dirs_exist_ok=True)
 

@@ -17,7 +17,7 @@ FOLDER = Path("/pyodide")
 def compiled(path):
     """The archive with a .pyc file where it has a .py file."""
     made = io.BytesIO()
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as written:
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as written:
         for file in archive.namelist():
             content = archive.read(file)
             if file.endswith(".py"):
