@@ -304,6 +304,11 @@ def test_what_cannot_be_read_is_refused_by_name(build, message):
     assert ns.torch.program(Orthogonal, IDS, laws=laws).shape == (1, 6)
 
 
+def test_inputs_on_the_meta_device_are_refused():
+    with pytest.raises(ValueError, match="pass ids on the CPU"):
+        ns.torch.program(MODULES["llama"][0], (torch.zeros((1, 4), dtype=torch.long, device="meta"),))
+
+
 def test_a_law_that_is_off_is_noticed():
     """The statistics can fail: one matrix a third too large."""
     build, args, kwargs, _ = MODULES["llama"]

@@ -54,6 +54,10 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     for part in shadow.modules():  # a cache of keys and values, which transformers returns unless told otherwise
         if getattr(getattr(part, "config", None), "use_cache", False):
             part.config.use_cache = False
+    if any(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in pytree.tree_leaves((args, kwargs))):
+        raise ValueError(
+            "inputs on the meta device have no numbers: pass ids on the CPU; the module itself may be on meta"
+        )
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
