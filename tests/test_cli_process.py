@@ -69,6 +69,7 @@ none = ns.Program(ns.dot(w @ x, w @ x))
 """
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize(
     "words",

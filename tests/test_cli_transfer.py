@@ -54,6 +54,7 @@ def test_json_is_the_contract(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "tiny.json"]  # no --out: nothing is written
 
 
+@pytest.mark.slow
 def test_table_and_folder(folder):
     run = [*SMALL, "--out", "out", "--parametrisation", "mup", "--verbose"]
     result = netsor(*run, cwd=folder)

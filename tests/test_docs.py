@@ -25,7 +25,7 @@ BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 DRAWS = re.compile(r"draws=([\d_]+)")
 FEW = {"scale.md", "signal.md"}  # in a quick run with few draws
 LONG = FEW | {"bayes.md", "howto.md", "laws.md", "muon-scale.md", "reproduce.md", "step.md", "tangent.md", "torch.md"}
-LONG |= {"coord-check.md", "transfer.md", "wide-enough.md"}
+LONG |= {"audit.md", "coord-check.md", "models.md", "transfer.md", "wide-enough.md"}
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 

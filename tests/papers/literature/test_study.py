@@ -66,6 +66,7 @@ def small(monkeypatch):
     DONE.clear()
 
 
+@pytest.mark.slow
 def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
     study = LiteratureStudy(Request(("small",), out=tmp_path, workers=1))
     told = study.estimate().seconds
