@@ -34,10 +34,20 @@ from netsor.studies import (
 
 from .._figures import FIGURE_SECONDS, FILES, FigureResult, drawn, file_names
 from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
-from . import _deepscale, _dong, _giorlandino, _hron, _noci, _temperature, _tensor_programs, _unit_scaling
+from . import (
+    _deepscale,
+    _dong,
+    _giorlandino,
+    _hron,
+    _learning_rate,
+    _noci,
+    _temperature,
+    _tensor_programs,
+    _unit_scaling,
+)
 from ._result import Claim, PartTask, Result
 
-MODULES = (_giorlandino, _deepscale, _unit_scaling, _tensor_programs, _noci, _hron, _dong, _temperature)
+MODULES = (_giorlandino, _deepscale, _unit_scaling, _tensor_programs, _noci, _hron, _dong, _temperature, _learning_rate)
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
 
