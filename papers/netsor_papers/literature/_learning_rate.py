@@ -148,9 +148,9 @@ def _change(numbers: Numbers) -> Claim:
     scaled = {n: distance(numbers, "linear", n) * math.sqrt(n) for n in WIDTHS}
     seen = float(np.mean(groups(numbers, 4 * CHANGE) < groups(numbers, CHANGE) / 4))
     return Claim(
-        f"The bound n^(−1/2) is likely not tight: beyond n = {CHANGE} convergence is seen to be much faster, without an "
-        "explanation.",
-        f"The exponent of n in the mean distance, from {CHANGE:,} to 10⁶, is below −1/2 by more than {EXPONENT_ATOL:g}.",
+        f"The bound n^(−1/2) is likely not tight: beyond n = {CHANGE} convergence is seen to be much faster, "
+        "without an explanation.",
+        f"The exponent of n in the mean distance, from {CHANGE:,} to 10⁶, is more than {EXPONENT_ATOL:g} below −1/2.",
         f"{found}. √n times the mean distance: {', '.join(f'{e.value:.3f} ({n:,})' for n, e in scaled.items())}; the "
         f"error is {max(e.error for e in scaled.values()):.1g}. The mean over {NETWORKS} networks fluctuates: in "
         f"{seen:.0%} of cases its distance at {4 * CHANGE:,} is below a quarter of that at {CHANGE:,}, where a half is "
@@ -167,8 +167,8 @@ def _random(numbers: Numbers) -> Claim:
     return Claim(
         "For attention with scores over √n there is no proof that the best rate converges to a constant.",
         f"Its standard deviation at infinite width is below {CONSTANT_RTOL:.0%} of its mean.",
-        f"The limit is random: standard deviation {100 * relative.value:.1f} ± {100 * relative.error:.1f} % of the mean, "
-        f"5 % of networks below {low:.3f} and 5 % above {high:.3f} of the rate for uniform attention.",
+        f"The limit is random: standard deviation {100 * relative.value:.1f} ± {100 * relative.error:.1f} % of the "
+        f"mean, 5 % of networks below {low:.3f} and 5 % above {high:.3f} of the rate for uniform attention.",
         extrapolate(decide_below(relative, CONSTANT_RTOL)),
     )
 
@@ -220,10 +220,10 @@ RESULT = Result(
         "https://arxiv.org/abs/2511.01734",
         "https://www.emergentmind.com/open-problems/explain-sudden-convergence-rate-change-lr-transfer-mup",
     ),
-    setting="A linear network of depth L = 3 in µP, one step of gradient descent on its hidden matrices, quadratic loss. "
-    "With inputs in one dimension, as in the public reproduction, any data set is one point: input 1 and target 1. Ours: "
-    "ns.step, exact at every width; the best rate of each network is found from the polynomial in the rate that its "
-    "output is. Attention: one head on four orthogonal tokens, read out as their mean, with scores over n (all matrices "
+    setting="A linear network of depth L = 3 in µP, one step of gradient descent on its hidden matrices, quadratic "
+    "loss. With inputs in one dimension, as in the public reproduction, any data set is one point: input 1 and target "
+    "1. Ours: ns.step, exact at every width; the output is a polynomial in the rate, which gives the best rate of each "
+    "network. Attention: one head on four orthogonal tokens, read out as their mean, with scores over n (all matrices "
     "learn) and over √n (values and outputs do). All rates are over the published constant.",
     quick="2,000 networks at every width.",
     parts=parts,
@@ -231,13 +231,13 @@ RESULT = Result(
     pictures=(
         Picture(
             "learning-rate",
-            "Left: how much the best rate varies between networks. Right: its mean distance to the limit (line), and the "
-            "distance of means over three networks (band: 90 % of them); dotted: n = 1024.",
+            "Left: how much the best rate varies between networks. Right: its mean distance to the limit (line), and "
+            "the distance of means over three networks (band: 90 % of them); dotted: n = 1024.",
             draw,
             rows,
         ),
     ),
-    unread="the paper beyond its abstract. The limit and the rate are from a public reproduction of it, the change of the "
-    "rate from a public list of open problems that quotes the paper; its figures, widths and numbers of networks are not "
-    "known here.",
+    unread="the paper beyond its abstract. The limit and the rate are from a public reproduction of it, the change of "
+    "the rate from a public list of open problems that quotes the paper; its figures, widths and numbers of networks "
+    "are not known here.",
 )
