@@ -37,6 +37,7 @@ from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECID
 from . import (
     _deepscale,
     _dong,
+    _gating,
     _giorlandino,
     _hron,
     _learning_rate,
@@ -47,7 +48,18 @@ from . import (
 )
 from ._result import Claim, PartTask, Result
 
-MODULES = (_giorlandino, _deepscale, _unit_scaling, _tensor_programs, _noci, _hron, _dong, _temperature, _learning_rate)
+MODULES = (
+    _giorlandino,
+    _deepscale,
+    _unit_scaling,
+    _tensor_programs,
+    _noci,
+    _hron,
+    _dong,
+    _temperature,
+    _learning_rate,
+    _gating,
+)
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
 
