@@ -37,6 +37,7 @@ from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECID
 from . import (
     _deepscale,
     _dong,
+    _finite_width,
     _gating,
     _giorlandino,
     _hron,
@@ -59,6 +60,7 @@ MODULES = (
     _temperature,
     _learning_rate,
     _gating,
+    _finite_width,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
