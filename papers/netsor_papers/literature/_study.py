@@ -38,6 +38,7 @@ from . import (
     _deepscale,
     _dong,
     _finite_width,
+    _gap,
     _gating,
     _giorlandino,
     _hron,
@@ -61,6 +62,7 @@ MODULES = (
     _learning_rate,
     _gating,
     _finite_width,
+    _gap,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
