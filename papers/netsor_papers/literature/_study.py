@@ -35,6 +35,7 @@ from netsor.studies import (
 from .._figures import FIGURE_SECONDS, FILES, FigureResult, drawn, file_names
 from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
 from . import (
+    _completep,
     _deepscale,
     _dong,
     _finite_width,
@@ -63,6 +64,7 @@ MODULES = (
     _gating,
     _finite_width,
     _gap,
+    _completep,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
