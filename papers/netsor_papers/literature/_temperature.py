@@ -99,8 +99,8 @@ def parts(quick: bool) -> list[Part]:
     """All of it takes seconds, so a quick run is the same."""
     lengths = list(LENGTHS)
     made = [Part(f"normal {d}", normal_scores, {"lengths": lengths, "head_dim": d}, 1.0) for d in (FIXED_NORM, 128)]
-    made += [Part(f"own {d}", own_scores, {"lengths": lengths, "dimension": d}, 3.0) for d in (*DIMENSIONS, None)]
-    return [*made, Part("entropy", entropies, {"lengths": lengths, "shares": list(SHARES)}, 3.0)]
+    made += [Part(f"own {d}", own_scores, {"lengths": lengths, "dimension": d}, 1.2) for d in (*DIMENSIONS, None)]
+    return [*made, Part("entropy", entropies, {"lengths": lengths, "shares": list(SHARES)}, 2.0)]
 
 
 def _scales(numbers: Numbers, label: str) -> dict[int, Estimate]:
