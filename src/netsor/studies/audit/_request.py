@@ -44,7 +44,7 @@ MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measur
 
 @dataclass(frozen=True)
 class AuditCase:
-    """A model with its input, at its own widths or with all of them at infinity."""
+    """A model with its input, at its own widths or at infinite ones."""
 
     model: Model
     tokens: int
@@ -56,8 +56,16 @@ class AuditCase:
 
     @property
     def widths(self) -> dict[str, float]:
-        """The widths by their names."""
-        return {name: math.inf if self.infinite else width for name, width in self.model.widths().items()}
+        """The widths by their names.
+
+        With rotary positions heads keep their dimension: at d = ∞ scores need a normal for each pair of tokens and each
+        difference of positions, and gradients have no law yet.
+        """
+        own = self.model.widths()
+        if not self.infinite:
+            return dict(own)
+        rotary = isinstance(self.model, Transformer) and self.model.positions == "rotary"
+        return {name: own[name] if rotary and name == "d" else math.inf for name in own}
 
     @property
     def status(self) -> str:
