@@ -39,6 +39,7 @@ TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_TOLD = 3  # fields, in a name
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
 MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
+MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
 
 
@@ -362,6 +363,12 @@ class Request(_study.Request):
         """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
         found = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
+            if isinstance(model, Transformer) and self.lengths[0] > MAX_LIMIT_TOKENS:
+                found[model] = (
+                    f"at {self.lengths[0]} tokens they would take longer than at the model's own widths; take at most "
+                    f"{MAX_LIMIT_TOKENS} tokens"
+                )
+                continue
             try:
                 self._subject(model, self.lengths[0], True, True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
