@@ -361,7 +361,7 @@ class Request(_study.Request):
     @cached_property
     def no_gradients(self) -> dict[Model, str]:
         """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
-        found = {}
+        found: dict[Model, str] = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
             if isinstance(model, Transformer) and self.lengths[0] > MAX_LIMIT_TOKENS:
                 found[model] = (
