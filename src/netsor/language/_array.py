@@ -75,7 +75,8 @@ def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
         hit = np.zeros(math.prod(shape), dtype=bool)
         hit[places] = True
         hit = hit.reshape(shape)
-        return tuple(hit.any(axis=tuple(k for k in range(len(shape)) if k != axis)) for axis in range(len(shape)))
+        axes = range(len(shape))
+        return tuple(np.asarray(hit.any(axis=tuple(k for k in axes if k != axis))) for axis in axes)
     keep = tuple(np.zeros(size, dtype=bool) for size in shape)
     for axis, at in zip(keep, np.unravel_index(places, shape) if shape else (), strict=True):
         axis[at] = True
