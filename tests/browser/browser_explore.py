@@ -29,7 +29,7 @@ def test_one_layer(tab):
 
 
 def test_to_infinity(tab):
-    """At the right end of its slider the width is ∞, and one law is left beside the Gaussian."""
+    """At the right end of its slider the width is ∞, and one law is left next to the Gaussian."""
     tab.view("One layer")
     tab.move("width", "End")
     limit = ns.paper.layer(heads=1).law(n=ns.inf)

@@ -1,4 +1,4 @@
-"""One model without a browser: what is changed in it, what is seen, a second beside it, and several lengths."""
+"""One model without a browser: what is changed in it, what is seen, a second model, and several lengths."""
 
 import json
 import math
@@ -104,7 +104,7 @@ def test_the_code_makes_the_backward_curves(small):
 
 @pytest.mark.slow
 def test_two_models_and_two_lengths(small):
-    """First the one at the first length, then both, then all lengths; what is said is what the comparison says."""
+    """First the one at the first length, then both, then all lengths; the text is that of the comparison."""
     model = Model(small, replace(small, std=1.0, depth="off"), tokens=(3, 6))
     views = [*model.views()]
     shapes = [[(a.model.name, [f.tokens for f in a.lengths]) for a in v.result.audits] for v in views]

@@ -58,7 +58,7 @@ def last_layer(depth: int, scale: float) -> Any:
 
 
 def uniform(gram: Array, width: int, scale: float) -> tuple[Array, Array]:
-    """What the paper's assumption A = 1/s makes of the mean of these two, given the tokens; gram is ⟨x, x'⟩/width.
+    """The mean of these two under the paper's assumption A = 1/s, given the tokens; gram is ⟨x, x'⟩/width.
 
     With entries N(0, σ²/n), (1/n) ‖∂S/∂W^V‖² = s |x̄|² and
     (1/n) ‖∂S/∂W^Q‖² = (σ_K²/(s² n²)) ‖X‖² ‖X^T (1 − 11^T/s) X‖².

@@ -214,8 +214,8 @@ def coord_check_command(
     printed(found, out, as_json, verbose)
     bad = [check for check in found if not check.kept]
     if fail and bad:
-        told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as expected: {told}")
+        failed = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
+        echo_error(f"not as expected: {failed}")
         raise click.exceptions.Exit(FAILED)
 
 

@@ -179,10 +179,10 @@ class _Trial:
     def shape(self) -> Shape:
         """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
         if is_builtin(self.f) and 6 * sum(map(math.prod, self.cores)) > MAX_RESCALED_ARGUMENTS:
-            told = base(self.f)
-            if not hasattr(told, "makes"):
+            known = base(self.f)
+            if not hasattr(known, "makes"):
                 return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
-            return (told.makes,) if told.makes else self.cores[0]
+            return (known.makes,) if known.makes else self.cores[0]
         made: Shape | None = None
         for arguments in self._arguments():
             try:

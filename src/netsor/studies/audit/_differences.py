@@ -24,7 +24,7 @@ from ._measurements import Lengths, merged
 from ._order_statistics import HIGH, LOW
 from ._quantities import BLOCKS, EVERY, FINAL
 
-SHOWN = 6  # quantities that part most
+SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
 NEUTRAL = ("limit",)  # rules that do not say which model is better
@@ -110,7 +110,7 @@ class SeparatedMetric(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What is different in several models: their fields, what rules say of them, and quantities that part.
+    """The differences between several models: in their fields, in the rules' verdicts, and in quantities.
 
     Parameters
     ----------

@@ -327,7 +327,7 @@ RULES = (
         "at the end the tokens fill less than 0.1 of the directions in which they can differ",
         0.1,
         "tokens fill {value} of the directions in which they can differ",
-        "Tokens that point the same way cannot be told apart after a norm: the loss hardly depends on which is which.",
+        "Tokens that point the same way look alike after a norm: the loss hardly depends on which is which.",
         "Scale the residual branches down with depth, or raise the std of the embeddings, so that tokens stay apart.",
         _rank,
     ),
