@@ -264,7 +264,7 @@ BAD = {
     ("tiny.json", "--set", "std=1e-300"): "--set 'std=1e-300': std=1e-300 must be a finite number",
     ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1: so many different ids",
     ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
-    ("b" * 300,): "cannot be read (File name too long), and none of the models that ship",
+    ("b" * 300,): "cannot be read (File name too long), and no model that ships has this name",
     ("twice.json",): "MODEL 'twice.json': 'twice.json' has the field 'n_layer' twice",
     ("deep.json",): "MODEL 'deep.json': 'deep.json' is nested too deeply",
     ("escape.json",): r"'\x1b[2J'=1",

@@ -1,4 +1,4 @@
-"""Vectors whose Gram matrices are singular, nearly so, or of any scale, and their factors, which all libraries must agree on."""
+"""Vectors whose Gram matrices are singular, nearly so, or of any scale; all libraries must agree on them."""
 
 import numpy as np
 

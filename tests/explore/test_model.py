@@ -176,7 +176,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(Model(Variant("gpt5")), "not a file, and none of the models that ship"), (Model(Variant(std=-1.0)), "std=-1.0"),
+    [(Model(Variant("gpt5")), "no model that ships has this name"), (Model(Variant(std=-1.0)), "std=-1.0"),
      (Model(tokens=(1,)), "must be 2 or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
      (Model(Variant(fields="colour=red")), "colour"), (Model(tokens=(4, 4)), "each once")],
 )  # fmt: skip

@@ -137,7 +137,7 @@ def test_what_is_removed_meanwhile_is_told(tmp_path):
 
 
 def test_while_tasks_are_done_there_is_time_for_other_work():
-    """First progress is reported, then a piece of the other work is done; a task that is done is not waited for again."""
+    """First progress is reported, then a piece of the other work is done; finished tasks are not waited for again."""
     done, reported = [], []
     pieces = (done.append(piece) for piece in range(5))
 

@@ -147,9 +147,7 @@ def width_needed(
     seed = chosen_seed(seed, rng)
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
-    allowed = real(tolerance, "tolerance", least=0)
-    if allowed == 0:
-        raise ArgumentError("tolerance", tolerance, "above 0")
+    allowed = real(tolerance, "tolerance", above=0)
     if of not in ("kl", "tv", "variance", "kurtosis"):
         if isinstance(of, str) or not 0 < of < 1:
             raise ArgumentError("of", of, OF)
