@@ -50,8 +50,8 @@ h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 .netsor table { width: 100%; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: 1.5rem; }
 .figures { margin: 1.5rem 0; }
-.figures:has(> :only-child) { max-width: 36rem; display: block; }
-figure { margin: 0; }
+.figures:has(> :only-child) { display: block; }
+figure { margin: 0; overflow-x: auto; }
 figure svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: 0.85rem; }
 a { overflow-wrap: anywhere; }
@@ -154,8 +154,11 @@ def _rendered(document: Document, **given: Any) -> str:
 
 
 def _svg(figure: Figure) -> str:
+    """The picture; letters stay readable on a phone, where wide figures scroll."""
     text = figure.svg().decode()
-    return text[text.index("<svg") :]
+    text = text[text.index("<svg") :]
+    width = float(text.partition('width="')[2].partition("pt")[0])
+    return text.replace("<svg ", f'<svg style="min-width: {1.2 * width:.0f}px; max-width: {2.2 * width:.0f}px" ', 1)
 
 
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:
