@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -156,9 +157,12 @@ def _rendered(document: Document, **given: Any) -> str:
 def _svg(figure: Figure) -> str:
     """The picture; letters stay readable on a phone, where wide figures scroll."""
     text = figure.svg().decode()
-    text = text[text.index("<svg") :]
-    width = float(text.partition('width="')[2].partition("pt")[0])
-    return text.replace("<svg ", f'<svg style="min-width: {1.2 * width:.0f}px; max-width: {2.2 * width:.0f}px" ', 1)
+
+    def sized(found: re.Match[str]) -> str:
+        least, most = 1.2 * float(found[1]), 2.2 * float(found[1])
+        return f'style="min-width: {least:.0f}px; max-width: {most:.0f}px" {found[0]}'
+
+    return re.sub(r'width="([\d.]+)pt"', sized, text[text.index("<svg") :], count=1)
 
 
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:

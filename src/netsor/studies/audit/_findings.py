@@ -127,7 +127,7 @@ class Rule(NamedTuple):
     """A rule."""
 
     name: str
-    rule: str
+    rule: str  # in words, with {threshold}
     threshold: float
     brief: str  # a few words, with {value}
     reason: str
