@@ -192,7 +192,7 @@ class Logits(NamedTuple):
         return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
 
     def first(self, count: int) -> Logits:
-        """The logits of the first vectors, if `words` was told how many they would be."""
+        """The logits of the first vectors, if `words` was given their number."""
         known, root, noise = self.known, self.root, self.noise
         return self._replace(
             y=self.y[:count],

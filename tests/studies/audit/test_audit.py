@@ -87,9 +87,9 @@ def test_parts_are_draws_of_the_model(inline):
 
 
 def test_what_an_audit_looks_like_and_whom_it_tells(inline):
-    told = []
-    audit = ns.audit(TINY, widths="actual", progress=lambda *done: told.append(done), **SMALL)
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    reported = []
+    audit = ns.audit(TINY, widths="actual", progress=lambda *done: reported.append(done), **SMALL)
+    assert reported == [(1, 3), (2, 3), (3, 3)]
     assert len(repr(audit)) < 120
     assert repr(audit).startswith("<Audit of gpt2: 40 draws; flagged: ")
     assert str(audit) == audit.table()
@@ -380,12 +380,12 @@ def test_only_the_limit(inline):
 
 
 def test_two_models_of_one_name_are_told_apart():
-    for others, told in (
+    for others, reported in (
         ([TINY.replace(std_q=0.5, tied=False)], [", tied=False, std_q=0.5"]),
         ([TINY, TINY], [", again", ", again, again"]),
     ):
         request = Request((TINY, *others), widths="actual", **SMALL)
-        assert [model.name for model in request.models] == [TINY.name, *(f"{TINY.name}{words}" for words in told)]
+        assert [model.name for model in request.models] == [TINY.name, *(f"{TINY.name}{words}" for words in reported)]
 
 
 WRONG = [

@@ -36,7 +36,7 @@ MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one mor
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
-MOST_TOLD = 3  # fields, in a name
+MOST_NAMED = 3  # fields, in a name
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
 MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
 MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
@@ -451,7 +451,7 @@ def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
             before = first.fields()
             differ = [f"{key}={value}" for key, value in model.fields().items() if value != before[key]]
             differ = [] if isinstance(model, ProgramModel) else differ
-            name += f", {', '.join(differ[:MOST_TOLD])}" + ", …" * (len(differ) > MOST_TOLD) if differ else ", again"
+            name += f", {', '.join(differ[:MOST_NAMED])}" + ", …" * (len(differ) > MOST_NAMED) if differ else ", again"
         while name in {other.name for other in made}:
             name += ", again"
         made.append(model if name == model.name else model.replace(name=name))
