@@ -1,4 +1,4 @@
-"""The width from which on a law is near its limit."""
+"""The width beyond which a law is near its limit."""
 
 import numpy as np
 import pytest

@@ -138,7 +138,9 @@ def audit_command(
     with stdout_to_stderr(as_json):
         found = run_study(watch, where, lambda: audit_study(options, rules, earlier))
     verdict, left = against(found, earlier)
-    with usage_errors(f"--fail-on {shown(fail_on)}: "):  # what only the draws tell, as that no branch adds anything
+    with usage_errors(
+        f"--fail-on {shown(fail_on)}: "
+    ):  # known after the draws only, such as that no branch adds anything
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
     printed(found, out, as_json, verbose, verdict, left)
     for each in failed:
