@@ -71,6 +71,12 @@ def every(shape: Shape) -> Keep:
 
 def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
     """The smallest part of an array that has these places, counted through all of it."""
+    if places.size * 8 > math.prod(shape):  # many: marking them all is faster than finding their coordinates
+        hit = np.zeros(math.prod(shape), dtype=bool)
+        hit[places] = True
+        hit = hit.reshape(shape)
+        axes = range(len(shape))
+        return tuple(np.asarray(hit.any(axis=tuple(k for k in axes if k != axis))) for axis in axes)
     keep = tuple(np.zeros(size, dtype=bool) for size in shape)
     for axis, at in zip(keep, np.unravel_index(places, shape) if shape else (), strict=True):
         axis[at] = True

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import json
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -434,3 +435,16 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     found = AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)
+
+
+def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():
+    """The limit costs no more than the model itself, and has gradients unless the input is long."""
+    model = ns.models.read("llama-3-8b").replace(layers=1)
+    own, limit = (AuditCase(model, 64, None, infinite) for infinite in (False, True))
+    assert limit.widths == {"n": math.inf, "d": 128, "m": math.inf}
+    assert limit.plan.seconds(100) < own.plan.seconds(100)
+    assert AuditCase(model, 2, None, True, gradients=True).plan.steps
+    assert set(AuditCase(TINY, 3, None, True).widths.values()) == {math.inf}
+    long = Request((model,), tokens=64, gradients=True)
+    assert "take at most 32 tokens" in long.no_gradients[model]
+    assert [case.gradients for case in long.subjects] == [True, False]
