@@ -15,7 +15,7 @@ import click
 from .._validate import real, shown
 from ._backend_options import BackendChoice, pop_backend, where_options
 from ._options import ABOVE, DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
-from ._output import check_name, echo, echo_error, stdout_to_stderr
+from ._output import check_name, echo, echo_notice, stdout_to_stderr
 from ._signals import Watch
 
 
@@ -138,11 +138,14 @@ def audit_command(
     with stdout_to_stderr(as_json):
         found = run_study(watch, where, lambda: audit_study(options, rules, earlier))
     verdict, left = against(found, earlier)
-    with usage_errors(f"--fail-on {shown(fail_on)}: "):  # what only the draws tell, as that no branch adds anything
+    with usage_errors(
+        f"--fail-on {shown(fail_on)}: "
+    ):  # known after the draws only, such as that no branch adds anything
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
     printed(found, out, as_json, verbose, verdict, left)
+    for each in failed:
+        echo_notice(each)
     if failed:
-        echo_error("; ".join(failed))
         raise click.exceptions.Exit(FAILED)
 
 
@@ -232,7 +235,7 @@ def coord_check_command(
     bad = [check for check in found if not check.kept]
     if fail and bad:
         failed = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as expected: {failed}")
+        echo_notice(f"not as expected: {failed}")
         raise click.exceptions.Exit(FAILED)
 
 
