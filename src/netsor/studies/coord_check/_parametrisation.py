@@ -83,7 +83,7 @@ class Parametrisation:
 # exponents of n in the learning rates of vectors, matrices and the head, by optimiser
 RATES = {
     "sp": {"sgd": (0.0, 0.0, 0.0), "adam": (0.0, 0.0, 0.0), "muon": (0.0, 0.0, 0.0)},
-    "ntk": {"sgd": (0.0, -1.0, -1.0), "adam": (0.0, -0.5, -0.5), "muon": (0.0, -0.5, -0.5)},
+    "ntk": {"sgd": (0.0, -1.0, -1.0), "adam": (-0.5, -1.5, -1.0), "muon": (0.0, -0.5, -0.5)},
     "mup": {"sgd": (1.0, 0.0, -1.0), "adam": (0.0, -1.0, -1.0), "muon": (0.5, 0.0, -0.5)},
 }
 # exponents of n in eps of Adam for vectors and matrices, those of the entries of their gradients; the head has 0
@@ -98,7 +98,8 @@ STD_EXPONENTS = {
 WORDS = {
     "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
     "sp": "standard: matrices n^(−1/2), one learning rate for all; it makes no prediction, and is tested against 0",
-    "ntk": "of the neural tangent kernel: matrices n^(−1/2), their learning rates 1/n (n^(−1/2) of Adam and Muon)",
+    "ntk": "of the neural tangent kernel: matrices n^(−1/2), learning rates as its table has them for the optimiser: "
+    "features move like n^(−1/2), outputs do not shrink",
     "mup": "maximal updates (Tensor Programs IV and V): matrices n^(−1/2), the head 1/n, scores over d, learning rates "
     "as its table has them for the optimiser",
     "mean-field": "mean field: matrices and head 1/n, learning rates as those of maximal updates",
