@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html_report import COLOUR_CLASSES, provenance
-from ..._mpl_style import COLUMN, rendered, styled
+from ..._mpl_style import COLUMN, MARKS, rendered, styled
 from ..coord_check._document import GROWTH, trained
 from ..coord_check._plots import TITLES
 from ._request import Request, width_text
@@ -20,7 +19,6 @@ from ._sweep import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 
 SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
 PANELS = 3  # in a row
-MARKERS = "osD^vP"  # widths differ by these too, without colours
 RULE = (
     "The loss at a learning rate is the geometric mean over initialisations, the same ones at every rate. The best "
     "rate is the vertex of the parabola through the lowest point of the curve and its neighbours, in the logarithms of "
@@ -138,7 +136,7 @@ def _picture(request: Request, sweeps: Sequence[Sweep]) -> doc.Figure:
     caption = (
         f"Loss after {_steps(request)} against the learning rate{'' if request.own else ' at the width of the model'}: "
         "geometric means over initialisations with two standard errors. The large marker is the best rate of its "
-        "width; the rate transfers if these are above each other."
+        "width; the rate transfers if these markers are above each other."
     )
     return doc.Figure("transfer", caption, partial(_svg, request, sweeps))
 
@@ -161,11 +159,11 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
         panels = made.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         colours = {n: colormaps["viridis"](0.9 * k / (len(request.sizes) - 1)) for k, n in enumerate(request.sizes)}
         top = SEEN * max(curve.loss[0] for sweep in sweeps for curve in sweep.curves.values())
-        markers = dict(zip(request.sizes, cycle(MARKERS), strict=False))
         lines: dict[str, Any] = {}
         for axes, sweep in zip(panels.flat, sweeps, strict=False):
-            for width in sweep.widths:
-                lines[width_text(width)] = _line(axes, sweep.curves[width], colours[width], markers[width], top)
+            for k, width in enumerate(sweep.widths):
+                style = {"color": colours[width], "marker": MARKS[k % len(MARKS)]}
+                lines[width_text(width)] = _line(axes, sweep.curves[width], style, top)
             axes.set(xscale="log", ylim=(0.0, top))
             name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
             axes.set_title(f"{name} {sweep.verdict}")
@@ -179,14 +177,19 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
     return made
 
 
-def _line(axes: Any, curve: Curve, colour: Any, marker: str, top: float) -> Any:
-    """The losses of one width, with a filled marker at the best rate; of those that diverge, the first is drawn."""
+def _line(axes: Any, curve: Curve, style: dict[str, Any], top: float) -> Any:
+    """The losses of one width, with the best rate; of those that diverge, the first is drawn."""
     above = np.flatnonzero(curve.loss > top)
     shown = slice(next((k + 1 for k in above if k >= np.argmin(curve.loss)), None))
     lr, loss, error = curve.lr[shown], np.minimum(curve.loss[shown], 10 * top), curve.error[shown]
-    (line,) = axes.plot(lr, loss, color=colour, marker=marker, markersize=3, markerfacecolor="none", lw=1)
+    (line,) = axes.plot(lr, loss, ms=2.5, **style)
     axes.fill_between(
-        lr, loss * np.exp(-2 * error), loss * np.exp(2 * np.minimum(error, 10.0)), color=colour, alpha=0.15, lw=0
+        lr,
+        loss * np.exp(-2 * error),
+        loss * np.exp(2 * np.minimum(error, 10.0)),
+        color=style["color"],
+        alpha=0.15,
+        lw=0,
     )
-    axes.plot(curve.best.lr, loss.min(), marker, color=colour, markersize=7)
+    axes.plot(curve.best.lr, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
     return line
