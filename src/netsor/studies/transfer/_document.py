@@ -65,8 +65,8 @@ def headline(r: Request) -> str:
     batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own else f"; {GROWTH[r.grow]}"
     at = ", ".join(map(width_text, r.sizes))
-    rates = "" if r.lr is None else f" at {len(r.lr)} learning rates"
-    return f"Loss after {_steps(r)}{name}{batch},{rates} {r.draws} initialisations at widths {at}{scale}"
+    rates = "" if r.lr is None else f", at {len(r.lr)} learning rates"
+    return f"Loss after {_steps(r)}{name}{batch}{rates}, {r.draws} initialisations at widths {at}{scale}"
 
 
 def _steps(r: Request) -> str:
@@ -156,22 +156,24 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
         columns = min(len(sweeps), PANELS)
         rows = -(-len(sweeps) // columns)
         made = Figure(figsize=(COLUMN * max(1.0, 0.8 * columns) + 0.7, 2.6 * rows), layout="constrained")
-        panels = made.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        panels = made.subplots(rows, columns, sharey=True, squeeze=False)
         colours = {n: colormaps["viridis"](0.9 * k / (len(request.sizes) - 1)) for k, n in enumerate(request.sizes)}
         top = SEEN * max(curve.loss[0] for sweep in sweeps for curve in sweep.curves.values())
+        bottom = min(curve.loss.min() for sweep in sweeps for curve in sweep.curves.values()) / SEEN
         lines: dict[str, Any] = {}
         for axes, sweep in zip(panels.flat, sweeps, strict=False):
             for k, width in enumerate(sweep.widths):
                 style = {"color": colours[width], "marker": MARKS[k % len(MARKS)]}
                 lines[width_text(width)] = _line(axes, sweep.curves[width], style, top)
-            axes.set(xscale="log", ylim=(0.0, top))
+            axes.set(xscale="log", yscale="log", ylim=(bottom, top))
+            axes.yaxis.set_major_formatter("{x:g}")
             name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
             axes.set_title(f"{name} {sweep.verdict}")
         for axes in list(panels.flat)[len(sweeps) :]:
             axes.set_visible(False)
         for axes in panels[:, 0]:
             axes.set_ylabel(f"loss after {_steps(request)}")
-        for axes in panels[-1]:
+        for axes in panels.flat:
             axes.set_xlabel("learning rate")
         made.legend(lines.values(), lines.keys(), title="width", loc="outside right center")
     return made
