@@ -189,7 +189,7 @@ def weight(
     >>> x = ns.weight(n, n, std=ns.hyperparameter("std")) @ ns.gaussian(n)
     >>> net = ns.Program(ns.mean_dot(x, x))
     >>> [f"{net.draw(n=64, draws=100, std=std).mean():.2f}" for std in (1.0, 0.5)]
-    ['0.99', '0.25']
+    ['1.00', '0.25']
     """
     shape = as_shape(batch, "weight", "batch")
     by = std if isinstance(std, Scalar) else None

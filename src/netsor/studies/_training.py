@@ -329,9 +329,9 @@ def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
 
 
 NO_LIMIT = (
-    "after a step, heads of a fixed dimension and logits of a whole vocabulary have no limit that netsor computes; write "
-    "the network as a function of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot, which "
-    "may take inf"
+    "after a step, heads of a fixed dimension and logits of a whole vocabulary have no limit that netsor computes; "
+    "write the network as a function of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot, "
+    "which may take inf"
 )
 
 

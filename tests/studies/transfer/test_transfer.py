@@ -195,6 +195,35 @@ def test_a_width_without_a_law_is_told():
     assert found.as_dict()["sweeps"][0]["refused"].keys() == {"inf"}
 
 
+@ns.program
+def attention(n):
+    x = ns.probe("stream", ns.tanh(ns.weight(n, 2, name="in") @ ns.data(X)))
+    y = x + ns.nn.attend(x, heads=1, scaling="linear").output
+    f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), y)
+    return ((f - T) ** 2).mean()
+
+
+OUTER = {"in": lambda fan_in, fan_out: fan_out, "head": lambda fan_in, fan_out: fan_out, None: 4.0}
+
+
+def test_models_have_no_infinite_width_and_the_remedy_has():
+    for study in (ns.transfer, ns.coord_check):
+        with pytest.raises(ValueError, match=r"finite for gpt2: .*with ns.nn.attend\(…, scaling='linear'\)"):
+            study(TINY, widths=[16, 32, math.inf])
+    by = {name: ns.optim.SGD(lr) for name, lr in OUTER.items()}
+    how = {"widths": [64, 256, math.inf], "steps": 1, "lr": [0.125, 0.25, 0.5], "draws": 4, "progress": False}
+    large, infinite = list(ns.transfer(attention, optimiser=by, **how)[0].curves.values())[1:]
+    np.testing.assert_allclose(infinite.loss, large.loss, rtol=0.2)
+
+
+@pytest.mark.slow
+def test_a_coordinate_check_of_attention_at_infinite_width():
+    check = ns.coord_check(attention, widths=[64, 256, math.inf], lr=OUTER, draws=8, progress=False)[0]
+    entry = check["loss"].entry
+    assert not check.refused
+    assert check.limit[entry].mean() == pytest.approx(check.draws[entry][-1].mean(), rel=0.2)
+
+
 def test_a_best_rate_at_an_end_says_which_rates_to_add():
     found = ns.transfer(mlp(ns.dot), widths=[32, 128], steps=1, lr=[1e-5, 2e-5, 4e-5], draws=4)
     assert found[0].verdict == "not within the grid"
