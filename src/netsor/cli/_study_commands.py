@@ -333,8 +333,9 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
     """Compare published results with exact laws.
 
-    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong; the default is all of them. An
-    interrupted run resumes where it stopped. Files in the folder that no earlier run wrote are never overwritten.
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong temperature learning-rate gating
+    finite-width gap; the default is all of them. An interrupted run resumes where it stopped. Files in the folder that
+    no earlier run wrote are never overwritten.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 
