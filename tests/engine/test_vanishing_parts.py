@@ -27,7 +27,7 @@ def test_gradients_that_differ_by_small_parts():
 
 
 def test_without_small_parts_they_are_refused(monkeypatch):
-    monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders: False)
+    monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders, context: False)
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
         read_by_one_vector().law(n=inf, draws=100, seed=5)
 

@@ -16,17 +16,16 @@ have the form N[f(e) u] with u later than e, and Cov(N[f u_k], N[f' u_l]) = δ_k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from ...language._vector import Vector
+from ..passes._orders import Bools, Sets, lowest_bit, union
 from ._components import FrameBatch
 from ._infinite_frames import NO_VALUE, Directions, InfiniteWidthFrame
-from ._residual_features import ResidualFeatures, SourceTimesFeature, from_bits, lowest_bit, simple, tilted, to_bits
-from ._state import Bools, Fluctuation, State
-from ._structural_zeros import lined, rows_intersect, supports_intersect
+from ._residual_features import ResidualFeatures, SourceTimesFeature, simple, tilted
+from ._state import Fluctuation, State, pairs_meet
 
 
 def drawn_after(source: Directions, feature: ResidualFeatures) -> bool:
@@ -141,33 +140,31 @@ FindEpsilon = Callable[[Vector], Fluctuation]  # the ε part of a vector
 
 def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilon) -> Bools:
     """Pairs of vectors that reach a pair of blocks of directions whose normals have no known law."""
-    found = np.zeros_like(supports_intersect(s, x, y, ndim))
+    none = np.zeros(1, dtype=object)
+    found = pairs_meet(x, np.broadcast_to(none, s.sets(x).shape), y, s.sets(y), ndim)
     for group in s.groups_of(x):
         frame = s.frames[group]
         if y not in group.positions or frame.directions == 0:
             continue
-        limit = (
-            frame if isinstance(frame, InfiniteWidthFrame) and frame.has_fluctuations else None
-        )  # else no direction is known apart
+        ours, theirs = (_inside(s, v, group) for v in (x, y))
+        # else no direction is known apart
+        limit = frame if isinstance(frame, InfiniteWidthFrame) and frame.has_fluctuations else None
         blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
-        inside = np.stack([from_bits(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
-        ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
-        clash = np.zeros((len(blocks),) * 2)
-        here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
-        for i, j in product(here, there):  # no more: the rule for a gradient asks for other pairs itself
-            clash[i, j] = limit is None or _has_unknown_covariance(limit, blocks[i], blocks[j], epsilon)
-        found = found | rows_intersect(ours @ clash > 0, theirs)
+        here, there = ([b for b in blocks if b.bits & union(sets)] for sets in (ours, theirs))
+        for a in here:  # no more: the rule for a gradient asks for other pairs itself
+            clash = [b.bits for b in there if limit is None or _has_unknown_covariance(limit, a, b, epsilon)]
+            if clash:
+                reached = ((sets & bits != 0).astype(object) for sets, bits in ((ours, a.bits), (theirs, sum(clash))))
+                found = found | pairs_meet(x, next(reached), y, next(reached), ndim)
     return found
 
 
-def _within(s: State, x: Vector, group: FrameBatch, inside: Bools, ndim: int) -> Bools:
-    """Which blocks of directions each vector that lies in a group reaches, (…, i, blocks of the space, ·)."""
-    support = s.support(x)
-    flat = support.reshape(-1, support.shape[-1])[:, : len(inside)].astype(np.float64)
-    made = np.zeros((len(flat), inside.shape[1]), dtype=bool)
-    places = group.positions[x].ravel()
-    made[places] = flat[places] @ inside[: flat.shape[1]] > 0
-    return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
+def _inside(s: State, x: Vector, group: FrameBatch) -> Sets:
+    """The sets of the vectors that lie in a group, and none for all others."""
+    sets, places = s.sets(x), group.positions[x]
+    found = np.zeros(sets.shape, dtype=object)
+    found.reshape(-1)[places] = sets.ravel()[places]
+    return found
 
 
 def _has_unknown_covariance(frame: InfiniteWidthFrame, a: Directions, b: Directions, epsilon: FindEpsilon) -> bool:
@@ -234,7 +231,7 @@ def _argument_unknown(
 ) -> bool:
     """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
     assert feature.gradient is not None
-    unknown = to_bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
+    unknown = union(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
     function = _functions(frame, feature, source)
     for block in frame.blocks:
         if block.feature is not None and not function.related(block.feature):
@@ -251,4 +248,4 @@ def _changes(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFea
         if block.feature is not None and block.feature.reach & source.bits:
             inside |= block.bits
     parts = [epsilon(vector) for vector, _ in feature.vectors]
-    return any(to_bits(part.support | part.unknown) & inside for part in parts)
+    return any(union(part.support | part.unknown) & inside for part in parts)

@@ -25,11 +25,11 @@ from .._expectation_ops import NODES
 from .._ir import Register
 from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
+from ..passes._orders import Bools, bit_range
 from ..passes.fuse_nonlinearities import Composed
 from ._components import FrameBatch, Number
-from ._finite_frames import Application, Bools, Frame, of_each, spanned
-from ._residual_features import ResidualBasis, ResidualFeatures, bit_range, to_bits
-from ._residual_features import from_bits as marks_of
+from ._finite_frames import Application, Frame, of_each, spanned
+from ._residual_features import ResidualBasis, ResidualFeatures
 from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
@@ -99,14 +99,14 @@ class InfiniteWidthFrame(Frame):
         rows = np.eye(sources, d + sources, d)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
 
-    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+    def apply(self, at: Application) -> tuple[Register, int, int]:
         """Features: coordinates along what they are functions of, and along directions of their own."""
         build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
         count = at.rows[0].shape[1]
-        reached = [to_bits(marks) for marks in at.marks]
-        if any(reach & block.bits for reach in reached for block in self.blocks if block.feature is not None):
+        if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):
             raise NestedNonlinearity(self.group.number)
-        supports, centred = tuple(reach & ~ones for reach in reached), tuple(not reach & ones for reach in reached)
+        supports = tuple(reach & ~ones for reach in at.reached)
+        centred = tuple(not reach & ones for reach in at.reached)
         u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
         new = ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
         along = bit_range(d, d + count) | ones | (new.slopes if at.linear else 0)
@@ -115,7 +115,7 @@ class InfiniteWidthFrame(Frame):
                 along |= block.bits
         first = 0 if at.linear or at.rests.features else d
         lead = self.add(new, at.rests, at.linear, at.number, named(at.f))
-        return lead, np.broadcast_to(marks_of(along, d + count), (frames, count, d + count)), first
+        return lead, along, first
 
     def add(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool, number: Number, words: str) -> Register:
         """The coordinates of new features of a component, with a direction for each."""
@@ -249,7 +249,7 @@ class QmcFrame(Frame):
         self.rows.append(made)
         return made
 
-    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+    def apply(self, at: Application) -> tuple[Register, int, int]:
         """The function at the nodes."""
         build = self.build
         shape = *at.rows[0].shape[:2], self.nodes
@@ -260,4 +260,4 @@ class QmcFrame(Frame):
         build.nodes = True
         words = f"{named(at.f)} at {self.nodes} nodes"
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
-        return build.step("scale", made, by=self.nodes**-0.5), np.ones(shape, dtype=bool), 0
+        return build.step("scale", made, by=self.nodes**-0.5), bit_range(0, self.nodes), 0

@@ -62,9 +62,9 @@ def _eliminated(
     met = _met(outputs, uses, context)
     alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
-    orders = (
-        Orders(context) if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)) else None
-    )
+    orders = None
+    if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)):
+        orders = Orders(lambda x: math.isinf(context.width(x)))
     small = SmallParts(orders) if orders is not None and split else None
 
     def change(old: Value, new: Value) -> Value:
@@ -104,7 +104,7 @@ def _eliminated(
             part, side = (rows[at] if each else rows), int(weight.transposed)
             again = times > 1 or weight.source in met
             both, acts = matrices[key], (*key, side)
-            if orders is not None and again and both.deficient(part, side, orders):
+            if orders is not None and again and both.deficient(part, side, orders, context):
                 found.add(acts)
             if small is not None and acts in split and (rest := small.small(part)) is not None:
                 main, rest = (both.act(v, side, gain, context) for v in (small.main(part), small.main(rest)))
@@ -204,12 +204,12 @@ class _Matrices:
             return made if gain == 1 else constant(np.asarray(gain)) * made
         return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
 
-    def deficient(self, x: Vector, side: int, orders: Orders) -> bool:
+    def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
         """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
         known = self.directions[side]
         self.small[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
-        one_rate = len({w.name for w in widths if math.isinf(w.bind(orders.context.bound))}) == 1  # else refused later
+        one_rate = len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1  # else refused later
         if not self.small[side] or not one_rate:
             return False
         if known is not None and known.ndim != x.ndim:
