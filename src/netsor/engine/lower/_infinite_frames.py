@@ -13,8 +13,9 @@ own nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from .._expectation_ops import NODES
 from .._ir import Register
 from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
-from ..passes._orders import Bools, bit_range
+from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed
 from ._components import FrameBatch, Number
 from ._finite_frames import Application, Frame, of_each, spanned
@@ -84,6 +85,8 @@ class InfiniteWidthFrame(Frame):
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
+        self.forms: dict[tuple[int, int], Any] = {}  # of the fluctuations of a source and features that were asked for
+        self.before: dict[int, int] = {}  # the directions that come before a direction: see `_fluctuation_covariances`
         self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
@@ -122,6 +125,18 @@ class InfiniteWidthFrame(Frame):
         rows = rests.add(self.build, new, self.directions, linear, bool(self.group.constant), words)
         self.unit(number, new.count, replace(new, rows=rows, rests=rests))
         return rows
+
+    def precede(self, some: int, later: int) -> bool:
+        """Let some directions come before others in the order of fluctuations; False if these must come before them."""
+        first = some
+        for k in _elements(some):
+            first |= self.before.get(k, 0)
+        if first & later:
+            return False
+        after = [k for k, earlier in self.before.items() if earlier & later]
+        for k in {*_elements(later), *after}:
+            self.before[k] = self.before.get(k, 0) | first
+        return True
 
     def normals(self, a: int, b: int, same: bool = False) -> Register:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
@@ -209,6 +224,12 @@ class InfiniteWidthFrame(Frame):
         self.directions, self.has_fluctuations = made.shape[-1], False
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
         return self, of_each(self.build, made, rows)
+
+
+def _elements(some: int) -> Iterator[int]:
+    while some:
+        yield lowest_bit(some, 0)
+        some &= some - 1
 
 
 def may_compare_arguments(f: Function, vectors: int) -> bool:

@@ -41,11 +41,6 @@ class GradientForm(NamedTuple):
     forward: int  # the directions that F is a function of
     own: int  # those of u
 
-    @property
-    def last(self) -> bool:
-        """Whether u was drawn after all that F is a function of."""
-        return lowest_bit(self.own, self.forward.bit_length()) >= self.forward.bit_length()
-
 
 @dataclass(frozen=True, eq=False)
 class ResidualFeatures:
@@ -326,6 +321,10 @@ class SourceTimesFeature(ResidualFeatures):
     def count(self) -> int:
         """How many there are in a frame."""
         return (self.stop - self.start) * self.arguments.shape[1]
+
+    @property
+    def gradient(self) -> None:  # type: ignore[override]
+        """They come from gradients, and are none: e was put in for u."""
 
     @property
     def words(self) -> str:
