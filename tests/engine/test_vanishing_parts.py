@@ -26,6 +26,16 @@ def test_gradients_that_differ_by_small_parts():
     assert disagreement(read_by_one_vector(), 1000, width=2000) > 1e-3
 
 
+def test_small_parts_count_in_the_units_of_their_width():
+    """A concatenation of heads is wider than one: the variance of ⟨g_0, x_0⟩ was 1.5 times too large."""
+    x, r = ns.gaussian(n, 2), ns.gaussian(n)
+    f = ns.dot(r, ns.nn.attention(x, heads=2))[0]
+    g = ns.grad(f, x)
+    net = ns.Program((f, ns.dot(g[0], x[0]), ns.dot(g[1], x[0])))
+    limit, wide = (np.var(net.draw(n=width, draws=2000, seed=3, progress=False), axis=1) for width in (inf, 512))
+    np.testing.assert_allclose(limit, wide, rtol=0.15)  # four standard errors of a ratio of variances
+
+
 def test_without_small_parts_they_are_refused(monkeypatch):
     monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders, context: False)
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
