@@ -176,7 +176,7 @@ def _vector(s: State, value: Vector) -> LoweredVector:
 
 def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
     if op.power == 0.5 and op.x in s.facts.limits:
-        return score(s, value, op)
+        return score(s, value, op.x, op.y)
     if op.x in s.facts.limits and not s.meets(op.x, op.y, value.ndim).any():
         return s.build.constant(np.zeros(value.shape))
     if op.power == 1:

@@ -177,9 +177,7 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
     found = s.sets(value).copy()
     for group in s.groups_of(value):
         frame = s.frames[group]
-        if not isinstance(
-            frame, InfiniteWidthFrame
-        ):  # values at nodes: no direction of theirs is apart from the others
+        if not isinstance(frame, InfiniteWidthFrame):  # values at nodes: these sets hold all directions
             continue
         own = next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
         # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
@@ -221,10 +219,8 @@ def _linear(dual: Dual, value: Vector, op: Operation) -> Fluctuation:
     s, (vectors, by) = dual.s, parts_of(value)
     given, leads = [dual[x] for x in vectors], [s.vectors[x].lead for x in vectors]
     some = None if by is None else s.order_one(by)
-    support, unknown = (
-        combined(value, [f.support for f in given], some),
-        combined(value, [f.unknown for f in given], some),
-    )
+    support = combined(value, [f.support for f in given], some)
+    unknown = combined(value, [f.unknown for f in given], some)
     terms = []
     if any(f.part is not None for f in given):
         parts = [f.part or s.build.constant(np.zeros(x.shape)) for f, x in zip(given, leads, strict=True)]
@@ -261,62 +257,59 @@ def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
     found = dual.converted(dual[op.c], (op.width.name, op.width.factor))
     if (found.unknown & s.facts.asked[value] & ~s.order_one(op.c)).any():
         raise UnknownEpsilonPart
+    return _guarded(s, value, found)
+
+
+def _guarded(s: State, value: Scalar, found: Fluctuation) -> Register:
     made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
     return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
 
 
-def score(s: State, value: Scalar, op: Dot) -> Register:
-    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width."""
-    x, y = op.x, op.y
-    _check_order(s, value, x, y)
-    turned = turned_scores(s, value, x, y)
-    if turned is None:
-        return s.build.step("scale", order_epsilon(s, value, x, y), by=1 / s.norm(x))
-    dual = Dual(s, VECTORS, SCALARS)
-    first, second = (found.support | found.unknown for found in (dual[x], dual[y]))
-    seen = pairs_meet(x, first, y, s.sets(y), value.ndim) | pairs_meet(x, s.sets(x), y, second, value.ndim)
-    _refuse(s, value, x, y, seen | unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
-    return turned
+def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
+    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width: the ε part of products of which the part of order 1 is 0.
 
-
-def order_epsilon(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """The ε part of products of which the part of order 1 is 0, summed over blocks."""
-    _check_order(s, value, x, y)
-    found = Dual(s, VECTORS, SCALARS).product(x, y, value.ndim)
-    _refuse(s, value, x, y, found.unknown)
-    made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
-    return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
-
-
-def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
-    """A product of order 1 is no score: it must be 0 for each term by itself, or for known numbers as a sum."""
+    Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or its ε part is unknown.
+    """
+    asked, dual = s.facts.asked[value], Dual(s, VECTORS, SCALARS)
     if not all(s.frames[group].has_fluctuations for v in (x, y) for group in s.groups_of(v)):
         raise ExactError(
             value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
         )
-    if not (s.meets(x, y, value.ndim) & s.facts.asked[value]).any():
-        return
-    numbers = [s.vectors[v].lead.value for v in (x, y)]
-    if all(known is not None for known in numbers):
-        first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
-        size = np.asarray(paired_products(s, first, second, x, y, value.ndim).value)
-        made = np.abs(np.asarray(products(s, x, y, value.ndim, "").value))
-        if ((made <= SUM_RTOL * size) | ~s.facts.asked[value]).all():
-            return
-    raise ExactError(value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞")
-
-
-def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
-    wrong = unknown & s.facts.asked[value]
-    if wrong.any():  # of factors that are not 0 at every width
-        from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
-
-        rows = Expansion(s.facts.values).rows
-        for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
-            wrong = wrong & (np.diff(rows[v].indptr) > 0).reshape(v.shape)[places]
-    if wrong.any():
+    if (s.meets(x, y, value.ndim) & asked).any() and not (_cancels(s, x, y, value.ndim) | ~asked).all():
+        raise ExactError(
+            value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
+        )
+    turned = turned_scores(s, value, x, y)
+    if turned is None:
+        found = dual.product(x, y, value.ndim)
+        unknown = found.unknown
+    else:
+        first, second = (part.support | part.unknown for part in (dual[x], dual[y]))
+        unknown = pairs_meet(x, first, y, s.sets(y), value.ndim) | pairs_meet(x, s.sets(x), y, second, value.ndim)
+        unknown |= unknown_pairs(s, x, y, value.ndim, dual.__getitem__)
+    if (unknown & asked).any() and (unknown & asked & _not_zero(s, x, y)).any():
         raise ExactError(
             value,
             "a score of two vectors that met nonlinearities or have means, of one with what it is a function of, or of "
             "one with what other scores say of it, has no known law as n → ∞",
         )
+    return s.build.step("scale", _guarded(s, value, found), by=1 / s.norm(x)) if turned is None else turned
+
+
+def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
+    """Whether products are 0 as sums of known numbers, up to rounding."""
+    numbers = [s.vectors[v].lead.value for v in (x, y)]
+    if any(known is None for known in numbers):
+        return np.zeros(1, dtype=bool)
+    first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
+    size = np.asarray(paired_products(s, first, second, x, y, ndim).value)[0]
+    return np.asarray(np.abs(np.asarray(products(s, x, y, ndim, "").value))[0] <= SUM_RTOL * size)
+
+
+def _not_zero(s: State, x: Vector, y: Vector) -> Bools:
+    """Pairs of vectors of which none is 0 at every width."""
+    from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
+
+    rows = Expansion(s.facts.values).rows
+    first, second = ((np.diff(rows[v].indptr) > 0).reshape(v.shape) for v in (x, y))
+    return np.asarray(first[..., :, None] & second[..., None, :])

@@ -16,7 +16,7 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection
-from ._dual_rules import order_epsilon
+from ._dual_rules import score
 from ._inner_products import mean, paired_products, products
 from ._state import LoweredVector, State
 
@@ -90,7 +90,10 @@ def adjoint(s: State, value: Scalar, op: AdjointCorrection) -> Register:
             )
         return build.step("scale", mean(s, value, d, u), by=op.gain * math.sqrt(d.width.factor / g.width.factor))
     size = s.facts.blocks[g] * s.facts.widths[g]
-    wanted = order_epsilon(s, value, d, u) if wide_in else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
-    wanted = build.step("scale", wanted, by=op.gain * size**-0.5 / s.norm(d))
+    if wide_in:
+        wanted = score(s, value, d, u)
+    else:
+        wanted = build.step("scale", products(s, d, u, value.ndim, "⟨W^T b, d⟩"), by=1 / s.norm(d))
+    wanted = build.step("scale", wanted, by=op.gain * size**-0.5)
     given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
     return build.step("add", wanted, given)

@@ -73,23 +73,6 @@ class Fluctuation:
     guards: tuple[Register, ...] = ()
 
 
-def frame_for(
-    group: FrameBatch, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool, whole: bool
-) -> Frame:
-    """The frames of a group of clusters.
-
-    `picked` are the coordinates α of a block that outputs ask for. `virtual`: its sources are replaced by a Fuse, which
-    wants means apart; they have a direction each, whatever the width. `nested`: at infinite width, a nonlinearity acts
-    on another's outputs. `scored`: scores are asked for. `whole`: at finite width, all coordinates cost less.
-    """
-    if virtual:
-        return InfiniteWidthFrame(group, build, ones=True, scored=True)
-    if group.width == math.inf:
-        return QmcFrame(group, build) if nested else InfiniteWidthFrame(group, build, group.constant, scored)
-    chosen = StandardBasis if group.nonlinear or group.given or whole else BartlettFrame
-    return chosen(group, build, picked)
-
-
 def pairs_meet(x: Vector, a: Sets, y: Vector, b: Sets, ndim: int) -> Bools:
     """Whether sets a of vectors x[…, i] and b of y[…, j] have a direction in common."""
     return meet(align(a, x, ndim - 1), align(b, y, ndim - 1))
@@ -126,22 +109,9 @@ class State:
     ) -> None:
         self.facts, self.notes, self.whole = facts, notes, whole
         self.build = Builder(shift)
-        self.frames: dict[FrameBatch, Frame] = {
-            group: frame_for(
-                group,
-                self.build,
-                local_coordinates(group, facts.picked) if group.width < math.inf else (),
-                virtual=not facts.merged_sources.isdisjoint(group.slots),
-                nested=group.number in nested,
-                scored=group in facts.scored,
-                whole=group in whole,
-            )
-            for group in facts.groups
-        }
+        self.frames = {group: self.frame_for(group, group.number in nested) for group in facts.groups}
         self.vectors: dict[Value, LoweredVector] = {}
-        self.held: dict[FrameBatch, list[Value]] = {
-            group: [] for group in facts.groups
-        }  # of `vectors`, those still in use
+        self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
         self.scalars: dict[Value, Register] = {}
         self.epsilons: dict[Value, Fluctuation] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
         self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
@@ -154,6 +124,18 @@ class State:
             for component, rests in ((component, ResidualBasis()) for component in components)
             for value in component
         }  # of each nonlinearity: its component, and whether it is asked for products with linear vectors
+
+    def frame_for(self, group: FrameBatch, nested: bool) -> Frame:
+        """The frames of a group of clusters; `nested`: at infinite width, a nonlinearity acts on another's outputs."""
+        if not self.facts.merged_sources.isdisjoint(group.slots):
+            # a Fuse replaces these sources, and wants means apart: they have a direction each, whatever the width
+            return InfiniteWidthFrame(group, self.build, ones=True, scored=True)
+        if group.width == math.inf:
+            if nested:
+                return QmcFrame(group, self.build)
+            return InfiniteWidthFrame(group, self.build, group.constant, scored=group in self.facts.scored)
+        chosen = StandardBasis if group.nonlinear or group.given or group in self.whole else BartlettFrame
+        return chosen(group, self.build, local_coordinates(group, self.facts.picked))
 
     def align_axes(self, a: Register, ndim: int, to: int) -> Register:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so that it broadcasts."""
