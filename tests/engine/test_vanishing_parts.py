@@ -36,6 +36,22 @@ def test_small_parts_count_in_the_units_of_their_width():
     np.testing.assert_allclose(limit, wide, rtol=0.15)  # four standard errors of a ratio of variances
 
 
+def test_small_parts_that_structure_does_not_tell():
+    """After a lazy step W acts on what it acted on before, but for small parts. In the limit f' is linear in f."""
+    w, r = ns.weight(n, n), ns.gaussian(n)
+    x = ns.weight(n, 3) @ ns.data(np.random.default_rng(0).standard_normal((1, 3)))
+    x = x + 0.5 * (w.T @ (w @ x))
+    f = ns.dot(r, x + w @ ns.rms_norm(x, eps=0.0))
+    _, after = ns.step([f, f.sum()], 0.5 * ((f + 1.0) ** 2).sum(), lambda fan_in, fan_out: 0.3 / fan_in)
+    first, wide = (net_slope(ns.Program((f, after)), width) for width in (inf, 20_000))
+    np.testing.assert_allclose(first, wide, rtol=0.01)
+
+
+def net_slope(net, width):
+    before, after = (v.ravel() for v in net.draw(n=width, draws=400, seed=2, progress=False))
+    return np.polyfit(before, after, 1)
+
+
 def test_without_small_parts_they_are_refused(monkeypatch):
     monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders, context: False)
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):

@@ -11,6 +11,7 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -34,6 +35,7 @@ from .._ir import Register
 from .._ir_builder import TooLargeError, named
 from .._plan import Plan
 from .._rng_keys import SAMPLE
+from ..backends._numpy import Streams, block
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import (
     AdjointCorrection,
@@ -44,7 +46,7 @@ from ..passes._operations import (
     OuterProductSum,
     Span,
 )
-from ..passes._rewrite import Context
+from ..passes._rewrite import Context, SmallPartsRule
 from ._analysis import ProgramAnalysis
 from ._dual_rules import UnknownEpsilonPart, epsilon_part, score
 from ._infinite_frames import NestedNonlinearity
@@ -118,20 +120,32 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = narrow_with_origins(outputs)
     places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
-    nested, follow = frozenset[int](), True
+    nested, rule = frozenset[int](), SmallPartsRule.WHERE_NEEDED
     while True:
-        context = Context(bound, {}, prices=prices, numbers=numbers, follow_small_parts=follow)
+        context = Context(bound, {}, prices=prices, numbers=numbers, small_parts=rule)
         for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place is not needed
             context.origin[value] = places.get(made_from.get(value, value), len(places))
         names = names_of(context.ordered(narrowed))
         made = rewrite(narrowed, context, without)
         facts = ProgramAnalysis(made, narrowed, context, names, frozenset(without), picked)
         try:
-            return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)))
+            plan = _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)))
+            if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
+                return plan
+            nested, rule = frozenset(), SmallPartsRule.EVERYWHERE
         except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
             nested |= {error.group}
         except UnknownEpsilonPart:
-            nested, follow = frozenset(), False
+            nested, rule = frozenset(), SmallPartsRule.NOWHERE
+
+
+def _loses_small_parts(plan: Plan) -> bool:
+    """Whether vectors differ by small parts alone, which structure did not tell: it shows in any one replica."""
+    if not any(step.kind == "lost" for step in plan.steps):
+        return False
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the user's functions: `law` shows them
+        return any(np.isnan(found).any() for found in block(plan, Streams(0, 0), 1))
 
 
 def _lowered(s: State) -> Plan:
