@@ -52,6 +52,16 @@ def net_slope(net, width):
     return np.polyfit(before, after, 1)
 
 
+def test_rounding_is_no_small_part():
+    """Hard attention makes tokens nearly equal: rounding was taken for a part of order ε."""
+    x, r = ns.gaussian(n, 3), ns.gaussian(n)
+    q, k, v, o = (ns.weight(n, n, std=std) for std in (2.0, 1.0, 1.0, 1.0))
+    f = ns.dot(r, ns.layer_norm(o @ (ns.softmax(ns.dot(q @ x, k @ x), "causal") @ (v @ x))))
+    loss = 0.5 * ((f - np.array([1.0, -1.0, 0.5])) ** 2).sum()
+    net = ns.Program(ns.step(f, loss, {x: 0.3, None: lambda fan_in, fan_out: 0.3 / fan_in}, weights=[q, k, v, o, x]))
+    assert np.isfinite(net.draw(n=inf, draws=50, seed=1, progress=False)).all()
+
+
 def test_without_small_parts_they_are_refused(monkeypatch):
     monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders, context: False)
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
