@@ -264,7 +264,7 @@ BAD = {
     ("tiny.json", "--set", "std=1e-300"): "--set 'std=1e-300': std=1e-300 must be a finite number",
     ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1: so many different ids",
     ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
-    ("b" * 300,): "cannot be read (File name too long), and none of the models that ship",
+    ("b" * 300,): "cannot be read (File name too long), and no model that ships has this name",
     ("twice.json",): "MODEL 'twice.json': 'twice.json' has the field 'n_layer' twice",
     ("deep.json",): "MODEL 'deep.json': 'deep.json' is nested too deeply",
     ("escape.json",): r"'\x1b[2J'=1",
@@ -310,7 +310,7 @@ def test_bad_input_is_one_line_and_no_file(words, folder):
 
 @pytest.fixture
 def unplanned(monkeypatch):
-    """A plan is begun, and that is told."""
+    """A plan is begun, and a line says so."""
 
     def begins(*_, **__):
         raise ValueError("a plan is begun")
@@ -402,8 +402,8 @@ def test_cheaper_ways_are_named_with_what_they_take():
     cost = AuditStudy(request).estimate()
     assert cheaper(request, cost) == ""
     text = cheaper(request, cost._replace(first=0.0, seconds=1e6))
-    told = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
-    assert list(told) == ["--set layers=4", "--tokens 8", "--widths actual"]
+    announced = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
+    assert list(announced) == ["--set layers=4", "--tokens 8", "--widths actual"]
     assert text.startswith(f"{CHEAPER}: ")
     assert "GPU" not in text  # its time is not known for limits
     ids = _request.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)

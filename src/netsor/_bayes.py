@@ -238,8 +238,8 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
             bar.tell(chains)
         flat = kept.reshape(-1, latent.size)
         parts = latent.over(flat, lambda mean, columns: np.concatenate(fitted(mean, columns, data), axis=1))
-    told = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
-    worst, count = float(r_hat(told).max()), float(effective(told).min())
+    traces = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
+    worst, count = float(r_hat(traces).max()), float(effective(traces).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
     if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
         longer = _longer(worst, count)

@@ -1,4 +1,4 @@
-"""What studies take, told before they begin: workers, and the memory of the draws that each computes together."""
+"""What studies announce before they begin: workers, and the memory of the draws that each computes together."""
 
 import json
 import logging

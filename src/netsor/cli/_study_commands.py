@@ -31,11 +31,28 @@ def study_options(options: dict[str, Any], out: str | None, auto: bool = False) 
     return where
 
 
+def _list_models(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print the names of the models that ship, and stop."""
+    if asked:
+        from ..models import names
+
+        echo("\n".join(names()))
+        ctx.exit()
+
+
 FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left its band of --baseline
 
 
 @cli.command("audit")
 @click.argument("model")
+@click.option(
+    "--models",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_models,
+    help="List the models that ship.",
+)
 @click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
@@ -214,8 +231,8 @@ def coord_check_command(
     printed(found, out, as_json, verbose)
     bad = [check for check in found if not check.kept]
     if fail and bad:
-        told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as expected: {told}")
+        failed = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
+        echo_error(f"not as expected: {failed}")
         raise click.exceptions.Exit(FAILED)
 
 

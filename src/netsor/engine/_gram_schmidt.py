@@ -243,7 +243,7 @@ def solve_lower(xp: Any, lower: Array, rows: Array) -> Array:
 
 
 def recompute_where(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
-    """Matrices (…, ·, ·) of which some are made again, from arrays with the same batch or one for all."""
+    """Matrices (…, ·, ·), some of them computed again from arrays with the same batch or one for all."""
     batch, count = again.shape, int(xp.sum(xp.astype(again, xp.int32)))  # an accelerator is asked once
     if not count:
         return made

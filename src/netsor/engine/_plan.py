@@ -151,9 +151,9 @@ class Plan:
         self.last = freed(self.steps, results)
         self.late = read_once(self.steps)
         live = at_once(self.last, [step.out.size for step in self.steps])
-        beside = at_once(self.last, [0 if step in self.late else step.out.size for step in self.steps])
+        stored = at_once(self.last, [0 if step in self.late else step.out.size for step in self.steps])
         most = max((size + step.within for size, step in zip(live, self.steps, strict=True)), default=0)
-        self.bytes, self.held = 8 * most, 8 * max(beside, default=0)  # of a replica, and of each further one
+        self.bytes, self.held = 8 * most, 8 * max(stored, default=0)  # of a replica, and of each further one
 
     @cached_property
     def loops(self) -> list[Loop]:

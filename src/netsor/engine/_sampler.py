@@ -341,11 +341,11 @@ class Moves:
 
 
 def checked_quadrature_error(found: Moves | None) -> float:
-    """The error of the law by Gaussian expectations; refused if these do not tell the law."""
+    """The error of the law by Gaussian expectations; an error if it is too large."""
     error = 0.0 if found is None else found.relative
     if error > UNKNOWN:
         raise ValueError(
-            "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
+            "Gaussian expectations are too inexact for this law at width inf: if they move by their errors, an output "
             f"moves by {error:.1g} of its spread. It rests on a difference that is small compared with its vectors, or "
             "on a function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
             "difference"
@@ -370,7 +370,7 @@ def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS) -> Mov
     with one_blas_thread():
         mean, columns = _block(plan, 0, replicas)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
-            return None  # told when the law is made
+            return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
         scale = _scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
         means, covs = [], []

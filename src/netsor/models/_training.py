@@ -160,7 +160,7 @@ def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], bias
 
 
 def refuse(model: Description) -> None:
-    """Refuse models of which this does not know what is trained."""
+    """Raise an error for models whose training is not supported."""
     needed = {"inputs": "tokens", "readout": "linear", "decoder_layers": 0, "experts": None, "shared": False}
     for name, value in (needed | {"std_type": 0.0, "padding": None}).items():
         if getattr(model, name) != value:

@@ -22,7 +22,7 @@ START = 1.5  # seconds until workers have begun, one on each core
 REPORT = 3.0  # seconds for its pictures
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
-SHALLOW = 2, 4  # blocks of the networks whose plans tell what a deep network takes
+SHALLOW = 2, 4  # blocks of the networks from whose plans the cost of a deep network follows
 
 
 class Draw(NamedTuple):

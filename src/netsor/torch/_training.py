@@ -103,5 +103,5 @@ def makes_module(build: Any, width: int) -> bool:
     """Whether a function of the width returns a PyTorch module."""
     try:
         return isinstance(build(width), torch.nn.Module)
-    except Exception:  # what is wrong with a program is said where it is made
+    except Exception:  # errors of a program are reported where it is made
         return False

@@ -24,7 +24,7 @@ from ._measurements import Lengths, merged
 from ._order_statistics import HIGH, LOW
 from ._quantities import BLOCKS, EVERY, FINAL
 
-SHOWN = 6  # quantities that part most
+SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
 NEUTRAL = ("limit",)  # rules that do not say which model is better
@@ -110,7 +110,7 @@ class SeparatedMetric(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What is different in several models: their fields, what rules say of them, and quantities that part.
+    """The differences between several models: in their fields, in the rules' verdicts, and in quantities.
 
     Parameters
     ----------
@@ -149,10 +149,14 @@ def differences(models: Sequence[Lengths]) -> Differences:
     """Between models that were measured at the same lengths."""
     names = [lengths[0].model.name for lengths in models]
     brief = dict(zip(names, _quoted(strip_common_prefix(names)), strict=True))
-    rules = [_preference(brief, list(row), models) for row in zip(*map(merged, models), strict=True)]
+    rows = list(zip(*map(merged, models), strict=True))
+    rules = [_preference(brief, list(row), models) for row in rows]
     telling = [rule for rule in rules if len(rule.preferred) < len(names) or rule.changes]
     telling.sort(key=lambda rule: not rule.changes)
     preferred, verdict = _verdict(brief, telling)
+    measured = [statuses for row in rows if (statuses := {f.verdict for f in row} - {NOT_APPLICABLE})]
+    if measured and all(statuses == {OK} for statuses in measured):
+        verdict += f": all {len(measured)} measured rules are ok"
     return Differences(_fields(models), tuple(telling), _partings(models), preferred, verdict)
 
 

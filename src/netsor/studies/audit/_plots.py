@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
+from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 from ..._validate import ArgumentError
 from ._measurements import LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
@@ -17,7 +17,6 @@ from ._rules import RULES
 
 STYLES: Sequence[Any] = ("-", ":", "--", "-.")  # of models, where colours are for kinds of weights
 FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
 CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
 THRESHOLDS = {rule.name: rule.threshold for rule in RULES}

@@ -12,7 +12,7 @@ import numpy as np
 from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html_report import COLOUR_CLASSES, provenance
-from ..._mpl_style import COLUMN, rendered, styled
+from ..._mpl_style import COLUMN, MARKS, rendered, styled
 from ..coord_check._document import GROWTH, trained
 from ..coord_check._plots import TITLES
 from ._request import Request, width_text
@@ -136,8 +136,8 @@ def _losses(sweep: Sweep) -> Table:
 def _picture(request: Request, sweeps: Sequence[Sweep]) -> doc.Figure:
     caption = (
         f"Loss after {_steps(request)} against the learning rate{'' if request.own else ' at the width of the model'}: "
-        "geometric means over initialisations with two standard errors. A dot is the best rate of its width; the "
-        "rate transfers if the dots are above each other."
+        "geometric means over initialisations with two standard errors. The large marker is the best rate of its "
+        "width; the rate transfers if these markers are above each other."
     )
     return doc.Figure("transfer", caption, partial(_svg, request, sweeps))
 
@@ -162,8 +162,9 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
         top = SEEN * max(sweep.loss(width)[0] for sweep in sweeps for width in sweep.widths)
         lines: dict[str, Any] = {}
         for axes, sweep in zip(panels.flat, sweeps, strict=False):
-            for width in sweep.widths:
-                lines[width_text(width)] = _line(axes, sweep, width, colours[width], top)
+            for k, width in enumerate(sweep.widths):
+                style = {"color": colours[width], "marker": MARKS[k % len(MARKS)]}
+                lines[width_text(width)] = _line(axes, sweep, width, style, top)
             axes.set(xscale="log", ylim=(0.0, top))
             name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
             axes.set_title(f"{name} {sweep.verdict}")
@@ -177,15 +178,20 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
     return made
 
 
-def _line(axes: Any, sweep: Sweep, width: float, colour: Any, top: float) -> Any:
+def _line(axes: Any, sweep: Sweep, width: float, style: dict[str, Any], top: float) -> Any:
     """The losses of one width, with the best rate; of those that diverge, the first is drawn."""
     above = np.flatnonzero(sweep.loss(width) > top)
     shown = slice(above[0] + 1 if len(above) else None)
     lr, loss, error = sweep.lr[shown], np.minimum(sweep.loss(width)[shown], 10 * top), sweep.error(width)[shown]
-    (line,) = axes.plot(lr, loss, color=colour)
+    (line,) = axes.plot(lr, loss, ms=2.5, **style)
     axes.fill_between(
-        lr, loss * np.exp(-2 * error), loss * np.exp(2 * np.minimum(error, 10.0)), color=colour, alpha=0.15, lw=0
+        lr,
+        loss * np.exp(-2 * error),
+        loss * np.exp(2 * np.minimum(error, 10.0)),
+        color=style["color"],
+        alpha=0.15,
+        lw=0,
     )
     at = int(np.argmin(loss))
-    axes.plot(sweep.best(width).lr, loss[at], "o", color=colour)
+    axes.plot(sweep.best(width).lr, loss[at], ms=7, markeredgecolor="black", ls="", **style)
     return line
