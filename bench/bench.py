@@ -64,7 +64,7 @@ def literal(net, widths):
 
 
 class Counted:
-    """How many normals and gammas a law draws for each replica, and of which shape parameters: its plan says it."""
+    """How many normals and gammas a law draws for each replica, with their shape parameters, from its plan."""
 
     def __init__(self, net, widths):
         plan = net.plan(**widths)

@@ -1,6 +1,6 @@
 """What a GPU gives: `python bench/gpu.py`, about seven minutes, into bench/results/gpu.md and gpu.csv.
 
-Times are wall times of this one process, after a first call that compiles (its seconds stand beside). Exact and literal
+Times are wall times of this one process, after a first call that compiles (reported separately). Exact and literal
 networks are timed on the same device. `--device cpu --small` goes through the same motions where there is no GPU.
 """
 

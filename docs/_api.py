@@ -33,7 +33,7 @@ def _name(path: str) -> str:
 
 
 def _file(path: str) -> str:
-    """A class says so: `Audit` and `audit` would be one file where upper and lower case are not told apart."""
+    """A class says so: `Audit` and `audit` would be one file where file names ignore case."""
     kind = ".class" if _object(path).is_class else ""
     return f"api/{_name(path).removeprefix('ns.')}{kind}.md"
 

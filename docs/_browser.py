@@ -29,7 +29,7 @@ CORE, LOCK = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdl
 COMPILED = ("numpy", "scipy", "matplotlib")  # packages with compiled parts, which Pyodide has
 UNUSED = {"fonttools", "pytz"}  # of what matplotlib names: the first is for PDF files, the second for nothing
 PURE = ("array-api-compat", "click", "filelock", "jinja2", "markupsafe", "threadpoolctl", "tqdm")
-CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"  # where it is loaded from, if it is not beside the pages
+CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"  # where it is loaded from, if the site has no copy
 SIZE = 32_900_000  # bytes of Pyodide, numpy and scipy, which are loaded before the first answer
 LOCAL = ROOT / ".pyodide"  # what `make .pyodide` writes
 ARCHIVE, STYLE = "netsor.zip", SOURCE / "netsor" / "explore" / "_app.css"
@@ -92,14 +92,14 @@ def script(place: str, pyodide: str, archive: Path) -> str:
 
 
 def _demo(kind: str, controls: str, stored: str) -> str:
-    """A form beside its answer, which is at first the one that was stored."""
+    """A form with its answer: at first the stored one."""
     form = {"layer": _static.layer_form, "model": _static.model_form}[kind](controls.split() or None)
     return f'<div class="netsor-demo netsor-two"><div>{form}</div><div class="netsor-view">{stored}</div></div>'
 
 
 @functools.cache
 def _stored(kind: str) -> str:
-    """The answer to a form as it is at first."""
+    """The answer to a form with its initial values."""
     found: list[str] = []
     given = {"layer": _static.START, "model": {"name": "gpt2"}}[kind]
     _static.answer(kind, json.dumps(given), lambda _, content: found.append(content))

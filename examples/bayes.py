@@ -63,8 +63,8 @@ def by_attention(x, y, new, grid=GRID, draws=480, particles=192, kernel_draws=50
             mean, std = model.fit(x, y).predict(new, return_std=True)
         chosen, noise = {**model.arguments_}, model.noise_
         evidence = ns.Estimate(model.log_marginal_likelihood_, model.log_marginal_likelihood_error_)
-        told = {**chosen, "noise": noise, "R-hat": round(model.r_hat_, 3), "effective": model.effective_}
-        yield name, mean, np.hypot(std, noise), evidence, time.process_time() - start, told
+        details = {**chosen, "noise": noise, "R-hat": round(model.r_hat_, 3), "effective": model.effective_}
+        yield name, mean, np.hypot(std, noise), evidence, time.process_time() - start, details
 
 
 def by_process(x, y, new):
@@ -94,13 +94,14 @@ def compared(seen=200, **how):
     x, y, new, truth = patients(seen)
     ways = (by_attention(x, y, new, **how), (by(x, y, new) for by in (by_process, by_network)))
     for way in ways:
-        for name, mean, std, evidence, seconds, told in way:
-            yield name, scores(mean, std, truth), evidence, seconds, told
+        for name, mean, std, evidence, seconds, details in way:
+            yield name, scores(mean, std, truth), evidence, seconds, details
 
 
 if __name__ == "__main__":
     print("way                                error  log density  inside 90 %  log evidence")
-    for name, (error, density, inside), evidence, seconds, told in compared():
+    for name, (error, density, inside), evidence, seconds, details in compared():
         print(
-            f"{name:33}  {error:.3f}  {density:11.3f}  {inside:11.3f}  {evidence} ({seconds:.0f} s, {told})", flush=True
+            f"{name:33}  {error:.3f}  {density:11.3f}  {inside:11.3f}  {evidence} ({seconds:.0f} s, {details})",
+            flush=True,
         )

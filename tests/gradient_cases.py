@@ -76,7 +76,7 @@ def _normal():
 
 
 def _inside():
-    """With respect to a vector in the midst of the program, of which an index stands for its entries."""
+    """With respect to a vector in the middle of the program; an index stands for its entries."""
     h = ns.weight(d, n, 2) @ _x()
     return read(ns.tanh(h)[1]) + read(h[0, 2] * h[1, 0]), h
 

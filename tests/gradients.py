@@ -54,7 +54,7 @@ class GradientBuilder(Builder):
     def __init__(self, seed, widths):
         super().__init__(seed, widths)
         self.extreme = True
-        self.beside: list[ns.Value] = []  # what the last gradient or kernel is looked at with
+        self.companions: list[ns.Value] = []  # what the last gradient or kernel is looked at with
 
     def nonlin(self):
         return self.choose(NAMED)(self.vector())
@@ -114,7 +114,7 @@ class GradientBuilder(Builder):
         return ns.dot(ns.gaussian(y.width), y)
 
     def gradient(self):
-        """√width ∂p/∂x, beside it p and its product with x: these know a transpose from another matrix."""
+        """√width ∂p/∂x, with p and its product with x: these know a transpose from another matrix."""
         p = self.loss()
         made = set(topological_order([p]))
         options = [v for v in ([*self.vectors, *self.scalars] if self.often(0.3) else self.vectors) if v in made]
@@ -122,17 +122,17 @@ class GradientBuilder(Builder):
             raise ns.TraceError("gradient", "p is made of none of them")
         x = options[min(self.rng.geometric(0.4), len(options)) - 1]  # rather an early one: matrices lie between
         g = ns.grad(p, x)
-        self.beside = [p, ns.dot(g, x)] if isinstance(g, ns.Vector) else [p]
+        self.companions = [p, ns.dot(g, x)] if isinstance(g, ns.Vector) else [p]
         return g
 
     def kernel(self):
         p = self.loss().reshape(-1)[:2]
-        self.beside = [p]
+        self.companions = [p]
         return ns.ntk(p)
 
     def norm_of_gradient(self):
         w, p = self.latest(self.weights), self.loss().sum()
-        self.beside = [p]
+        self.companions = [p]
         return ns.grad_norm(p, w, self.choose(["ntk", "standard"]))
 
 
@@ -145,7 +145,7 @@ LAST = ["gradient"] * 3 + ["kernel", "norm_of_gradient"]
 
 @st.composite
 def gradients(draw, steps=6, largest=8, most=10_000):
-    """A program that returns a gradient or a tangent kernel beside what it is made from, and numbers for its widths.
+    """A program that returns a gradient or a tangent kernel with what it is made from, and numbers for its widths.
 
     A kernel of many values in all is not taken, but another tried: planning is what takes time.
     """
@@ -159,8 +159,8 @@ def gradients(draw, steps=6, largest=8, most=10_000):
         before = [*builder.vectors, *builder.scalars]
         builder.grow(LAST)
         made = [value for value in (*builder.vectors, *builder.scalars) if value not in before]
-        if made and len(topological_order([*outputs, *builder.beside, *made])) <= most:
-            outputs += [*builder.beside, *made]
+        if made and len(topological_order([*outputs, *builder.companions, *made])) <= most:
+            outputs += [*builder.companions, *made]
             break
     outputs = [value if value.size <= 2 else value.reshape(-1)[:2] for value in outputs]
     net = ns.Program(tuple(outputs))

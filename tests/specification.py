@@ -113,7 +113,7 @@ def _stepped(op: SteppedMatMul, value: Vector) -> Made:
     drawn = op.weight.drawn
     for left, right, part in zip(op.left, op.right, op.parts, strict=True):
         need((left.width, right.width) == (drawn.out_width, drawn.in_width), f"{left!r} {right!r}^T moves {drawn!r}")
-        need(left.shape[-1] == right.shape[-1], f"{left!r} beside {right!r}")
+        need(left.shape[-1] == right.shape[-1], f"{left!r} with {right!r}")
         need({left.shape[0], right.shape[0]} <= {1, len(part.members)}, f"{left!r}, {right!r} for {part.members}")
         need(part.step < len(op.steps), f"step {part.step} of {len(op.steps)}")
     return _matmul(op, value)
@@ -168,7 +168,7 @@ RULES: Rules = {
 
 
 def _span(op: Span, value: Vector) -> Made:
-    need(all(known.shape[:-1] == op.x.shape[:-1] for known in op.known), f"{op.x!r} beside {op.known}")
+    need(all(known.shape[:-1] == op.x.shape[:-1] for known in op.known), f"{op.x!r} with {op.known}")
     return op.x.shape, space(op)
 
 
@@ -183,15 +183,15 @@ def _extend(op: Append, value: Vector) -> Made:
 
 
 def _adjoint(op: AdjointCorrection, value: Scalar) -> Made:
-    need(op.d.width == op.u.width, f"{op.d!r} beside {op.u!r}")
-    need(op.g.width == op.b.width, f"{op.g!r} beside {op.b!r}")
+    need(op.d.width == op.u.width, f"{op.d!r} with {op.u!r}")
+    need(op.g.width == op.b.width, f"{op.g!r} with {op.b!r}")
     need(op.u.shape[-1] == op.b.shape[-1], f"{op.u!r} is made of {op.b!r}")
     return (*np.broadcast_shapes(op.d.shape, op.g.shape), op.b.shape[-1]), None
 
 
 def _outer(op: Outer, value: Vector) -> Made:
-    need(op.right.width == op.x.width, f"{op.right!r} beside {op.x!r}")
-    need(op.left.shape[-1] == op.right.shape[-1] == len(op.sizes), f"{op.left!r} beside {op.right!r}")
+    need(op.right.width == op.x.width, f"{op.right!r} with {op.x!r}")
+    need(op.left.shape[-1] == op.right.shape[-1] == len(op.sizes), f"{op.left!r} with {op.right!r}")
     return (max(len(v) for v in (op.left, op.right, op.x)), op.x.shape[-1]), op.left.width
 
 

@@ -127,7 +127,7 @@ BAD_OPTIONS = {
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
     ("compare", "--width", "inf"): "--width must give a positive integer",
-    ("compare", "--tolerance", "0"): "--tolerance 0.0 must be above 0",
+    ("compare", "--tolerance", "0"): "--tolerance 0.0 must be a positive number",
     ("compare", "--tolerance", "1", "--of", "mean"): "--of 'mean' must be 'kl', 'tv', 'variance', 'kurtosis', or a",
     ("compare", "--tolerance", "1", "--head-dim", "8"): "--tolerance is about one width, not n, d; --keep-head-dim",
     ("compare", "--tolerance", "1", "--infinite-heads"): "--tolerance and --infinite-heads cannot be combined",

@@ -180,7 +180,7 @@ def test_a_file_says_how_things_scale(folder):
         (["--targets", "3,1"], "must be left out without ids"),
         (["--tokens", "17"], "must be at most 16"),
         (["--draws", "3"], "must be an integer, 4 or more"),
-        (["--tolerance", "0"], "must be a finite number above 0"),
+        (["--tolerance", "0"], "must be a positive number"),
         (["--set", "n=3"], "is not a field"),
     ],
 )

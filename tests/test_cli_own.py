@@ -1,4 +1,4 @@
-"""The command line on programs of one's own: FILE:PROGRAM, --bind and --arg."""
+"""The command line on custom programs: FILE:PROGRAM, --bind and --arg."""
 
 import itertools
 import json
@@ -165,7 +165,7 @@ def test_law_of_ones_own_program(folder):
 
 
 def test_a_coordinate_may_be_chosen(folder):
-    """Of one's own program, whose coordinates differ, and of the layer, whose do not."""
+    """Of a custom program, whose coordinates differ, and of the layer, whose do not."""
     words = "law", "mine.py:shifted", "--bind", "n=32", "--draws", "100", "--at", "9"
     first, third = (
         json.loads(netsor(*words, *more, "--json", cwd=folder).stdout) for more in ((), ("--coordinate", "2"))

@@ -228,7 +228,10 @@ def test_a_working_folder_that_was_removed(tmp_path):
     config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 20}
     (tmp_path / "tiny.json").write_text(json.dumps(config))
     gone = tmp_path / "gone"
-    env = {**os.environ, "PYTHONPATH": str(Path(netsor.__file__).parents[1])}  # not told from the folder that is gone
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(netsor.__file__).parents[1]),
+    }  # not found through the folder that is gone
     for words, code, said in (
         (
             ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "15", "--workers", "1"],

@@ -62,8 +62,8 @@ def test_it_is_announced_and_run(capsys):
     seen = []
     assert run(Request(), lambda executor: seen.append(executor) or "found") == "found"
     assert seen == [None]
-    told = "netsor: net: 2 draws; about 30 s and 1 GiB on 1 worker. And more.\n"
-    assert capsys.readouterr().err == told
+    text = "netsor: net: 2 draws; about 30 s and 1 GiB on 1 worker. And more.\n"
+    assert capsys.readouterr().err == text
 
 
 def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
@@ -75,15 +75,15 @@ def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
     run(Request(True, out=tmp_path))  # whose parts are never kept
     assert "not repeated" not in capsys.readouterr().err
     run(Request(out=tmp_path))
-    told = " ".join(capsys.readouterr().err.split())
-    assert "on 1 worker. What is finished in --out is not repeated. And more." in told
+    text = " ".join(capsys.readouterr().err.split())
+    assert "on 1 worker. What is finished in --out is not repeated. And more." in text
 
 
 def test_on_a_device_no_time_is_told(capsys):
     """Times are those of cores."""
     assert run(Request(), cost=COST._replace(seconds=1e9), where=THERE) == "found"
-    told = "netsor: net: 2 draws; on cuda:1. And more.\n"
-    assert capsys.readouterr().err == told
+    text = "netsor: net: 2 draws; on cuda:1. And more.\n"
+    assert capsys.readouterr().err == text
 
 
 def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
@@ -103,7 +103,7 @@ def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     ],
 )
 def test_what_is_left_is_told(request_, left, capsys):
-    """Draws of a program of one's own are never kept: a folder does not change that."""
+    """Draws of a custom program are never kept: a folder does not change that."""
     watch = Watch()
     with pytest.raises(click.exceptions.Exit) as stop:
         run(request_, fails(BrokenProcessPool()), watch=watch)

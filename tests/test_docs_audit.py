@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from netsor.studies.audit._rules import RULES
+
 from .command import netsor
 
 ROOT = Path(__file__).parent.parent
@@ -76,3 +78,9 @@ def test_they_print_what_the_page_says(command, tmp_path):
     for line in SAID[command]:
         near = [numbers(line) == pytest.approx(found, rel=0.02) for found in printed.get(shape(line), [])]
         assert any(near), f"{line}\n\n{result.stdout}"
+
+
+def test_the_reference_has_every_rule_with_its_threshold():
+    page = (ROOT / "docs" / "audit-reference.md").read_text()
+    found = dict(re.findall(r"^\| `(\w+)` \| .*?(?:more|less) than ([\d.,]+) ", page, re.MULTILINE))
+    assert found == {rule.name: f"{rule.threshold:,g}" for rule in RULES}

@@ -193,7 +193,7 @@ def readings(made):
 
 
 def accepted(source):
-    """What a call makes of a wrong argument that it takes, if it does; else None."""
+    """The result of a call that accepts a wrong argument; None if it is refused."""
     name, function, arguments = misused(source, "language")
     positional = [arguments[i] for i in range(len(arguments)) if i in arguments]
     try:

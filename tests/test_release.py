@@ -1,4 +1,4 @@
-"""What a release needs beside the code: one version everywhere, files that a forge can read, targets that exist."""
+"""What a release needs besides the code: one version everywhere, files that a forge can read, targets that exist."""
 
 import json
 import re

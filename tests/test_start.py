@@ -157,13 +157,13 @@ def test_options_list_what_the_library_has():
 
 @pytest.mark.slow
 def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path):
-    """The file itself may import what lies beside it, also later; netsor and its libraries do not."""
+    """The file itself may import its neighbours, also later; netsor and its libraries do not."""
     for name in ("csv", "email", "socket", "calendar", "pprint", "scipy", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py was run')")
-    (tmp_path / "beside.py").write_text("import netsor as ns\nn = ns.Width('n')")
+    (tmp_path / "neighbour.py").write_text("import netsor as ns\nn = ns.Width('n')")
     (tmp_path / "mine.py").write_text(
-        "from beside import n\n"
-        "def net():\n    import beside\n    return beside.ns.Program(beside.ns.relu(beside.ns.gaussian(n)))"
+        "from neighbour import n\n"
+        "def net():\n    import neighbour\n    return neighbour.ns.Program(neighbour.ns.relu(neighbour.ns.gaussian(n)))"
     )
     mine, plot = str(tmp_path / "mine.py:net"), tmp_path / "a.png"
     code = "import sys, netsor.cli; sys.argv = {}; netsor.cli.main()"

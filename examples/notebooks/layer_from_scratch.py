@@ -61,7 +61,7 @@ print(net.check())
 # %% [markdown]
 # The law of one coordinate of the first token. At finite width it is a mixture of Gaussians over replicas, exact up to
 # the error bars printed below; no weight matrix is drawn for it. At infinite width it is a convolution over heads. All
-# these laws share a seed, so they are coupled, and even a small KL can be told from zero.
+# these laws share a seed, so they are coupled, and even a small KL differs significantly from zero.
 
 # %%
 first = net[0]

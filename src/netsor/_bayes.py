@@ -49,7 +49,7 @@ MAX_RHAT = 1.05  # R-hat above which chains are not said to agree
 LONGEST = 16  # times that chains are said to be too short, at most
 SPREAD = 0.7  # of the evidence, between runs and relative to it, above which their mean is not to be trusted
 STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
-ANNOUNCE_SECONDS = 10.0  # seconds from which on a cost is printed before the start, on a terminal
+ANNOUNCE_SECONDS = 10.0  # seconds beyond which a cost is printed before the start, on a terminal
 PROBED = 64  # draws of the prior at which the likelihood is timed, at most
 ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
 CALLS = 8  # calls of the likelihood, each for the chains that are not done, while all chains move: measured, 3 to 9
@@ -238,8 +238,8 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
             bar.tell(chains)
         flat = kept.reshape(-1, latent.size)
         parts = latent.over(flat, lambda mean, columns: np.concatenate(fitted(mean, columns, data), axis=1))
-    told = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
-    worst, count = float(r_hat(told).max()), float(effective(told).min())
+    traces = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
+    worst, count = float(r_hat(traces).max()), float(effective(traces).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
     if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
         longer = _longer(worst, count)

@@ -32,7 +32,7 @@ class Traced(Generic[P]):
     def _arguments(self, args: Any, kwargs: Any) -> str:
         try:
             signature = inspect.signature(self._function)
-        except ValueError:  # some functions written in C tell nobody what they take
+        except ValueError:  # some functions written in C have no signature
             return ""
         try:
             given = signature.bind(*args, **kwargs)

@@ -36,8 +36,8 @@ LEVELS = 4  # widths, each twice the one before
 BLOCKS = 16  # of draws, each with a seed of its own at all widths
 WHOLE = (), (1.0,), (1.0, 2.0), (1.0, 2.0, 3.0)  # powers of 1/n that are eliminated
 HALF = (), (0.5,), (0.5, 1.0), (0.5, 1.0, 1.5)
-SCALE_DRAWS = 64  # that tell whether the argument of a norm vanishes
-TOLD = 3.0  # standard errors from which on a difference is not 0
+SCALE_DRAWS = 64  # to see whether the argument of a norm vanishes
+SIGNIFICANT = 3.0  # standard errors: a larger difference is not 0
 
 
 class Extrapolated(NamedTuple):
@@ -61,15 +61,15 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
     steps = np.diff(np.eye(len(n)), axis=0)
     difference, error = steps @ mean, np.array([noise(w) for w in steps])
     rounding = 1e-12 * np.abs(mean).max()
-    told = np.abs(difference) > TOLD * error + rounding
+    significant = np.abs(difference) > SIGNIFICANT * error + rounding
     growth = spread = math.nan
-    if told[-1] and told[-2] and (ratio := difference[-1] / difference[-2]) > 0:
+    if significant[-1] and significant[-2] and (ratio := difference[-1] / difference[-2]) > 0:
         growth = math.log2(ratio)
         spread = math.hypot(error[-1] / difference[-1], error[-2] / difference[-2]) / math.log(2)
     rises = growth - 2 * spread > -0.25 or (growth > -0.25 and growth + 2 * spread > -0.1)
     if math.isnan(growth):  # does the last difference exceed the one before?
-        rises = np.sign(difference[-1]) * (difference[-1] - difference[-2]) > TOLD * noise(steps[-1] - steps[-2])
-    if told[-1] and rises:
+        rises = np.sign(difference[-1]) * (difference[-1] - difference[-2]) > SIGNIFICANT * noise(steps[-1] - steps[-2])
+    if significant[-1] and rises:
         return Extrapolated(math.nan, math.inf, 0, growth, spread)
 
     def ladder(powers: Sequence[tuple[float, ...]]) -> list[tuple[float, float]]:
@@ -189,7 +189,7 @@ class ExtrapolatedLaw:
             if math.isinf(one.error):
                 grows = "" if math.isnan(one.growth) else f" like n^({one.growth:.2f} ± {one.growth_error:.2g})"
                 raise NoLimitError(
-                    f"extrapolation of {self.name} from widths {', '.join(map(str, self.widths))} tells no limit: "
+                    f"extrapolation of {self.name} from widths {', '.join(map(str, self.widths))} shows no limit: "
                     f"differences between widths do not fall, they change{grows}"
                 )
         shape = np.shape(statistic(self.laws[0][0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -50,8 +51,8 @@ h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 .netsor table { width: 100%; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: 1.5rem; }
 .figures { margin: 1.5rem 0; }
-.figures:has(> :only-child) { max-width: 36rem; display: block; }
-figure { margin: 0; }
+.figures:has(> :only-child) { display: block; }
+figure { margin: 0; overflow-x: auto; }
 figure svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: 0.85rem; }
 a { overflow-wrap: anywhere; }
@@ -154,8 +155,14 @@ def _rendered(document: Document, **given: Any) -> str:
 
 
 def _svg(figure: Figure) -> str:
+    """The picture; letters stay readable on a phone, where wide figures scroll."""
     text = figure.svg().decode()
-    return text[text.index("<svg") :]
+
+    def sized(found: re.Match[str]) -> str:
+        least, most = 1.2 * float(found[1]), 2.2 * float(found[1])
+        return f'style="min-width: {least:.0f}px; max-width: {most:.0f}px" {found[0]}'
+
+    return re.sub(r'width="([\d.]+)pt"', sized, text[text.index("<svg") :], count=1)
 
 
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:

@@ -1,4 +1,4 @@
-"""One style for every figure: column width, small type, colours that the colour-blind can tell apart (Okabe, Ito)."""
+"""One style for every figure: column width, small type, colours that the colour-blind can distinguish (Okabe, Ito)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ COLUMN = 3.4  # inches
 BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7"
 GREY = "#777777"
 BLACK = "#000000"
+MARKS = ("o", "s", "^", "D", "v", "P", "X")  # of curves, which differ without colours too
 
 STYLE = {
     "font.size": 8.0,

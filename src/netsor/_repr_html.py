@@ -47,7 +47,7 @@ def title(name: str, *words: str) -> str:
 
 
 def verdict(word: str, colour: str) -> str:
-    """A word with a mark of its colour in front, which is not all that tells verdicts apart."""
+    """A word with a mark in its colour in front; colour is not the only difference between verdicts."""
     return f'<span style="border-left: 0.5em solid {colour}; padding-left: 0.4em">{html.escape(word)}</span>'
 
 

@@ -234,12 +234,12 @@ def real(
     if number == 0 and zero:
         return number
     if number is None or not math.isfinite(number) or not (least <= number <= most and number > above):
-        allowed = "a finite number" + ", 0 or" * zero
+        allowed = "a positive number" if above == 0 else "a finite number" + ", 0 or" * zero
         if least > -math.inf and most < math.inf:
             allowed += f" from {least:g} to {most:g}"
         else:
-            allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > -math.inf else ""
-            allowed += f" and at most {most:g}" if most < math.inf else ""
+            allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > 0 else ""
+            allowed += f", at most {most:g}" if most < math.inf else ""
         raise _refused(name, argument, allowed, operation, error)
     return number
 

@@ -28,7 +28,7 @@ CASES = {
     "means, inf": (shifted(tokens(4)), ns.inf),
     "blocks, inf": (pooled(tokens(4, 2)), ns.inf),
     "blocks, 8": (pooled(tokens(4, 2), heads=2), 8),
-    "a function of one's own, inf": (own(tokens(4)), ns.inf),
+    "a user's function, inf": (own(tokens(4)), ns.inf),
     "deep, 8": (deep(tokens(1)[0]), 8),
 }
 

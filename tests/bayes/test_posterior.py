@@ -91,7 +91,7 @@ def test_two_scores_by_quadrature(value, noise):
 
 
 def scales():
-    """Three outputs e^(3q) u_i, of which two are seen; and the variance of the third given them, by quadrature."""
+    """Three outputs e^(3q) u_i, two of them observed; and the variance of the third given them, by quadrature."""
     n = ns.Width("n")
     q, u = ns.normal(()), ns.gaussian(n, 3)
     net = ns.Program(ns.stack([ns.apply(np.exp, 3 * q) * u[i] for i in range(3)]))
@@ -121,7 +121,7 @@ def test_errors_of_a_heavy_tail_cover():
 def test_r_hat_counts_variances(monkeypatch):
     """An output that nothing is seen of has mean 0 in all states: its variance alone tells how chains fare."""
     shapes = []
-    monkeypatch.setattr(_bayes, "r_hat", lambda told: shapes.append(told.shape) or np.ones(told.shape[-1]))
+    monkeypatch.setattr(_bayes, "r_hat", lambda traces: shapes.append(traces.shape) or np.ones(traces.shape[-1]))
     scales()[0].posterior({0: 20.0}, 0.1, n=ns.inf, draws=160, particles=64)
     assert shapes == [(16, 10, 1 + 2 * 3)]
 

@@ -29,7 +29,7 @@ def test_one_layer(tab):
 
 
 def test_to_infinity(tab):
-    """At the right end of its slider the width is ∞, and one law is left beside the Gaussian."""
+    """At the right end of its slider the width is ∞, and one law is left next to the Gaussian."""
     tab.view("One layer")
     tab.move("width", "End")
     limit = ns.paper.layer(heads=1).law(n=ns.inf)
@@ -108,7 +108,7 @@ def test_a_model_of_ones_own(tab, programs):
     path.fill("nowhere.json")
     path.press("Enter")
     tab.page.wait_for_selector(".netsor-view [role=alert]")
-    assert "not a file, and none of the models that ship" in tab.message()
+    assert "not a file, and no model that ships has this name" in tab.message()
     path.fill(str(programs / "config.json"))
     path.press("Enter")
     model = ns.models.read(programs / "config.json")  # with positions for 8 tokens

@@ -1,6 +1,6 @@
 """Pages that compute, in a real browser: Python is loaded when it is asked for, and has the numbers of the library.
 
-The site and the explorer are built with Pyodide beside them (`make .pyodide docs explore-static`).
+The site and the explorer are built with Pyodide next to them (`make .pyodide docs explore-static`).
 """
 
 import functools
@@ -50,8 +50,8 @@ def test_the_site_is_small():
     assert sum(sizes.values()) < 60e6
     first = ("pyodide", "python_stdlib", "numpy", "scipy", "netsor.zip")
     loaded = sum(size for path, size in sizes.items() if path.name.startswith(first))
-    told = int((SITE / "index.html").read_text().partition('data-size="')[2].partition('"')[0])
-    assert told == pytest.approx(loaded, rel=0.02)
+    announced = int((SITE / "index.html").read_text().partition('data-size="')[2].partition('"')[0])
+    assert announced == pytest.approx(loaded, rel=0.02)
 
 
 def test_a_block_of_the_home_page(reader):

@@ -33,7 +33,7 @@ def transformer(tokens=2, activation=ns.gelu):
 
 
 def squashed(x):
-    """A function of one's own that only numpy can compute."""
+    """A user's function that only numpy can compute."""
     return np.asarray(np.arctan(np.asarray(x)))
 
 
@@ -108,7 +108,7 @@ INVARIANT = {
 
 
 def assert_same_steps(plan, drawn, compute):
-    """Each step of a plan, by `compute(step, arrays)`, makes what numpy makes of the same arrays."""
+    """Each step of a plan, by `compute(step, arrays)`, agrees with numpy on the same arrays."""
 
     def both(step, given, _):
         ours = in_numpy(step, given, None)

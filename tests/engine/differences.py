@@ -12,7 +12,7 @@ STEP = 1e-5
 def drawn(outputs, widths, given=None):
     """One literal draw of all values of a program; the order of the outputs numbers the sources, so it counts.
 
-    `given` are arrays in place of what is drawn: of initial vectors and random scalars by value, and the N(0, 1)
+    `given` are arrays that replace random numbers: of initial vectors and random scalars by value, and the N(0, 1)
     variables of matrices by source and member.
     """
     values, given = topological_order(outputs), given or {}

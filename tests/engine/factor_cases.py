@@ -1,4 +1,4 @@
-"""Vectors whose Gram matrices are singular, nearly so, or of any scale, and what each library must make of them."""
+"""Vectors whose Gram matrices are singular, nearly so, or of any scale; all libraries must agree on them."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def vectors(seed=0):
     regular = rng.standard_normal((REPLICAS, ROWS, DIRECTIONS))
     repeated = regular[:, rng.integers(0, 4, ROWS)]
     some = regular.copy()
-    some[::2, 3], some[1, 7], some[2] = some[::2, 0], 0.0, repeated[2]  # singular replicas beside regular ones
+    some[::2, 3], some[1, 7], some[2] = some[::2, 0], 0.0, repeated[2]  # singular replicas among regular ones
     zeros = regular.copy()
     zeros[:, [0, 5, 11]] = 0.0
     scaled = repeated * 10.0 ** rng.uniform(-8, 8, (REPLICAS, ROWS, 1))
@@ -41,7 +41,7 @@ CASES = list(vectors())
 
 
 def _relative(found, expected, rows):
-    """The largest error, beside the lengths of the rows."""
+    """The largest error, relative to the lengths of the rows."""
     length = np.sqrt((np.asarray(rows, dtype=np.float64) ** 2).sum(axis=-1))
     length = np.where(length > 0, length, 1.0)
     return np.abs((np.asarray(found, dtype=np.float64) - expected) / length[..., None]).max()

@@ -189,8 +189,8 @@ def test_a_recurrent_state_that_nearly_converged():
 
 
 CRASHED = {
-    "a source beside a nonlinearity": lambda x: ns.weight(n, n) @ x + ns.tanh(x),
-    "a nonlinearity beside a source": lambda x: ns.tanh(x) + ns.weight(n, n) @ x,
+    "a source plus a nonlinearity": lambda x: ns.weight(n, n) @ x + ns.tanh(x),
+    "a nonlinearity plus a source": lambda x: ns.tanh(x) + ns.weight(n, n) @ x,
     "one token and one key matrix": lambda x: (
         ns.weight(n, 2 * d)
         @ ns.concat(

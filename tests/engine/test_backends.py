@@ -86,7 +86,7 @@ def test_single_precision_has_the_same_law_in_numpy(case):
 
 @pytest.mark.slow
 def test_jax_sees_small_parts():
-    """Directions of rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
+    """Directions of rows that are nearly equal, well apart, and equal, side by side, as numpy has them."""
     import jax
     import jax.numpy as jnp
 
@@ -107,7 +107,7 @@ def test_jax_sees_small_parts():
 @pytest.mark.parametrize("few", [4, 32])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_jax_factors_singular_matrices(precision, few):
-    """By the library's own factors, and by loops: what numpy makes of the vectors in double precision."""
+    """By the library's own factors, and by loops: the directions of numpy in double precision."""
     import jax
     import jax.numpy as jnp
 
@@ -140,7 +140,7 @@ def test_numpy_computes_in_the_precision_that_is_asked_for(precision):
 
 @pytest.mark.parametrize("case", factor_cases.CASES)
 def test_numpy_factors_singular_matrices_in_single_precision(case):
-    """What numpy makes of the vectors in double precision."""
+    """The directions of numpy in double precision."""
     factor_cases.assert_factors(case, "float32", lambda rule, *arrays: rule(np, *arrays))
 
 
@@ -199,9 +199,7 @@ def test_jax_draws_what_is_not_random():
 
 @pytest.mark.slow
 def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
-    monkeypatch.setattr(
-        _jax_program, "_programs", OrderedDict()
-    )  # none of other tests, of which there may be as many as fit
+    monkeypatch.setattr(_jax_program, "_programs", OrderedDict())  # none of other tests: the cache may be full of them
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)
     first = set(_jax_program._programs)
@@ -246,7 +244,7 @@ def test_chi_is_the_quantile(freedom):
 
 @pytest.mark.parametrize("freedom", [2**14 + 1, 10**5, 10**9, 2**60])
 def test_chi_of_many_degrees_of_freedom(freedom):
-    """Against the series of Cornish and Fisher for χ², whose next term is of order ν^(−3) beside the first."""
+    """Against the series of Cornish and Fisher for χ², whose next term is of order ν^(−3) relative to the first."""
     z = np.linspace(-5, 5, 41)
     made = _chi.chi([freedom], "float64")
     x = made.of(np, z[:, None], made.polynomial, made.scale, made.squares)[:, 0]

@@ -18,7 +18,7 @@ def all_scores():
     return ns.dot(q, k)
 
 
-def beside_a_query():
+def data_and_query():
     x = ns.gaussian(n, 2)
     q, k = (ns.weight(n, n) @ x for _ in range(2))
     p = ns.dot(q, k)
@@ -84,9 +84,9 @@ def found(make, widths=None):
     return net, bound, conditional(net.outputs, bound, DRAWS, 9, progress=False, picked=[0, 2])
 
 
-@pytest.mark.parametrize("name", [*GAUSSIAN, *DRAWN, "beside"])
+@pytest.mark.parametrize("name", [*GAUSSIAN, *DRAWN, "query"])
 def test_scores_have_the_law_of_the_literal_interpreter(name):
-    make = {**GAUSSIAN, **DRAWN, "beside": beside_a_query}[name]
+    make = {**GAUSSIAN, **DRAWN, "query": data_and_query}[name]
     net, bound, law = found(make)
     assert smallest_p(drawn(law), literal(net, bound, [0, 2])) > LEVEL
 

@@ -33,7 +33,7 @@ def with_means():
 
 
 def turned():
-    """After the nonlinearity the frame is turned; and a scalar beside the vectors has no coordinates."""
+    """After the nonlinearity the frame is turned; and a scalar next to the vectors has no coordinates."""
     x = ns.gaussian(n, 2)
     z = x + ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ x)
     p = ns.mean_dot(z[0], z[1])

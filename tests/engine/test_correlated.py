@@ -1,4 +1,4 @@
-"""Which products of vectors are of order 1 at infinite width, against sums over a grid; and what is not told."""
+"""Which products of vectors are of order 1 at infinite width, against sums over a grid; and what stays undecided."""
 
 import numpy as np
 import pytest
@@ -40,10 +40,10 @@ def test_what_is_not_zero_is_told(correlation):
     """All pairs of functions of two Gaussian vectors: none is overlooked, and none that is 0 is called certain."""
     h = ns.gaussian(n, 2, cov=[[1, correlation], [correlation, 1]])
     x, y = (ns.stack([phi(h[k]) for phi in PHI.values()]) for k in range(2))
-    (told,) = certain([Product(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
+    (found,) = certain([Product(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
     size = np.abs(on_grid(correlation))
     assert not ((size > 1e-4) & (size < 1e-3)).any()  # the grid is good to 1e-4, and leaves nothing open
-    np.testing.assert_array_equal(told, size > 1e-3)
+    np.testing.assert_array_equal(found, size > 1e-3)
 
 
 def attended(tied):

@@ -1,4 +1,4 @@
-"""Deep networks: what a plan draws and holds grows no faster than the program, and turned frames are as good."""
+"""Deep networks: what a plan draws and holds grows no faster than the program, and turned frames are as accurate."""
 
 import itertools
 import math

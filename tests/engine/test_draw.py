@@ -92,7 +92,7 @@ def test_bits_do_not_depend_on_what_is_computed_together(net, most, monkeypatch)
 
 
 def test_large_draws_that_one_function_reads_are_made_as_it_reads_them(monkeypatch):
-    """The same numbers as at once, and less memory for each replica beside the first."""
+    """The same numbers as at once, and less memory for each replica after the first."""
     model = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=12, vocabulary=40)
     plan = model.probes(tokens=4, gradients=True).plan(**model.widths())
     assert not plan.late
@@ -186,7 +186,7 @@ def test_what_has_no_limit_is_refused():
 
 @pytest.mark.parametrize("width", [16, ns.inf])
 def test_a_part_has_the_seeds_of_the_whole(width):
-    """Asked for alone, an output is drawn from the numbers that it has beside the others."""
+    """Asked for alone, an output is drawn from the same numbers as together with the others."""
     x = ns.gaussian(n, 3)
     y = ns.nn.attention(x, heads=2)
     net = ns.Program((ns.weight(n, n) @ x, ns.mean_dot(y, y)))

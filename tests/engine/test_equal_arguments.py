@@ -74,7 +74,7 @@ def test_nearly_equal_vectors_are_two():
         np.testing.assert_allclose(second_moment(ns.nonlin(ABOVE, x, y)), 0.5, atol=1e-4)
         between = Function("between", lambda x, y, d=part: (np.tanh(y) - np.tanh(x)) / d)
         expected = stats.norm.expect(lambda u: (1 - np.tanh(u) ** 2) ** 2)
-        # two arguments, of which the engine knows their coordinates: 1e-16 of them is 1e-5 of the smallest part
+        # the engine knows two arguments by their coordinates: 1e-16 of them is 1e-5 of the smallest part
         assert second_moment(ns.nonlin(between, x, y)) == pytest.approx(expected, abs=1e-3)
 
 

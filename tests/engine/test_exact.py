@@ -59,7 +59,7 @@ def residual():
     return ns.Program((x, ns.mean_dot(x, x)))
 
 
-def given_beside_nonlinear():
+def data_and_nonlinear():
     """Data that meets, after the last nonlinearity, vectors whose frame has been turned."""
     x = ns.relu(ns.gaussian(3))
     return ns.Program((x, ns.dot(x, ns.data([1.0, -0.5, 2.0]))))
@@ -75,7 +75,7 @@ def grouped():
 
 
 def repeated():
-    """Sums of initial vectors of which some share a part: fused, they are clusters of unequal size."""
+    """Sums of initial vectors, some with a part in common: fused, they are clusters of unequal size."""
     return ns.Program(ns.nn.attention(ns.gaussian(n, 2)[[0, 0, 1]] + ns.gaussian(n, 3, cov=0.25), 2, d))
 
 
@@ -90,7 +90,7 @@ def turned_blocks():
 NETS = {
     "tokens that repeat": (repeated, {"n": 3, "d": 2}),
     "rotary positions across blocks": (turned_blocks, {"n": 3}),
-    "data beside a nonlinearity": (given_beside_nonlinear, {}),
+    "data next to a nonlinearity": (data_and_nonlinear, {}),
     "the paper's layer": (attention_layer.net, {"n": 7}),
     "one token": (lambda: attention_layer.net()[0], {"n": 5}),
     "causal": (causal_attention.net, {"n": 3}),
@@ -183,7 +183,7 @@ MUTATIONS = {
     "K without σ²": (_no_sigma, "sigmas"),
     "reuse as if fresh": (_no_projection, "recurrent with scores"),
     "a frame that never fills": (_full_frame_forgotten, "width 2"),
-    "K in place of its factor": (_gram_for_its_factor, "relu tokens"),
+    "K instead of its factor": (_gram_for_its_factor, "relu tokens"),
     "a wrong orientation of the frame": (_wrong_orientation, "residual"),
     "copies of a matrix as if fresh": (_members_never_distinct, "grouped queries"),
 }

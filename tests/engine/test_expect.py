@@ -28,7 +28,7 @@ NAMED = [
     activations.SIN,
     activations.COS,
 ]
-# functions a user might write, with their breaks, which only the reference is told
+# functions a user might write, with their breaks, which only the reference receives
 OWN = [
     (Function("squared_relu", lambda u: np.maximum(u, 0.0) ** 2), (0.0,)),
     (Function("hard_sigmoid", lambda u: np.clip(u / 6 + 0.5, 0.0, 1.0)), (-3.0, 3.0)),
@@ -266,7 +266,7 @@ def test_many_replicas_evaluate_the_function_at_few_points():
     variance = np.einsum("...ii->...i", joint)[..., None, None]
     value, error = kernel(x, x, variance, joint[..., None, None], variance)
     assert np.max(error) < 1e-10
-    assert sum(counted) < 1_000_000  # 67 a replica, of which the grid of the probe alone is three quarters
+    assert sum(counted) < 1_000_000  # 67 a replica; the grid of the probe alone is three quarters
     named, _ = kernel(BatchedFunction(activations.TANH, x.mean), x, variance, joint[..., None, None], variance)
     np.testing.assert_allclose(value, named, rtol=0, atol=1e-11)
 

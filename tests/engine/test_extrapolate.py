@@ -20,7 +20,7 @@ SERIES = {
 
 
 def series(limit, terms, noise, seed):
-    """Blocks (16, 4) of a series with noise, most of which the widths have in common."""
+    """Blocks (16, 4) of a series with noise; the widths share most of it."""
     rng = np.random.default_rng([seed, 7])
     truth = limit + sum(b * np.array(WIDTHS, dtype=float) ** -power for power, b in terms.items())
     return truth + noise * (rng.standard_normal((16, 1)) + 0.3 * rng.standard_normal((16, 4)))

@@ -165,7 +165,7 @@ def test_heads_whose_transposes_are_summed_are_one_matrix(groups):
 
 
 def test_a_gate_and_its_gradient_at_infinite_width():
-    """⟨g, g⟩/n, of which one token's entry is asked for, beside the output that g is the gradient of and alone."""
+    """One token's entry of ⟨g, g⟩/n, alone and with the output whose gradient g is."""
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     a, b, c = (ns.weight(n, n) for _ in range(3))
     p = ns.dot(r, x + c @ (ns.silu(a @ x) * (b @ x))).sum()
@@ -245,7 +245,7 @@ def test_gradients_pass_a_gate_and_the_attention_before_it_at_infinite_width():
 
 @pytest.mark.slow
 def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
-    """Level 1e-5 of 28 tests; with matrices of their own in place of transposes rank correlations tell at 1e-7."""
+    """Level 1e-5 of 28 tests; with independent matrices instead of transposes, rank correlations reject at 1e-7."""
     right = swiglu()
     assert disagreement(right, 2000) > 1e-5
     _fresh_transposes(monkeypatch)

@@ -63,9 +63,9 @@ def test_laws_have_the_same_bits(alone, request):
         return [law.var(), law.kurtosis(), *net.simulate(n=8, draws=50).ravel()]
 
     found = numbers()
-    told = []
-    net.law(n=32, draws=3_000, progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (3_000, 3_000)
+    reported = []
+    net.law(n=32, draws=3_000, progress=lambda done, total: reported.append((done, total)))
+    assert reported[-1] == (3_000, 3_000)
     request.getfixturevalue("monkeypatch").undo()
     _executors.threads_start.cache_clear()
     assert _executors.threads_start()

@@ -275,7 +275,7 @@ def _jumping():
         "a scalar whose limit is 1": ns.apply(np.floor, ns.mean_dot(x, x)),
         "rounding on the other side": ns.apply(np.sign, 0.3 * ns.mean_dot(x, x) - 0.3),
         "a tie": ns.apply(lambda q: np.argmax(q, axis=-1) * 1.0, ns.mean_dot(x, ns.gaussian(n, 3)), axes=1),
-        "beside a score": ns.apply(lambda a, b: np.where(a > 0, b, -b), c, p),
+        "next to a score": ns.apply(lambda a, b: np.where(a > 0, b, -b), c, p),
         "a vector that vanishes": ns.nonlin(positive, c * x),
         "times a score": ns.apply(np.sign, c * p),
         "a norm of it": ns.rms_norm(c * x, eps=0.0),
@@ -304,6 +304,6 @@ def test_a_nonlinearity_of_a_part_that_vanishes_along_something_new_is_refused()
     """tanh(g + p e) has E[tanh'] p along e: ⟨·, e⟩ is of order 1 for p of order n^(−1/2), and 0 is not its law."""
     x, y, g, e = (ns.gaussian(n) for _ in range(4))
     net = ns.Program(ns.dot(ns.tanh(g + 3 * ns.mean_dot(x, y) * e), e))
-    assert net.law(n=400, draws=2000).var() > 3.0  # of which 0.39 is there without p
+    assert net.law(n=400, draws=2000).var() > 3.0  # without p it is 0.39
     with pytest.raises(ns.ExactError, match="has no known law"):
         net.law(n=ns.inf, draws=10)

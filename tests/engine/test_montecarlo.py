@@ -187,6 +187,4 @@ def test_what_cannot_change_is_not_copied():
     assert ns.Joint(mean, cov, Provenance("exact", "given")).component_cov is not cov
     cov.flags.writeable = False
     assert ns.Joint(mean, cov, Provenance("exact", "given")).component_cov is cov
-    assert (
-        ns.Joint(mean, cov[:], Provenance("exact", "given")).component_cov is not cov
-    )  # of which another may be written
+    assert ns.Joint(mean, cov[:], Provenance("exact", "given")).component_cov is not cov  # another one may be written

@@ -76,7 +76,7 @@ def test_directions_from_products_that_are_known(rows, lean):
 
 
 def test_a_matrix_that_knows_its_whole_space_draws_nothing_new():
-    """Three vectors of R^3 span it: what the matrix makes of others is known, and the output is a point exactly.
+    """Three vectors of R^3 span it: the matrix is known on all others, and the output is a point exactly.
 
     By products of the vectors, parts of 1e-4 of their lengths seemed new.
     """

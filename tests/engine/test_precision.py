@@ -25,7 +25,7 @@ def attention(scale, norm=False):
 
 
 def stream(scale):
-    """Data, with an attention layer beside it whose output is of order 1."""
+    """Data, and an attention layer whose output is of order 1."""
     x = ns.data(scale * np.array([[1.0, 2, 3, 4], [2, 0, 1, 1], [-1, 3, 2, 2]]))
     return ns.Program((x + ns.nn.attention(ns.rms_norm(x), 2))[0])
 

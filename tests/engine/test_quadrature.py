@@ -121,7 +121,7 @@ def test_what_kernels_do_not_tell_is_refused():
     x, r = ns.gaussian(n), ns.gaussian(n)
     net = ns.Program((ns.mean_dot(x, x), ns.mean_dot(ns.tanh(ns.tanh(x) * ns.tanh(r) + x), r)))[1]  # exactly 0
     for reading in (net.law, net.draw):
-        with pytest.raises(ValueError, match="Gaussian expectations do not tell this law"):
+        with pytest.raises(ValueError, match="Gaussian expectations are too inexact for this law"):
             reading(n=inf, draws=2)
 
 

@@ -31,7 +31,7 @@ def disagreements(limit, wide, width):
     """
     whole = np.sqrt((wide**2).mean(axis=0)).max() + 1e-300
     weights = np.random.default_rng(3).standard_normal((limit.shape[1], 3))
-    weights[np.ptp(limit, axis=0) < 1e-6 * whole] = 0  # what vanishes is noise beside entries that may cancel
+    weights[np.ptp(limit, axis=0) < 1e-6 * whole] = 0  # what vanishes is noise next to entries that may cancel
     scale = np.maximum(wide.std(axis=0), 0.1 * whole)
     found = {}
     for kind, x, y in (("entry", limit, wide), ("mixture", limit / scale @ weights, wide / scale @ weights)):
@@ -105,7 +105,7 @@ REASONS = (
     "a function of all coordinates",
     "rotary",
     "turned",
-    "Gaussian expectations do not tell this law",
+    "Gaussian expectations are too inexact for this law",
     "jumps at the limit of its argument",
     "a part of order n^(-1/2)",
     "varies faster than can be resolved",

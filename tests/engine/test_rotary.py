@@ -107,7 +107,7 @@ def test_the_limit_is_that_of_a_large_dimension(name):
 
 @pytest.mark.parametrize("name", keep(["plain", "partial", "grouped queries", "a query at a time"], "plain"))
 def test_a_wrong_correlation_is_seen(name, monkeypatch):
-    """Positions that make no difference, in place of κ."""
+    """Positions that make no difference, instead of κ."""
     monkeypatch.setattr(Angles, "kappa", lambda by, r: np.ones(np.shape(r)))
     assert compared(name)[1] > 6.5
 

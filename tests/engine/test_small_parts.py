@@ -1,4 +1,4 @@
-"""What is small beside its vectors counts: differences of vectors that a matrix acts on, down to 1e-12 of them."""
+"""What is small relative to its vectors counts: differences of vectors that a matrix acts on, down to 1e-12 of them."""
 
 import numpy as np
 import pytest
@@ -213,5 +213,5 @@ def test_at_infinite_width_the_error_says_what_products_hide(delta):
 @pytest.mark.parametrize("delta", [1e-7, 1e-9])
 def test_at_infinite_width_what_products_do_not_tell_is_refused(f, delta):
     """Each was a variance of 0, without a word."""
-    with pytest.raises(ValueError, match=r"do not tell this law at width inf: .*; take a finite width"):
+    with pytest.raises(ValueError, match=r"too inexact for this law at width inf: .*; take a finite width"):
         quotient(f, delta).law(n=ns.inf, draws=20, progress=False)

@@ -111,7 +111,7 @@ def vanishing(h, u):
 
 
 def one_member(h):
-    """A member of a batch that acts once, beside one that acts twice."""
+    """A member of a batch that acts once, and one that acts twice."""
     w, x = ns.weight(n, n, 2), ns.weight(n, n) @ h
     y = w[1] @ x
     return ns.dot(y[0], y[1]) + 0.0 * ns.dot(w[0] @ (w[0] @ h[0]), h[1])

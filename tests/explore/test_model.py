@@ -1,4 +1,4 @@
-"""One model without a browser: what is changed in it, what is seen, a second beside it, and several lengths."""
+"""One model without a browser: what is changed in it, what is seen, a second model, and several lengths."""
 
 import json
 import math
@@ -104,7 +104,7 @@ def test_the_code_makes_the_backward_curves(small):
 
 @pytest.mark.slow
 def test_two_models_and_two_lengths(small):
-    """First the one at the first length, then both, then all lengths; what is said is what the comparison says."""
+    """First the one at the first length, then both, then all lengths; the text is that of the comparison."""
     model = Model(small, replace(small, std=1.0, depth="off"), tokens=(3, 6))
     views = [*model.views()]
     shapes = [[(a.model.name, [f.tokens for f in a.lengths]) for a in v.result.audits] for v in views]
@@ -176,7 +176,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(Model(Variant("gpt5")), "not a file, and none of the models that ship"), (Model(Variant(std=-1.0)), "std=-1.0"),
+    [(Model(Variant("gpt5")), "no model that ships has this name"), (Model(Variant(std=-1.0)), "std=-1.0"),
      (Model(tokens=(1,)), "must be 2 or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
      (Model(Variant(fields="colour=red")), "colour"), (Model(tokens=(4, 4)), "each once")],
 )  # fmt: skip

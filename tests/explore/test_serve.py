@@ -1,4 +1,4 @@
-"""The server of the page: its address is told when it can be had, and no page of another site may talk to it."""
+"""The server of the page: its address is printed once it can be reached, and no page of another site may talk to it."""
 
 import ast
 import asyncio
@@ -68,7 +68,7 @@ def test_other_hosts_are_turned_away(host):
 
 
 def test_the_address_is_told_when_it_can_be_had(monkeypatch):
-    told = threading.Event()
+    printed = threading.Event()
 
     class Server:
         started = False
@@ -77,7 +77,7 @@ def test_the_address_is_told_when_it_can_be_had(monkeypatch):
             pass
 
         def run(self, sockets):
-            told.wait(0.2)  # one who tells before it has begun is seen
+            printed.wait(0.2)  # printing the address too early shows here
             self.started = True
 
     server = []
@@ -91,7 +91,7 @@ def test_the_address_is_told_when_it_can_be_had(monkeypatch):
     found = []
 
     def say(address):
-        told.set()
+        printed.set()
         found.append((server[0].started, re.fullmatch(r"http://127\.0\.0\.1:\d+/\?access_token=\S+", address)))
 
     _server.serve(None, 0, False, say)

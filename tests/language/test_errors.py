@@ -154,10 +154,10 @@ CASES = {
         lambda: ns.rotary(x(3), [0, 1]),
         r"rotary: positions of shape \(2,\) must be one for each of 3",
     ),
-    "rotary base": (lambda: ns.rotary(x(3), base=0), "rotary: base=0 must be a finite number above 0"),
+    "rotary base": (lambda: ns.rotary(x(3), base=0), "rotary: base=0 must be a positive number"),
     "rotary fraction": (
         lambda: ns.rotary(x(3), fraction=1.5),
-        r"rotary: fraction=1\.5 must be a finite number above 0 and at most 1",
+        r"rotary: fraction=1\.5 must be a positive number, at most 1",
     ),
     "rotary width": (
         lambda: ns.rotary(ns.gaussian(7, 3)),

@@ -90,7 +90,7 @@ def test_weights_of_a_sum():
 
 
 def test_the_checker_on_gradients():
-    """Without scores a matrix and its transpose are covered; beside scores they are not."""
+    """Without scores a matrix and its transpose are covered; together with scores they are not."""
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     w = ns.weight(n, n)
     p = ns.dot(r, ns.tanh(w @ x))
@@ -99,9 +99,9 @@ def test_the_checker_on_gradients():
     g = ns.grad(p[0], x)
     report = ns.Program(ns.mean_dot(g, g)).check()
     assert (report.verdict, report.theorem) == ("proved", "Yang 2020, Netsor with transposes: there are no scores")
-    beside = ns.Program(ns.grad(ns.dot(r, ns.nn.attention(ns.tanh(w @ x), 1))[0], x)).check()
-    assert beside.verdict == "conjectured"
-    assert any("transpose of W" in finding for finding in beside.reasons)
+    both = ns.Program(ns.grad(ns.dot(r, ns.nn.attention(ns.tanh(w @ x), 1))[0], x)).check()
+    assert both.verdict == "conjectured"
+    assert any("transpose of W" in finding for finding in both.reasons)
     kinked = ns.Program(ns.ntk(ns.dot(r, ns.relu(w @ x)))).check()
     assert any("relu' is not pseudo-Lipschitz" in finding for finding in kinked.reasons)
 

@@ -95,7 +95,7 @@ def test_an_operation_that_the_checker_does_not_know_is_conjectured():
 
 @dataclass(frozen=True, eq=False)
 class Halved(Entrywise):
-    """V: x/2, of which no table says anything."""
+    """V: x/2, which is in no table."""
 
     acts = VectorAccess.ON_COORDINATES
     x: ns.Vector

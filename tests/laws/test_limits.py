@@ -139,7 +139,7 @@ def test_more_points_are_more_accurate():
 
 @pytest.mark.parametrize("name", ["sigma_v", "sigma_o"])
 def test_bad_sigma(name):
-    with pytest.raises(ValueError, match=rf"{name}=0.0 must be a finite number above 0"):
+    with pytest.raises(ValueError, match=rf"{name}=0.0 must be a positive number"):
         ns.Attention(np.eye(2), **{name: 0.0})
 
 

@@ -60,7 +60,7 @@ def test_joint_laws_come_back(tmp_path):
 
 
 def test_a_law_is_written_whole_or_not_at_all(tmp_path):
-    """If the disk takes no more half-way, the law that was there stays, and nothing lies beside it."""
+    """If the disk takes no more half-way, the law that was there stays, and no other file is left."""
     resource = pytest.importorskip("resource")  # not on Windows
     path = tmp_path / "law.npz"
     old, new = LAWS["mixture"](), LAWS["engine"]()

@@ -45,7 +45,7 @@ def test_sums_over_the_vocabulary(library, known, others, cap, monkeypatch):
     where = parts(T, KNOWN if known else 0)
     for place, right in zip(where[1:], direct(arrays, known, others, cap), strict=False):
         np.testing.assert_allclose(made[:, place], right.reshape(2, -1), atol=1e-14)
-    assert made.shape[-1] == where[-1].stop
+    assert made.shape[1:] == (where[-1].stop,) == of_head.output_shape(*(a.shape[1:] for a in arrays))
     logits = all_logits(arrays, known, others)
     logits = logits if cap is None else cap * np.tanh(logits / cap)
     np.testing.assert_allclose(made[:, 0], logits.std(axis=(1, 2)), rtol=1e-10)

@@ -16,7 +16,7 @@ ODD = {
     "length": 8, "std_q": 0.4, "std_k": 0.4, "std_v": 0.4, "std_o": 0.4, "std_in": 0.4, "std_out": 0.4, "std_gate": 0.4,
     "std_embedding": 0.3, "std_position": 0.2, "std_logits": 0.3,
 }  # fmt: skip
-SMALL = {"std_embedding": 1e-3, "std_position": 1e-3}  # where eps decides what a norm makes of the embeddings
+SMALL = {"std_embedding": 1e-3, "std_position": 1e-3}  # where eps matters in the norm of the embeddings
 MODELS = {
     "post-norm of small inputs": {"order": "post", "eps": 1e-5, **SMALL, "final_norm": False, "causal": False},
     "pre-norm of small inputs": {"eps": 1.0, **SMALL, "tied": True, "norm": "rms"},
@@ -55,7 +55,7 @@ def test_the_mean_square_after_a_norm_is_measured_not_taken_for_1():
     """The stream has a mean square of 1e-6, and after a norm with eps = 1e-5 one of 1e-6/1.1e-5 = 0.09, not 1.
 
     Attention adds nothing here, and the perceptron a bias whose mean square is 0.0117: its share is 0.0117/(0.0117 +
-    0.09) = 0.11, where 1 in place of 0.09 would make it 0.0116.
+    0.09) = 0.11, where 1 instead of 0.09 would make it 0.0116.
     """
     small = {"std_embedding": 1e-3, "std_position": 0.0, "std_o": 0.0, "std_out": 0.0, "bias_out": 0.108}
     model = models.Transformer(**(ODD | small | {"order": "post", "eps": 1e-5, "norm": "rms", "layers": 1}))

@@ -14,7 +14,7 @@ from .small import CONFIGS, DECODER_IDS, IDS, inputs
 
 MODELS = {family: models.read(given) for family, given in CONFIGS.items()}
 MODELS["encoder"] = models.pytorch_encoder(16, 2, 24, num_layers=2)
-# embeddings so small that eps decides what a norm makes of them: their mean square after it is far from 1
+# embeddings so small that eps matters in norms: their mean square after it is far from 1
 MODELS["encoder of small inputs"] = MODELS["encoder"].replace(std_embedding=1e-3, shared=False)
 MODELS["bert of small inputs"] = MODELS["bert"].replace(
     std_embedding=1e-3, std_position=1e-3, input_norm=False, eps=1e-4

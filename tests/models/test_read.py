@@ -167,7 +167,7 @@ def test_any_value_of_any_field_is_read_or_refused(family):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("gpt5", "'gpt5' is not a file, and none of the models that ship: bert-base, "),
+        ("gpt5", "'gpt5' is not a file, and no model that ships has this name: did you mean gpt2 or"),
         ({"model_type": "mamba"}, "model_type='mamba' of the configuration must be one of bert, gemma2"),
         ({}, "model_type=None"),
         (3, "source of type int must be the name of a model"),
@@ -283,10 +283,10 @@ def test_replace_checks_names_and_values():
         ({"gated": True, "bias_in": 0.1}, "bias_in=0.1 must be 0 with gated=True"),
         (
             {"rotary_base": 500.0},
-            r"rotary_base=500\.0 must be left as it is in gpt2: it counts only with positions='rotary'",
+            r"rotary_base=500\.0 must be left unchanged in gpt2: it has an effect only with positions='rotary'",
         ),
-        ({"std_gate": 1.0}, "std_gate=1.0 must be left as it is in gpt2: it counts only with gated=True"),
-        ({"std_logits": 1.0}, "std_logits=1.0 must be left as it is in gpt2: it counts only with tied=False"),
+        ({"std_gate": 1.0}, "std_gate=1.0 must be left unchanged in gpt2: it has an effect only with gated=True"),
+        ({"std_logits": 1.0}, "std_logits=1.0 must be left unchanged in gpt2: it has an effect only with tied=False"),
         ({"padding": 50257}, "padding=50257 must be an id of the vocabulary, which has 50257"),
         ({"shared": True, "window": 3, "window_every": 2}, "window_every=2 must be 1 with shared"),
     ):

@@ -69,7 +69,7 @@ def test_t_fixup_scales_encoder_and_decoder_each_by_its_own_depth():
             plain = xavier[fan_in, fan_out * weight.members.size]
             scored = weight.source.name in ("W^Q", "W^K")
             assert weight.std / math.sqrt(fan_in) == pytest.approx(plain * (1 if scored else factor))
-    with pytest.raises(ValueError, match=r"decoder_gain=0\.5 must be left as it is in gpt2"):
+    with pytest.raises(ValueError, match=r"decoder_gain=0\.5 must be left unchanged in gpt2"):
         GPT2.replace(decoder_gain=0.5)
 
 

@@ -25,7 +25,7 @@ def drawn(rng, tokens, head_dim, scale, correlation, draws):
     [(4, 2, 0.7, 0.0), (64, 16, 0.25, 0.0), (40, 16, 1.0, 0.0), (30, 8, 0.4, 0.3)],
 )
 def test_it_is_that_of_draws(tokens, head_dim, scale, correlation):
-    """Level 1e-4 each; with τ of the mean |q| in place of its law, z is above 6 for the first."""
+    """Level 1e-4 each; with τ of the mean |q| instead of its law, z is above 6 for the first."""
     found = drawn(np.random.default_rng(5), tokens, head_dim, scale, correlation, 6_000)
     exact = ns.attention_std(tokens, head_dim, scale=scale, correlation=correlation)
     z = (found.mean() - exact.value**2) / (found.std() / math.sqrt(len(found)))

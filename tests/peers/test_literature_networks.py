@@ -29,7 +29,7 @@ def normed(x):
 
 
 def test_tangent_kernel_of_tensor_programs():
-    """All three entries at width 16, Kolmogorov–Smirnov at level 1e-4 each; half the width is told apart."""
+    """All three entries at width 16, Kolmogorov–Smirnov at level 1e-4 each; half the width is rejected."""
     generator = torch.Generator().manual_seed(0)
     drawn = np.stack([tangent_kernel(16, generator) for _ in range(600)])
     exact, other = (

@@ -52,7 +52,7 @@ def test_the_encoder_has_the_law_of_torch():
     ours = np.asarray(encoder(tokens, 3.0, layers).draw(n=width, draws=DRAWS, seed=2, progress=False))[:, -1]
     assert stats.ks_2samp(found, ours).pvalue > LEVEL
     flatter = np.asarray(encoder(tokens, 0.3, layers).draw(n=width, draws=DRAWS, seed=2, progress=False))[:, -1]
-    assert stats.ks_2samp(found, flatter).pvalue < LEVEL  # another β is told apart
+    assert stats.ks_2samp(found, flatter).pvalue < LEVEL  # another β is rejected
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

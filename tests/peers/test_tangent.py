@@ -65,4 +65,4 @@ def test_the_kernel_by_autograd(heads: int, width: int, draws: int) -> None:
     ]
     print(f"H = {heads}, n = {width}: mean {real[:, 1].mean():.3f}, p {np.round(p[0], 2)}")
     assert min(p[0]) > LEVEL / real.shape[1]
-    assert min(p[1]) < LEVEL / real.shape[1]  # another width is told from it
+    assert min(p[1]) < LEVEL / real.shape[1]  # another width is rejected

@@ -78,7 +78,7 @@ def test_a_function_that_means_something_else_to_torch_is_computed_by_numpy():
 
 
 def test_torch_sees_small_parts():
-    """Rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
+    """Rows that are nearly equal, well apart, and equal, side by side, as numpy has them."""
     rows = np.concatenate([nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     linalg = _torch.library("cpu").linalg
@@ -108,7 +108,7 @@ def test_a_device_that_is_not_there_is_refused():
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 @pytest.mark.parametrize("case", factor_cases.CASES)
 def test_torch_factors_singular_matrices(case, precision):
-    """What numpy makes of the vectors in double precision, and no loop over columns or vectors."""
+    """The directions of numpy in double precision, and no loop over columns or vectors."""
     slow = []
 
     def counted(rule):

@@ -218,7 +218,7 @@ def test_a_module_has_the_law_of_its_own_initialisations(name):
 
 
 def _given(draws, module):
-    """The numbers of a module for the random objects of its program: what `drawn` takes in place of draws."""
+    """The numbers of a module for the random objects of its program: what `drawn` takes instead of draws."""
     named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
     given = {}
     for name, places in draws._weights.items():

@@ -137,8 +137,8 @@ def test_what_is_removed_meanwhile_is_told(tmp_path):
 
 
 def test_while_tasks_are_done_there_is_time_for_other_work():
-    """First progress is told, then a piece of the other work is done; a task that is done is not waited for again."""
-    done, told = [], []
+    """First progress is reported, then a piece of the other work is done; finished tasks are not waited for again."""
+    done, reported = [], []
     pieces = (done.append(piece) for piece in range(5))
 
     class Batches(SquareStudy):
@@ -147,6 +147,6 @@ def test_while_tasks_are_done_there_is_time_for_other_work():
                 run.wait(batch, "batch", pieces)
             return super().result(run)
 
-    Batches(Squares(tuple(range(6)), progress=lambda *now: told.append((*now, len(done))))).run()
+    Batches(Squares(tuple(range(6)), progress=lambda *now: reported.append((*now, len(done))))).run()
     assert done == list(range(5))
-    assert told == [(1, 2, 0), (2, 2, 1), (1, 4, 2), (2, 4, 3), (3, 4, 4), (4, 4, 5)]
+    assert reported == [(1, 2, 0), (2, 2, 1), (1, 4, 2), (2, 4, 3), (3, 4, 4), (4, 4, 5)]

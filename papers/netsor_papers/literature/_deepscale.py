@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from netsor import language as ns
-from netsor._mpl_style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
+from netsor._mpl_style import BLUE, GREEN, GREY, MARKS, ORANGE, SKY, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.nn import attention, attention_std, mlp
@@ -326,8 +326,9 @@ def draw(numbers: Numbers) -> Any:
     axes.axhspan(1 - MAX_RELATIVE_ERROR, 1 + MAX_RELATIVE_ERROR, color=GREY, alpha=0.2, lw=0)
     axes.axvspan(7e-5, SCORES[-1], color=GREY, alpha=0.1, lw=0)
     for (row, tokens), colour in zip(enumerate(QUICK_DEPTHS), (VERMILLION, ORANGE, GREEN, SKY, BLUE), strict=True):
+        style = {"color": colour, "marker": MARKS[row + 2], "ms": 3}
         told = [attention_told(tokens, math.inf, score, 0.0)[0] for score in LARGER]
-        axes.plot(LARGER, told / numbers["limits"]["value"][row], color=colour, label=f"output, T = {tokens}")
+        axes.plot(LARGER, told / numbers["limits"]["value"][row], **style, label=f"output, T = {tokens}")
     found = _gradients(numbers)
     axes.errorbar(BACKWARD, [e.value for e in found], [e.error for e in found], color="black", fmt="s--", ms=3,
                   capsize=2, lw=1.0, label=f"gradient, T = {TOKENS}")  # fmt: skip

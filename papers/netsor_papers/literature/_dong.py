@@ -291,31 +291,31 @@ def draw(numbers: Numbers) -> Any:
     figure = new(4.6 if deep else 2.6)
     places = figure.subplot_mosaic("ab;cc" if deep else "ab")
     left, right = places["a"], places["b"]
-    _bert(left, numbers, "attention", VERMILLION)
+    _bert(left, numbers, "attention", VERMILLION, "o")
     left.axhline(FLOAT32_FLOOR, color=GREY, lw=0.6, ls=":")
     left.text(LAYERS, FLOAT32_FLOOR / 1.6, "rounding of float32", color=GREY, fontsize=6, ha="right", va="top")
     left.set(yscale="log", xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(3e-8, 2), title="attention alone")
     left.legend(loc="center right")
-    for label, colour in (("width 64", ORANGE), ("width ∞", BLUE)):
-        right.plot(numbers[label]["log"].mean(axis=1), "o-", ms=2.5, color=colour, label=label)
+    for label, colour, mark in (("width 64", ORANGE, "s"), ("width ∞", BLUE, "o")):
+        right.plot(numbers[label]["log"].mean(axis=1), marker=mark, ms=2.5, color=colour, label=label)
     right.plot(numbers["bound"]["log"][:5].mean(axis=1), "--", color=GREY, lw=1.0, label="the bound")
     right.set(xlabel="layer", ylabel="log10 of residual/mean", yscale="symlog", title="the theorem's layers")
     right.set_xticks(range(PURE["layers"] + 1))
     right.legend(loc="center right", bbox_to_anchor=(1.0, 0.6), handlelength=1.2)
-    for name, colour in zip(deep, (GREEN, BLUE), strict=False):
-        _bert(places["c"], numbers, name, colour)
+    for name, colour, mark in zip(deep, (GREEN, BLUE), "s^", strict=False):
+        _bert(places["c"], numbers, name, colour, mark)
     if deep:
         places["c"].set(xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(0, 0.8))
         places["c"].legend(loc="lower left")
     return figure
 
 
-def _bert(axes: Any, numbers: Numbers, name: str, colour: str) -> None:
+def _bert(axes: Any, numbers: Numbers, name: str, colour: str, mark: str) -> None:
     ratio = numbers[name]["ratio"]
     low, high = np.quantile(ratio, [0.05, 0.95], axis=1)
     axes.fill_between(range(len(ratio)), low, high, color=colour, alpha=0.2, lw=0)
     axes.plot(ratio.mean(axis=1), color=colour, label="our law" if name == "attention" else name)
-    axes.plot(PUBLISHED[name], "o", ms=2.5, color=colour, label="published")
+    axes.plot(PUBLISHED[name], mark, ms=2.5, color=colour, label="published")
 
 
 RESULT = Result(

@@ -333,16 +333,18 @@ def draw(numbers: Numbers) -> Any:
     figure = new(2.9)
     axes = figure.subplots()
     layers = np.arange(LAYERS + 1)
-    for beta, colour in ((0.5, BLUE), (3.0, GREEN)):
+    for beta, colour, mark in ((0.5, BLUE, "o"), (3.0, GREEN, "s")):
         found, limit = (drawn(numbers, kind, beta) for kind in ("wide", "limit"))
         assert found is not None
         mean, spread = found.mean(axis=0), found.std(axis=0, ddof=1)
         axes.fill_between(layers, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
-        axes.plot(layers, mean, color=colour, label=f"our law, width {WIDTH}, β = {beta:g}")
+        axes.plot(
+            layers, mean, color=colour, marker=mark, ms=3, markevery=10, label=f"our law, width {WIDTH}, β = {beta:g}"
+        )
         if limit is not None:
             axes.plot(layers, limit.mean(axis=0), color=BLACK, linestyle=":", lw=1.2, zorder=3)
         axes.plot(layers, theory(float(mean[0]), beta, LAYERS), color=colour, linestyle="--", lw=0.9)
-        axes.plot(*zip(*READ[beta].items(), strict=True), "o", mfc="white", color=colour, zorder=4)
+        axes.plot(*zip(*READ[beta].items(), strict=True), mark, mfc="white", color=colour, zorder=4)
     axes.plot([], [], color=BLACK, linestyle=":", lw=1.2, label="our law, infinite width")
     axes.plot([], [], color=GREY, linestyle="--", lw=0.9, label="their theory")
     axes.plot([], [], "o", mfc="white", color=GREY, label="their measurement")
@@ -364,13 +366,13 @@ def gradient_draw(numbers: Numbers) -> Any:
     axes = figure.subplots()
     found = _found(numbers)
     lengths = sorted({tokens for tokens, *_ in found})[1:]
-    lines = [(tokens, 0.1, colour) for tokens, colour in zip(lengths, (SKY, BLUE), strict=False)]
-    for tokens, dropout, colour in [*lines, (lengths[-1], 0.0, VERMILLION)]:
+    lines = [(tokens, 0.1, *style) for tokens, style in zip(lengths, ((SKY, "s-"), (BLUE, "^-")), strict=False)]
+    for tokens, dropout, colour, style in [*lines, (lengths[-1], 0.0, VERMILLION, "D-")]:
         points = [(b, found[tokens, b, dropout]) for b in GRADIENT if (tokens, b, dropout) in found]
         x, e = zip(*points, strict=True)
         name = "with dropout" if dropout else "no dropout"
-        axes.errorbar(x, [1e6 * v.value for v in e], [1e6 * v.error for v in e], color=colour, fmt=".-", capsize=2,
-                      label=f"our law, T = {tokens}, {name}")  # fmt: skip
+        axes.errorbar(x, [1e6 * v.value for v in e], [1e6 * v.error for v in e], color=colour, fmt=style, ms=3,
+                      capsize=2, label=f"our law, T = {tokens}, {name}")  # fmt: skip
     axes.plot(list(GRADIENT), [1e6 * v for v in GRADIENT.values()], "o", mfc="white", color=ORANGE,
               label="theirs, T = 2048 and 4096")  # fmt: skip
     axes.set(xlabel="β", ylabel="|∂L/∂W$_Q$|² T d$^{-2}$ (log T)$^{-1/2}$ · 10⁶", ylim=(0, None))

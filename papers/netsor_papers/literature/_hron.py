@@ -213,9 +213,9 @@ def draw(numbers: Numbers) -> Any:
     left.set_xticks(found["scale"], [f"{scale:g}" for scale in found["scale"]])
     left.minorticks_off()
     left.legend(loc="upper left")
-    for scale, colour in ((1.0, BLUE), (4.0, VERMILLION)):
+    for scale, colour, style in ((1.0, BLUE, "o-"), (4.0, VERMILLION, "s-")):
         right.plot(
-            HEADS, numbers[f"heads {scale:g}"]["kurtosis"], "o-", ms=3, color=colour, label=f"σ$_Q$σ$_K$ = {scale:g}"
+            HEADS, numbers[f"heads {scale:g}"]["kurtosis"], style, ms=3, color=colour, label=f"σ$_Q$σ$_K$ = {scale:g}"
         )
     right.axhline(KURTOSIS_ATOL, color=GREY, lw=0.6, ls=":")
     right.set(xscale="log", yscale="log", xlabel="heads", ylabel="excess kurtosis")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from netsor._decorator import program
-from netsor._mpl_style import BLUE, GREEN, GREY, PURPLE, VERMILLION, new
+from netsor._mpl_style import BLUE, GREEN, GREY, MARKS, PURPLE, VERMILLION, new
 from netsor.language import Width, dot, gaussian, grad_norm, mean_dot, softmax, weight
 from netsor.laws import Estimate
 from netsor.studies import Arrays, slope_of
@@ -58,7 +58,7 @@ def last_layer(depth: int, scale: float) -> Any:
 
 
 def uniform(gram: Array, width: int, scale: float) -> tuple[Array, Array]:
-    """What the paper's assumption A = 1/s makes of the mean of these two, given the tokens; gram is ⟨x, x'⟩/width.
+    """The mean of these two under the paper's assumption A = 1/s, given the tokens; gram is ⟨x, x'⟩/width.
 
     With entries N(0, σ²/n), (1/n) ‖∂S/∂W^V‖² = s |x̄|² and
     (1/n) ‖∂S/∂W^Q‖² = (σ_K²/(s² n²)) ‖X‖² ‖X^T (1 − 11^T/s) X‖².
@@ -203,28 +203,28 @@ def draw(numbers: Numbers) -> Any:
     """Queries over values against the distance of tokens, exact over formula, and queries over values by depth."""
     figure = new(4.4)
     places = figure.subplot_mosaic("ab;cc")
-    for scale, colour in COLOURS.items():
+    for (scale, colour), mark in zip(COLOURS.items(), MARKS, strict=False):
         found = numbers[f"scale {scale:g}"]
         apart = 1 - found["cosine"]
         sizes = {name: found[name].mean(axis=1) for name in ("query", "value", "query_uniform", "value_uniform")}
-        places["a"].plot(apart, sizes["query"] / sizes["value"], "o-", ms=2.5, color=colour)
+        places["a"].plot(apart, sizes["query"] / sizes["value"], marker=mark, ms=3, color=colour)
         places["a"].plot(apart, sizes["query_uniform"] / sizes["value_uniform"], ":", color=colour, lw=1.2)
-        places["b"].plot(apart, sizes["query"] / sizes["query_uniform"], color=colour)
-        places["b"].plot(apart, sizes["value"] / sizes["value_uniform"], "--", color=colour)
-        places["c"].plot([], [], color=colour, label=f"scores × {scale:g}")
+        places["b"].plot(apart, sizes["query"] / sizes["query_uniform"], marker=mark, ms=3, color=colour)
+        places["b"].plot(apart, sizes["value"] / sizes["value_uniform"], "--", marker=mark, ms=3, color=colour)
+        places["c"].plot([], [], marker=mark, ms=3, color=colour, label=f"scores × {scale:g}")
     places["a"].set(yscale="log", ylabel="queries / values")
     places["b"].set(yscale="log", ylabel="exact / uniform")
     places["b"].set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     for place in ("a", "b"):
         places[place].set(xscale="log", xlabel="1 − cosine")
         places[place].minorticks_off()
-    for scale, colour in zip(DEEP_SCALES, (PURPLE, COLOURS[1.0]), strict=True):
+    for scale, colour, mark in zip(DEEP_SCALES, (PURPLE, COLOURS[1.0]), ("D", MARKS[SCALES.index(1.0)]), strict=True):
         found = numbers[f"depth {scale:g}"]
         low, middle, high = np.maximum(np.quantile(found["exact"], [0.05, 0.5, 0.95], axis=1), 1e-30)
         places["c"].fill_between(found["depth"], low, high, color=colour, alpha=0.15, lw=0)
-        places["c"].plot(found["depth"], middle, "o-", ms=2.5, color=colour)
+        places["c"].plot(found["depth"], middle, marker=mark, ms=3, color=colour)
         places["c"].plot(found["depth"], np.median(found["formula"], axis=1), ":", color=colour, lw=1.2)
-    places["c"].plot([], [], color=PURPLE, label=f"scores × {DEEP_SCALES[0]:g}")
+    places["c"].plot([], [], marker="D", ms=3, color=PURPLE, label=f"scores × {DEEP_SCALES[0]:g}")
     places["c"].plot([], [], ":", color=GREY, label="uniform attention")
     places["c"].plot([], [], "--", color=GREY, label="values (top right)")
     places["c"].set(yscale="log", ylim=(1e-6, 1e2), xlabel="layers", ylabel="queries / values")

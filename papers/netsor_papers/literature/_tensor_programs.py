@@ -18,7 +18,7 @@ from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import IMAGES, PLACES, kernel_program, last_kernel, tangent, tangent_program, word_kernel
 
 DEPTH = 2  # of Tensor Programs I; II has 1
-NETWORKS = 10  # of which both publish the mean
+NETWORKS = 10  # both papers publish the mean
 SAME = 1e-9  # two ways to compute one number: rounding of some hundred operations, with room
 MAX_Z = 4.0  # standard deviations of what was published, by our law
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netsor._mpl_style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new
+from netsor._mpl_style import BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION, new
 from netsor.laws import Estimate
 from netsor.nn import attention_std
 from netsor.studies import Arrays
@@ -142,16 +142,16 @@ def draw(numbers: Numbers) -> Any:
     for axes, (label, title) in zip(both, (("plain", "no mask"), ("causal", "causal")), strict=True):
         points = _points(numbers[label])
         axes.axhspan(1 / (1 + TOLERANCE), 1 / (1 - TOLERANCE), color=GREY, alpha=0.2, lw=0)
-        for mult, d in itertools.product(COLOURS, LINES):
+        for (mult, mark), d in itertools.product(zip(COLOURS, MARKS, strict=False), LINES):
             line = [(s, fit / value.value) for s, dim, m, value, fit in points if (dim, m) == (d, mult)]
-            axes.plot(*zip(*line, strict=True), color=COLOURS[mult], linestyle=LINES[d], lw=1.0)
+            axes.plot(*zip(*line, strict=True), color=COLOURS[mult], linestyle=LINES[d], lw=1.0, marker=mark, ms=2.5)
         axes.set(xscale="log", yscale="log", xlabel="tokens s", title=title)
         axes.set_xticks(LENGTHS, ["256", "1k", "4k", "16k"])
         axes.minorticks_off()
     both[0].set_ylabel("fitted / exact")
     both[0].set_yticks([0.9, 1, 1.1, 1.2, 1.4, 1.6], ["0.9", "1", "1.1", "1.2", "1.4", "1.6"])
-    for mult, colour in COLOURS.items():
-        both[0].plot([], [], color=colour, label=f"mult {mult:g}")
+    for (mult, colour), mark in zip(COLOURS.items(), MARKS, strict=False):
+        both[0].plot([], [], color=colour, marker=mark, ms=2.5, label=f"mult {mult:g}")
     for d, style in LINES.items():
         both[0].plot([], [], color=PURPLE, linestyle=style, lw=1.0, label=f"d = {d}")
     figure.legend(loc="outside lower center", ncols=4, columnspacing=1.0)

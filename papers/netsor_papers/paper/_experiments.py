@@ -76,7 +76,7 @@ def _limit_law(limit: Case) -> HeadSum:
 
 @dataclass(frozen=True)
 class Figure:
-    """One panel of the paper: what kind of picture, of which cases, against which parameter."""
+    """One panel of the paper: its kind of picture, its cases, and the parameter on its axis."""
 
     name: str
     kind: str  # density, kl, scores or heads

@@ -21,7 +21,7 @@ from ..studies._cost import BASE, Draw
 from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
-SILENT = 3.0  # seconds: if planning takes longer, that is printed
+SILENT = 2.0  # seconds: if planning takes longer, that is printed
 LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
 
 

@@ -45,7 +45,7 @@ class Product(NamedTuple):
 def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     """The scores that have correlated factors in an entry that an output depends on.
 
-    Left out are scores of which the engine cannot compute ⟨x, y⟩/n at infinite width, and those whose factors depend on
+    It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
     the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
     """
     values = topological_order(outputs)

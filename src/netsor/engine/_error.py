@@ -74,4 +74,4 @@ class NoLimitError(UnplacedError):
 
 
 class InfiniteError(UnplacedError):
-    """A Gaussian expectation that is infinite, or that no rule resolves; it says of which function."""
+    """A Gaussian expectation that is infinite, or that no rule resolves; the message names the function."""

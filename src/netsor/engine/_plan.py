@@ -18,7 +18,7 @@ from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
 from ._rng_keys import NODE_SHIFTS
 
-LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
+LATE = 2**18  # numbers of a replica beyond which a draw that one function alone reads is made as it reads them
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
 # a few hundred draws of a usual law, and enough of them for a standard error
 DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16
@@ -90,7 +90,7 @@ def overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | 
 
 
 MIN_INNERMOST_ROW = (
-    32  # entries of a row from which on numpy's inner loop over it is efficient, and replicas need not be innermost
+    32  # entries of a row beyond which numpy's inner loop over it is efficient, and replicas need not be innermost
 )
 
 
@@ -151,9 +151,9 @@ class Plan:
         self.last = freed(self.steps, results)
         self.late = read_once(self.steps)
         live = at_once(self.last, [step.out.size for step in self.steps])
-        beside = at_once(self.last, [0 if step in self.late else step.out.size for step in self.steps])
+        stored = at_once(self.last, [0 if step in self.late else step.out.size for step in self.steps])
         most = max((size + step.within for size, step in zip(live, self.steps, strict=True)), default=0)
-        self.bytes, self.held = 8 * most, 8 * max(beside, default=0)  # of a replica, and of each further one
+        self.bytes, self.held = 8 * most, 8 * max(stored, default=0)  # of a replica, and of each further one
 
     @cached_property
     def loops(self) -> list[Loop]:

@@ -144,10 +144,10 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
             for part in parts[subject]:
                 one, before = weights[subject], done
 
-                def told(draws: int, _: int, one: float = one, before: float = before) -> None:
+                def report(draws: int, _: int, one: float = one, before: float = before) -> None:
                     tell(seconds * ((before + one * draws) / total), seconds)
 
-                arrays.append(part.run(told))
+                arrays.append(part.run(report))
                 done += one * part.draws
             while len(_kept) >= CACHED_SUBJECTS:
                 del _kept[next(iter(_kept))]

@@ -63,14 +63,14 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
     def fill() -> None:
         thread = mo.current_thread()
         time.sleep(REST)
-        told, before = 0.0, ""
+        last, before = 0.0, ""
 
         def tell(done: float, total: float) -> None:
-            nonlocal told
+            nonlocal last
             if thread.should_exit:
                 raise Superseded
-            if time.monotonic() > told + OFTEN:
-                told = time.monotonic()
+            if time.monotonic() > last + OFTEN:
+                last = time.monotonic()
                 mo.output.replace(_side_by_side(controls, _bar(done, total) + before))
 
         with ONE:  # of several that wait here only the newest goes on

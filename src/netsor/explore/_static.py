@@ -43,7 +43,7 @@ def show_layer(content: str, emit: Emit) -> None:
 
 
 def layer_of(values: Mapping[str, Any]) -> Layer:
-    """What the form of a layer says: fields of `Layer`, of which those that it lacks have their defaults."""
+    """The `Layer` that a form describes; missing fields have their defaults."""
     known = {field.name for field in fields(Layer)}
     given: dict[str, Any] = {name: inf if value == "inf" else value for name, value in values.items() if name in known}
     if "token" in given:

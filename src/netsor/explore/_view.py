@@ -283,9 +283,9 @@ def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "", code: 
     """What a page shows of a view: `saved` are buttons for files, `code` is its Python as HTML."""
     many = " netsor-many" if view.columns > 1 else ""
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
-    told = "" if view.result is None else view.result._repr_html_()
+    found = "" if view.result is None else view.result._repr_html_()
     return (
-        f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{found}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
     )
 
@@ -317,7 +317,7 @@ def _cell(value: Estimate | Band | str) -> str:
 
 
 def message(text: str) -> str:
-    """What is wrong, and where on the page it is said."""
+    """An error, shown on the page."""
     return f'<div class="netsor-message" role="alert">{html.escape(text)}</div>'
 
 

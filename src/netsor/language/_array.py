@@ -71,6 +71,12 @@ def every(shape: Shape) -> Keep:
 
 def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
     """The smallest part of an array that has these places, counted through all of it."""
+    if places.size * 8 > math.prod(shape):  # many: marking them all is faster than finding their coordinates
+        hit = np.zeros(math.prod(shape), dtype=bool)
+        hit[places] = True
+        hit = hit.reshape(shape)
+        axes = range(len(shape))
+        return tuple(np.asarray(hit.any(axis=tuple(k for k in axes if k != axis))) for axis in axes)
     keep = tuple(np.zeros(size, dtype=bool) for size in shape)
     for axis, at in zip(keep, np.unravel_index(places, shape) if shape else (), strict=True):
         axis[at] = True
@@ -109,8 +115,8 @@ REFLECTED = {
 class Source:
     """The identity of a random object: two operations with one source share its randomness."""
 
-    def __init__(self, name: str | None) -> None:
-        self.name = name
+    def __init__(self, name: str | None, scaled: bool = False) -> None:
+        self.name, self.scaled = name, scaled  # by a scalar of the program, outside of the object
 
 
 class VectorAccess(Enum):
@@ -160,7 +166,7 @@ class Operation:
         return tuple((None,) * x.ndim for x in self.inputs)
 
     def whole(self, ndim: int) -> Sequence[int]:
-        """The axes of the result of which all or nothing is made."""
+        """The axes of the result that are computed whole or not at all."""
         return () if self.parted else range(ndim)
 
     def at(self, keep: Keep) -> Self:
@@ -198,7 +204,7 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class Entrywise(Operation):
-    """An operation of which each entry can be made for itself.
+    """An operation whose entries can be computed one by one.
 
     It reads the entries that are broadcast to it, in numpy's way, unless an operation says otherwise.
     """
@@ -308,7 +314,7 @@ class Value:
         given = _unpacked(shape)
         sizes = [as_whole(size) for size in given]
         if any(size is None or (size < 1 and size != -1) for size in sizes):
-            raise TraceError("reshape", "shape", given, "positive integers, one of which may be -1")
+            raise TraceError("reshape", "shape", given, "positive integers; one may be -1")
         try:
             return self.take(self._positions().reshape(cast(Any, sizes)), "reshape")
         except (ValueError, OverflowError):

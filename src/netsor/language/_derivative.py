@@ -163,7 +163,7 @@ def _dot(op: Dot, made: Scalar, d: Units, wants: Wants) -> Found:
     """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; of a mean, n^(−1/2) times that."""
     unit, width = dot_unit(op), op.x.width
     by = d[unit]
-    if op.power == 1.0:  # n = factor · symbol, of which the unit has the symbol
+    if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
         by = scale(width.factor**-0.5, by)
     if wants(0):
         yield 0, _mixed(by, op.y)

@@ -107,7 +107,7 @@ def bind_names(
 
 
 def transposed(values: Iterable[Value]) -> set[Source]:
-    """The sources of which some matrix acts transposed."""
+    """The sources with a matrix that acts transposed."""
     return {weight.source for weight in weights_of(values) if weight.transposed}
 
 

@@ -59,7 +59,7 @@ def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, 
         body.append(f"Watched: {', '.join(watched)}.")
     body.append(r"\paragraph{Limit law}")
     if verdict.verdict == NO_LIMIT:
-        body.append("There is none: " + escape("; ".join(verdict.reasons)) + ".")
+        body.append("There is no limit: " + escape("; ".join(verdict.reasons)) + ".")
     else:
         status = "conjectured" if verdict.verdict == CONJECTURED else f"proved, {verdict.theorem}"
         body.append(
@@ -76,7 +76,7 @@ class Writer:
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
         self.names = names_of(values)
-        self.transposed = transposed(values)  # sources of which some matrix acts transposed
+        self.transposed = transposed(values)  # sources with a matrix that acts transposed
         self.rotated: set[Value] = set()  # vectors whose coordinates were turned by angles of their own
         self.random: set[Value] = set()  # what depends on scores or random scalars, and so is random in the limit
         normals = any(isinstance(value.op, ops.Normal) for value in values)
@@ -103,7 +103,7 @@ class Writer:
         return letter + self.above(letter, number) + below(indices, value.shape)
 
     def above(self, letter: str, number: str) -> str:
-        """What tells values of one letter apart."""
+        """What distinguishes values of one letter."""
         return f"^{{({number})}}"
 
     def z(self, value: Value, indices: Indices) -> str:

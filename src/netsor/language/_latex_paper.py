@@ -64,7 +64,7 @@ class _Paper(Writer):
     def __init__(self, values: Sequence[Value]) -> None:
         super().__init__(values)
         self.letters = Counter(self.names[value][0] for value in values)
-        self.needed: set[Value] = set()  # values of which a limit was written
+        self.needed: set[Value] = set()  # values whose limit was written
 
     def above(self, letter: str, number: str) -> str:
         """A number, where there are several of this letter."""
@@ -230,7 +230,7 @@ def _pairs(writer: _Paper) -> list[str]:
 
 def _status(verdict: Report) -> str:
     if verdict.verdict == NO_LIMIT:
-        return "There is none: " + "; ".join(verdict.reasons) + "."
+        return "There is no limit: " + "; ".join(verdict.reasons) + "."
     known = "conjectured" if verdict.verdict == CONJECTURED else f"proved, {verdict.theorem}"
     return f"As the widths go to infinity ({known}):"
 

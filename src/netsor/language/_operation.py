@@ -175,7 +175,7 @@ class OptimiserStep:
 class GradientTerm:
     """A pair (left, right) of inputs of `SteppedMatMul`: Σ_k l[b, k] r[b, k]^T, times `size`, is a term of G.
 
-    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in), of which l or r is √out ∂L/∂y, √unit more if
+    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in); l or r is √out ∂L/∂y, √unit more if
     there is a unit. `members` are the matrices b.
     """
 

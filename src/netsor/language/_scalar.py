@@ -172,7 +172,7 @@ class Apply(Entrywise):
         return tuple((*align_axes(p.ndim - self.axes, self.leading), *(None,) * self.axes) for p in self.scalars)
 
     def whole(self, ndim: int) -> Sequence[int]:
-        """What f makes of the axes that it sees whole."""
+        """The axes of the result of f, which reads its own axes whole."""
         return range(self.leading, ndim)
 
 

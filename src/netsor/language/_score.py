@@ -192,7 +192,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     Parameters
     ----------
     x : Vector
-        Vectors, each of which is normalised.
+        Vectors; each is normalised.
     eps : float
         Added to the mean square.
     gain : float
@@ -226,7 +226,7 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     Parameters
     ----------
     x : Vector
-        Vectors, each of which is normalised.
+        Vectors; each is normalised.
     eps : float
         Added to the mean square.
     gain : float

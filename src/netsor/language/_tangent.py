@@ -85,7 +85,7 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     weight : Weight, Vector or Scalar
         A weight (all matrices of its batch; `W[0]` is one), an initial vector or random scalars.
     parametrisation : str
-        As in `ntk`, of which this is one term: "standard" is the sum of the squares of ∂p/∂W_ij, what an optimiser
+        As in `ntk`; this is one of its terms. "standard" is the sum of the squares of ∂p/∂W_ij, what an optimiser
         sees; it grows with the width that W acts on. "ntk" is that times σ²/in, which has a limit.
 
     Returns

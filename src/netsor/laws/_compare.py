@@ -314,7 +314,7 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     Parameters
     ----------
     p, q : Joint, frozen scipy.stats.multivariate_normal, or array_like
-        The two laws, of which at least one is a Joint; an array (draws, entries) is a sample.
+        The two laws; at least one must be a Joint. An array (draws, entries) is a sample.
     directions : int
         The number of directions.
     seed : int, optional

@@ -95,7 +95,7 @@ class WithError:
         return self.ppf(0.5)
 
     def logpdf(self, y: npt.ArrayLike) -> Estimate:
-        """The logarithm of the density; where that is no double, an infinite error if draws alone tell of it."""
+        """The logarithm of the density; where that is no double, an infinite error if only draws are known."""
         return self._at("logpdf", lambda law, p: Estimate(law._logpdf(p), law._log_error(p)), y, (-np.inf, -np.inf))
 
     def cf(self, t: npt.ArrayLike) -> Estimate:

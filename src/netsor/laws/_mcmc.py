@@ -9,7 +9,7 @@ inverse gamma law, and the ellipse is drawn from that Gaussian. With N(μ, Σ) i
 a posterior whose tail is heavier: chains would hardly ever reach that tail, and stay once there. Any μ, Σ and ν that do
 not depend on where the chains are leave the posterior as it is.
 
-Many chains move at once: the likelihood is asked for those whose θ is not found yet.
+Many chains move at once: the likelihood is computed for those whose θ is not found yet.
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ def adapt_schedule(
     size: int,
     moves: int,
     rng: np.random.Generator,
-    told: Callable[[float], None] = lambda power: None,
+    report: Callable[[float], None] = lambda power: None,
 ) -> Path:
     """A first run, which finds powers such that the weights of every step leave a share KEPT of the particles.
 
-    `told` is called with every power that is reached.
+    `report` is called with every power that is reached.
     """
     chains = init_chains(log_likelihood, rng.standard_normal((particles, size)))
     found, around = [0.0], []
@@ -172,7 +172,7 @@ def adapt_schedule(
         around.append(reference(chains.z))
         for _ in range(moves):
             chains = advance_chains(log_likelihood, chains, rng, found[-1], around[-1])
-        told(found[-1])
+        report(found[-1])
     return Path(np.array(found), around, chains)
 
 
@@ -183,7 +183,7 @@ def evidences(
     particles: int,
     moves: int,
     rng: np.random.Generator,
-    told: Callable[[], None],
+    report: Callable[[], None],
 ) -> tuple[Array, Array]:
     """The log evidence of each independent run along a path, and the last particles (runs · particles, size)."""
     chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, path.chains.z.shape[1])))
@@ -195,7 +195,7 @@ def evidences(
         chains = _resample(chains, step, runs, rng)
         for _ in range(moves):
             chains = advance_chains(log_likelihood, chains, rng, power, around)
-        told()
+        report()
     return total, chains.z
 
 

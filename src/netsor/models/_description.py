@@ -118,7 +118,7 @@ class Description:
     final_norm: bool = True
     activation: Annotated[str, choice("relu", "gelu", "gelu_tanh", "silu", "tanh")] = "gelu"
     gated: bool = False  # activation(gate) * in
-    experts: Positive | None = None  # perceptrons, of which a router chooses some for each token; None: one, for all
+    experts: Positive | None = None  # perceptrons; a router chooses some for each token; None: one, for all
     experts_per_token: Positive = 2
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads of a token at once
@@ -234,7 +234,7 @@ class Description:
         for name, needs in idle(made).items():
             if name in changes and getattr(made, name) != getattr(self, name):
                 raise ArgumentError(
-                    name, getattr(made, name), f"left as it is in {self.name}: it counts only with {needs}"
+                    name, getattr(made, name), f"left unchanged in {self.name}: it has an effect only with {needs}"
                 )
         return made
 

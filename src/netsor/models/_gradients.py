@@ -83,7 +83,7 @@ class Gradients:
         self.final_names, self.final = tuple(final), stack(list(final.values()))
 
     def _reshaped(self, x: Vector) -> Vector:
-        """The vectors of which x has only another shape, if the loss depends on those."""
+        """The vectors that x only reshapes, if the loss depends on them."""
         match x.op:
             case Take(Vector() as base, flat) if np.array_equal(flat.ravel(), np.arange(base.size)):
                 return x if x in self.reached else base

@@ -43,7 +43,7 @@ ACTIVATION = {
 }
 MISSING = object()
 MAX_EXACT_INT = 2**53
-MOST_TOLD = 8  # most fields named in one message
+MOST_NAMED = 8  # most fields named in one message
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number from 1 to 2^53"),
     float: ((int, float), "a finite number, at most 2^53"),
@@ -167,8 +167,8 @@ class Config:
         left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
         if left:
             short = {k: isinstance(k, str) and k.isidentifier() and len(k) <= SHOWN for k in left}  # it may be any text
-            told = [f"{field if short[field] else shown(field)}={shown(value)}" for field, value in left.items()]
-            fields = ", ".join(told[:MOST_TOLD]) + f" and {len(told) - MOST_TOLD} more" * (len(told) > MOST_TOLD)
+            named = [f"{field if short[field] else shown(field)}={shown(value)}" for field, value in left.items()]
+            fields = ", ".join(named[:MOST_NAMED]) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)
             raise ValueError(
                 f"the {self.family} configuration has fields that are not known here and may matter at "
                 f"initialisation: {fields}. Remove them if they do not"

@@ -55,6 +55,14 @@ def of_head(
     return _all_words(first, root, noise, list(targets), cap)
 
 
+def _head_shape(*cores: tuple[int, ...]) -> tuple[int]:
+    """The shape of the result of `of_head`: a call of it takes a second with a large vocabulary."""
+    return (parts(cores[0][-2], 0 if len(cores) == 2 else cores[0][-1])[-1].stop,)
+
+
+of_head.output_shape = _head_shape  # type: ignore[attr-defined]
+
+
 def parts(t: int, known: int) -> tuple[slice, slice, slice, slice]:
     """The slices of the result of `of_head`: `of_logits`, Σ_w c_iw noise_jw, Σ_w c_iw c_jw, c of the known words."""
     ends = np.cumsum([0, 3, t * t, t * t, t * known]).tolist()
@@ -184,7 +192,7 @@ class Logits(NamedTuple):
         return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
 
     def first(self, count: int) -> Logits:
-        """The logits of the first vectors, if `words` was told how many they would be."""
+        """The logits of the first vectors, if `words` was given their number."""
         known, root, noise = self.known, self.root, self.noise
         return self._replace(
             y=self.y[:count],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -39,8 +40,8 @@ def hub_advice(model: str) -> str:
     if ID.fullmatch(model) is None or model.startswith("."):
         return ""
     return (
-        f"; as an id of Hugging Face's hub it is not in the cache of this machine: `hf download {model} config.json` "
-        "puts it there, and prints a path that can be given too"
+        f". As an id of Hugging Face's hub it is not in the cache of this machine: `hf download {model} config.json` "
+        "puts it there, and prints a path that you can also give"
     )
 
 
@@ -106,9 +107,7 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
                 return _build(fields(found), str(source))
             why = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             advice = hub_advice(source) if isinstance(source, str) else ""
-            raise ValueError(
-                f"model {shown(str(source))} {why}, and none of the models that ship: {', '.join(names())}{advice}"
-            ) from None
+            raise ValueError(f"model {shown(str(source))} {why}, and {_unknown(str(source))}{advice}") from None
         folder = path.absolute().parent.name
         return _build(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping):
@@ -116,9 +115,16 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     if hasattr(source, "to_dict"):
         return _build(source.to_dict())
     raise ValueError(
-        f"source of type {type(source).__name__} must be the name of a model ({', '.join(names())}), a path to a "
-        "config.json, a dict, or an object with to_dict"
+        f"source of type {type(source).__name__} must be the name of a model (ns.models.names() lists them), a path to "
+        "a config.json, a dict, or an object with to_dict"
     )
+
+
+def _unknown(name: str) -> str:
+    """What to say of a name that no shipped model has."""
+    near = difflib.get_close_matches(name.lower(), names(), 3, 0.4)
+    meant = f": did you mean {' or '.join(near)}?" if near else "."
+    return f"no model that ships has this name{meant} `netsor audit --models` lists all"
 
 
 def _build(given: dict[str, Any], name: str | None = None) -> Transformer:

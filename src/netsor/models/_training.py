@@ -126,7 +126,7 @@ def training(
 
 
 def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], biases: bool, gains: bool) -> Trace:
-    """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart.
+    """With the matrices of all heads on top of each other, one parameter as in real code: Muon depends on it.
 
     And with the biases and gains that are asked for, which are added to `vectors`.
     """
@@ -160,7 +160,7 @@ def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], bias
 
 
 def refuse(model: Description) -> None:
-    """Refuse models of which this does not know what is trained."""
+    """Raise an error for models whose training is not supported."""
     needed = {"inputs": "tokens", "readout": "linear", "decoder_layers": 0, "experts": None, "shared": False}
     for name, value in (needed | {"std_type": 0.0, "padding": None}).items():
         if getattr(model, name) != value:

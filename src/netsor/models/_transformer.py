@@ -81,7 +81,7 @@ class Transformer(Description):
     gated : bool
         activation(gate) * in.
     experts : int, optional
-        Perceptrons, of which a router chooses some for each token; None: one, for all.
+        Perceptrons; a router chooses some for each token. None: one, for all.
     experts_per_token : int
         How many it chooses.
     qk_norm, qk_norm_whole : bool

@@ -22,7 +22,7 @@ START = 1.5  # seconds until workers have begun, one on each core
 REPORT = 3.0  # seconds for its pictures
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
-SHALLOW = 2, 4  # blocks of the networks whose plans tell what a deep network takes
+SHALLOW = 2, 4  # blocks of the networks from whose plans the cost of a deep network follows
 
 
 class Draw(NamedTuple):
@@ -75,7 +75,7 @@ class Draw(NamedTuple):
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
     """What a draw of a model takes, from shallow plans if it is deep: every number is affine in the depth.
 
-    A plan of a hundred blocks with gradients takes many seconds to make, and those of a few blocks tell as much.
+    A plan of a hundred blocks with gradients takes many seconds to make, and those of a few blocks suffice.
     """
     depth, (few, more) = max(model.layers, model.decoder_layers), SHALLOW
     if depth <= more:

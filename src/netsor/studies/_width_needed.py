@@ -1,4 +1,4 @@
-"""How wide is wide enough: the width from which on a law is within a tolerance of its limit."""
+"""How wide is wide enough: the width beyond which a law is within a tolerance of its limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
 
 @dataclass(frozen=True)
 class WidthNeeded:
-    """The width from which on a law is within a tolerance of its limit; `ns.width_needed` makes it.
+    """The width beyond which a law is within a tolerance of its limit; `ns.width_needed` makes it.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class WidthNeeded:
         what = f"quantile {self.of:g}" if isinstance(self.of, float) else self.of
         said = f"{what} within {self.tolerance:g} of the limit"
         if math.isinf(self.high):
-            return f"{said}: not up to {self.width} = {max(self.differences):,}, or draws are too few to tell"
+            return f"{said}: not up to {self.width} = {max(self.differences):,}, or too few draws"
         if self.low < LEAST:
             return f"{said} from {self.width} = {int(self.high):,} on, or from a smaller width"
         return f"{said} from {self.width} between {self.low:,} and {int(self.high):,} on"
@@ -102,7 +102,7 @@ def width_needed(
     rng: Rng = None,
     **others: float,
 ) -> WidthNeeded:
-    """The width from which on the law of an output is within a tolerance of its limit.
+    """The width beyond which the law of an output is within a tolerance of its limit.
 
     The law is exact at every width, so the answer needs no extrapolation. Differences to the limit are computed from
     the same random numbers at several widths, and bisected until two standard errors leave no smaller interval. The
@@ -147,9 +147,7 @@ def width_needed(
     seed = chosen_seed(seed, rng)
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
-    allowed = real(tolerance, "tolerance", least=0)
-    if allowed == 0:
-        raise ArgumentError("tolerance", tolerance, "above 0")
+    allowed = real(tolerance, "tolerance", above=0)
     if of not in ("kl", "tv", "variance", "kurtosis"):
         if isinstance(of, str) or not 0 < of < 1:
             raise ArgumentError("of", of, OF)
@@ -167,7 +165,7 @@ def width_needed(
     differences: dict[int, Estimate] = {}
 
     def above(n: int) -> bool | None:
-        """Whether the difference is certainly above the tolerance; None if it cannot be told."""
+        """Whether the difference is certainly above the tolerance; None if it is undecided."""
         found = differences[n] = differences.get(n) or difference(law(n), limit, of)
         if found.value - SURE * found.error >= allowed:
             return True

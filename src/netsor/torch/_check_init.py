@@ -171,7 +171,7 @@ def check_init(
         or a function that makes one. None: the module's own `config`, if netsor knows its family; else the module's own
         initialisation, which you pass as a function.
     declared : mapping of str to float or Parameter, optional
-        Laws of parameters by name or pattern, as in `ns.torch.parameters`, in place of those of the reference.
+        Laws of parameters by name or pattern, as in `ns.torch.parameters`; they replace those of the reference.
     weights : str or pathlib.Path, optional
         A .safetensors file (or its .index.json) of step 0, whose numbers replace those of the module.
     draws : int
@@ -224,10 +224,10 @@ def compare(
         notes.append(f"the pass was not checked: {error}")
     numbers = dict(module.named_parameters())
     laws = {name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()}
-    told = {name: law for name, law in with_declared(laws, declared).items() if law.law != "unknown"}
+    declared_laws = {name: law for name, law in with_declared(laws, declared).items() if law.law != "unknown"}
     samples = 1 if known.laws is None else known.laws.samples
-    tests = [test for name, law in told.items() for test in parameter_tests(name, numbers[name], law, samples)]
-    tests += [*correlation_tests(numbers, told), *_ties(module, known, net)]
+    tests = [test for name, law in declared_laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
+    tests += [*correlation_tests(numbers, declared_laws), *_ties(module, known, net)]
     adjusted = holm([test.p for test in tests])
     found = [
         InitFinding(t.where, t.what, float(p), t.text) for t, p in zip(tests, adjusted, strict=True) if p < level / 2
@@ -237,7 +237,7 @@ def compare(
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
         found, count = found + after, count + more
     first = min(found, key=_position(module), default=None)
-    rest = [name for name in numbers if name not in told]
+    rest = [name for name in numbers if name not in declared_laws]
     return InitCheck(type(module).__name__, known.name, found, first, count, draws, rest, notes)
 
 

@@ -82,8 +82,8 @@ class Draws:
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
         self._embeddings: dict[str, Embedding] = {}
         self._rows: dict[str, tuple[int, dict[int, int], list[Vector]]] = {}
-        self._tables: dict[Vector, tuple[str, npt.NDArray[np.intp]]] = {}  # vectors of rows: of which, and which rows
-        self.twins: dict[Vector, Scalar] = {}  # rows as scalars, in place of vectors
+        self._tables: dict[Vector, tuple[str, npt.NDArray[np.intp]]] = {}  # vectors of rows: the table, and which rows
+        self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
 
     def _used(self, name: str, how: str) -> Parameter:
         if self._uses.setdefault(name, how) != how:

@@ -51,7 +51,7 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             )
         memo[id(b)] = b.detach().cpu()
     shadow = copy.deepcopy(module, memo).eval()
-    for part in shadow.modules():  # a cache of keys and values, which transformers returns unless told otherwise
+    for part in shadow.modules():  # by default transformers returns a cache of keys and values
         if getattr(getattr(part, "config", None), "use_cache", False):
             part.config.use_cache = False
     if any(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in pytree.tree_leaves((args, kwargs))):
@@ -121,7 +121,7 @@ def read(
     return Graph(nodes, parameters, constants, outputs, given)
 
 
-# where operations have an argument of which they use shape and type alone
+# position of the argument that operations read only for its shape and type
 LIKE = {**dict.fromkeys(("type_as", "expand_as", "view_as"), 1), **dict.fromkeys(("zeros_like", "ones_like"), 0)}
 LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_full"), 0)
 

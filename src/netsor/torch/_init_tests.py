@@ -36,7 +36,7 @@ def holm(p: Sequence[float]) -> Floats:
 
 
 def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator[Test]:
-    """Mean, standard deviation, shape and rows of one parameter; `samples` is how many initialisations told its law."""
+    """Mean, standard deviation, shape and rows of one parameter; `samples` initialisations gave its law."""
     from scipy import stats
 
     if not law.random:
@@ -90,7 +90,7 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
 
 
 def _distribution(law: Parameter) -> Any:
-    """The distribution function of standardised entries; a truncated normal has the cut that its kurtosis tells."""
+    """The distribution function of standardised entries; the kurtosis of a truncated normal determines its cut."""
     from scipy import optimize, stats
 
     if law.law == "uniform":

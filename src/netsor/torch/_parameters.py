@@ -167,7 +167,7 @@ def parameters(
     64
     """
     if samples < 2:
-        raise ValueError(f"samples={samples} must be 2 or more: one does not tell what is random")
+        raise ValueError(f"samples={samples} must be 2 or more: one sample does not show what is random")
     made, found = drawn(module, samples, chosen_seed(seed, rng))
     if isinstance(module, torch.nn.Module):
         _compare(module, found)
@@ -250,7 +250,7 @@ def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Paramete
 def _shape_of(z: Floats, kurtosis: float) -> tuple[str, str]:
     """Normal, uniform or truncated, by the fourth moment and the largest entry of standardised numbers."""
     if z.size < 64:
-        return "normal", "too few entries to tell"
+        return "normal", "too few entries to test"
     off = (kurtosis - 3) / math.sqrt(24 / z.size)
     largest = float(np.abs(z).max())
     if abs(off) < 5:

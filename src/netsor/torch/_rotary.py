@@ -102,7 +102,7 @@ def _frequencies(angles: Floats) -> tuple[Floats, Floats]:
     """Positions and frequencies θ with angles = positions · θ mod 2π; positions are consecutive."""
     if len(angles) == 1:
         if np.abs(angles).max() > TOLERANCE:
-            raise Refusal("one token at a position other than 0 does not tell the frequencies of rotary positions")
+            raise Refusal("one token at a position other than 0 does not determine the frequencies of rotary positions")
         return np.zeros(1), 10000.0 ** (-np.arange(angles.shape[1]) / angles.shape[1])
     steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
     theta = steps.mean(axis=0)

@@ -15,6 +15,7 @@ from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
+from ..optim import NAMED
 from ._export import Module, UnsupportedError
 from ._network import inputs_of, probes_of, targets_of
 from ._program import Reader, captured
@@ -22,7 +23,7 @@ from ._structure import structure
 
 TOKENS = 4  # of the batch, unless ids are given: what a draw costs grows with their square
 WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
-KINDS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "Muon": "muon"}  # classes of torch.optim, and steps of netsor
+KINDS = {each: name for name, known in NAMED.items() for each in known.in_torch}  # classes of torch.optim
 
 
 def training(
@@ -103,5 +104,5 @@ def makes_module(build: Any, width: int) -> bool:
     """Whether a function of the width returns a PyTorch module."""
     try:
         return isinstance(build(width), torch.nn.Module)
-    except Exception:  # what is wrong with a program is said where it is made
+    except Exception:  # errors of a program are reported where it is made
         return False

@@ -31,7 +31,7 @@ def test_no_cancellation_changes_nothing():
     exact = study.pure(WIDTH, TOKENS, 2, DRAWS, seed=0)["log"]
     for layer in range(3):
         assert stats.ks_2samp(drawn[layer], exact[layer]).pvalue > 1e-4
-    assert stats.ks_2samp(drawn[2] + 0.3, exact[2]).pvalue < 1e-4  # a factor of 2 is told apart
+    assert stats.ks_2samp(drawn[2] + 0.3, exact[2]).pvalue < 1e-4  # a factor of 2 is rejected
 
 
 def test_collapse_is_cubic_far_below_rounding():
@@ -61,7 +61,7 @@ def test_composite_norm():
 
 @pytest.fixture(scope="module")
 def numbers():
-    """What a run would give that is as published, beside a small run of the theorem's layers."""
+    """What a run would give that is as published, next to a small run of the theorem's layers."""
     rng = np.random.default_rng(0)
     made = {
         name: {"ratio": np.array(said)[:, None] * np.exp(0.05 * rng.standard_normal((len(said), 20)))}

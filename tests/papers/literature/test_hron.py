@@ -22,7 +22,7 @@ def test_kernel_of_a_wide_layer_that_is_drawn():
     exact = study.kernels([1.0], 2**10, seed=0)
     drawn = mean(found)
     assert abs(drawn.value - exact["exact"][0, 0, 0]) < 4 * drawn.error + 0.01
-    assert abs(exact["tied"][0, 0, 0] - exact["exact"][0, 0, 0]) > 4 * drawn.error + 0.01  # the other one is told apart
+    assert abs(exact["tied"][0, 0, 0] - exact["exact"][0, 0, 0]) > 4 * drawn.error + 0.01  # the other one is rejected
 
 
 @pytest.fixture(scope="module")

@@ -69,9 +69,11 @@ def small(monkeypatch):
 @pytest.mark.slow
 def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
     study = LiteratureStudy(Request(("small",), out=tmp_path, workers=1))
-    told = study.estimate().seconds
+    announced = study.estimate().seconds
     first = study.run()
-    assert told - study.estimate().seconds == sum(p.seconds for p in SMALL.parts(False)) > 0  # what is there takes none
+    assert (
+        announced - study.estimate().seconds == sum(p.seconds for p in SMALL.parts(False)) > 0
+    )  # what is there takes none
     assert first.claims["small"][0].verdict == AGREES
     for kind in ("csv", "pdf", "png"):
         assert (tmp_path / f"small-halves.{kind}").stat().st_size > 0
@@ -127,7 +129,7 @@ def test_errors_name_the_argument():
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_every_result_is_whole(name):
-    """Parts are told apart, on disk too; figures have names of their own; a quick run is quicker."""
+    """Parts are kept apart, on disk too; figures have different names; a quick run is quicker."""
     result = RESULTS[name]
     for quick in (True, False):
         parts = result.parts(quick)

@@ -42,7 +42,7 @@ def test_the_program_has_the_law_of_literal_networks():
     exact = np.asarray(yang.kernel_program(1, 2).draw(n=WIDTH, draws=DRAWS, progress=False))[:, 0]
     for i, j in ((0, 6), (3, 12)):
         assert stats.ks_2samp(drawn[:, i, j], exact[:, i, j]).pvalue > 1e-4
-    assert stats.ks_2samp(drawn[:, 0, 6], exact[:, 3, 12]).pvalue < 1e-4  # another entry is told apart
+    assert stats.ks_2samp(drawn[:, 0, 6], exact[:, 3, 12]).pvalue < 1e-4  # another entry is rejected
 
 
 def test_recursion_and_program_agree_at_infinite_width():

@@ -123,7 +123,7 @@ def doubled(law):
 
 
 def gaussian(law):
-    """A plain Gaussian in place of the limit, for every number of heads."""
+    """A plain Gaussian instead of the limit, for every number of heads."""
     return HeadSum(Head(np.full((16, 64), law.var() / law.scale)), law.heads, law.scale, law.origin)
 
 

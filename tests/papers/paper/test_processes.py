@@ -44,7 +44,7 @@ def stamps(folder):
 
 
 class Running(subprocess.Popen):
-    """A process of a session of its own, of which nothing is left when the test is over."""
+    """A process in a new session; nothing of it is left when the test is over."""
 
     def __init__(self, command, **how):
         how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **how}

@@ -42,7 +42,7 @@ def stamps(folder):
 
 @pytest.fixture(scope="module", autouse=True)
 def shorter():
-    """Two numbers of heads in place of nine."""
+    """Two numbers of heads instead of nine."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (_claims, _plots, _estimators):
             patch.setattr(module, "HEADS", (1, 256))
@@ -112,7 +112,7 @@ def test_the_report_stands_alone_and_has_a_row_for_each_claim(whole):
     relu = re.search(r'<tr><td data-head="Figure"><a href="#figure-5b">.*?</tr>', page)[0]
     assert re.search(
         r">none of these</td><td [^>]*>1 head \(KL 6.8e-08\);", relu
-    )  # what width 1024 is told from, and what not
+    )  # what differs from width 1024, and what does not
 
 
 def test_figures_are_told_of_in_the_papers_order(whole):

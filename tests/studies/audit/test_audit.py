@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import json
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -86,9 +87,9 @@ def test_parts_are_draws_of_the_model(inline):
 
 
 def test_what_an_audit_looks_like_and_whom_it_tells(inline):
-    told = []
-    audit = ns.audit(TINY, widths="actual", progress=lambda *done: told.append(done), **SMALL)
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    reported = []
+    audit = ns.audit(TINY, widths="actual", progress=lambda *done: reported.append(done), **SMALL)
+    assert reported == [(1, 3), (2, 3), (3, 3)]
     assert len(repr(audit)) < 120
     assert repr(audit).startswith("<Audit of gpt2: 40 draws; flagged: ")
     assert str(audit) == audit.table()
@@ -379,12 +380,12 @@ def test_only_the_limit(inline):
 
 
 def test_two_models_of_one_name_are_told_apart():
-    for others, told in (
+    for others, reported in (
         ([TINY.replace(std_q=0.5, tied=False)], [", tied=False, std_q=0.5"]),
         ([TINY, TINY], [", again", ", again, again"]),
     ):
         request = Request((TINY, *others), widths="actual", **SMALL)
-        assert [model.name for model in request.models] == [TINY.name, *(f"{TINY.name}{words}" for words in told)]
+        assert [model.name for model in request.models] == [TINY.name, *(f"{TINY.name}{words}" for words in reported)]
 
 
 WRONG = [
@@ -434,3 +435,16 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     found = AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)
+
+
+def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():
+    """The limit costs no more than the model itself, and has gradients unless the input is long."""
+    model = ns.models.read("llama-3-8b").replace(layers=1)
+    own, limit = (AuditCase(model, 64, None, infinite) for infinite in (False, True))
+    assert limit.widths == {"n": math.inf, "d": 128, "m": math.inf}
+    assert limit.plan.seconds(100) < own.plan.seconds(100)
+    assert AuditCase(model, 2, None, True, gradients=True).plan.steps
+    assert set(AuditCase(TINY, 3, None, True).widths.values()) == {math.inf}
+    long = Request((model,), tokens=64, gradients=True)
+    assert "take at most 32 tokens" in long.no_gradients[model]
+    assert [case.gradients for case in long.subjects] == [True, False]

@@ -50,7 +50,7 @@ GROWN = {"mean_square": [1, 4, 8, 2000]}
 
 
 @pytest.mark.parametrize(("precision", "rounding"), [("float64", 1e-9), ("float32", 1e-5)])
-@pytest.mark.parametrize("name", ["mean_square", "entropy"])  # of which the first is compared by its logarithm
+@pytest.mark.parametrize("name", ["mean_square", "entropy"])  # the first is compared by its logarithm
 def test_rounding_is_no_difference(name, precision, rounding):
     parted = []
     for apart in (0.5 * rounding, 5 * rounding):

@@ -182,7 +182,7 @@ def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path, monkeypatch):
     net = program("experts")
     monkeypatch.setattr(_precision, "WORTH", 0)
     audit = ns.audit(net, n=16, draws=40, out=tmp_path, progress=False)
-    assert audit.actual.precision == "float64"  # unless it is asked for: functions of one's own need not know another
+    assert audit.actual.precision == "float64"  # unless it is asked for: users' functions may not support another
     assert str(audit).startswith("net(tokens=8, blocks=2, heads=2, count=4): ")
     assert "\n2 blocks, n = 16; 40 draws of 8 tokens; exact\n" in str(audit)
     made = audit.as_dict()

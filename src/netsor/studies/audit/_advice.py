@@ -31,7 +31,7 @@ MATRICES = {
     "logits": "logits",
 }
 WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
-LONG = 120.0  # seconds of an audit from which on cheaper ways are named
+LONG = 120.0  # seconds of an audit beyond which cheaper ways are named
 FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: blocks, and by which factor fewer tokens
 H200 = 150.0  # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and ratios.md
 PLANNING = 5.0  # seconds that loading PyTorch and planning take before a GPU has work
@@ -75,7 +75,7 @@ def recipe_notes(models: Sequence[Model]) -> list[str]:
 
 
 def drawbacks(found: Sequence[LengthResult], preferred: str | None) -> list[str]:
-    """In what the preferred model is worse than all others: bands that part, and medians a factor of 2 apart."""
+    """Where the preferred model is worse than all others: bands do not overlap, and medians are a factor of 2 apart."""
     best = next((each for each in found if each.model.name == preferred), None)
     others = [each for each in found if each is not best]
     if best is None or not others:
@@ -120,11 +120,11 @@ def cheaper(request: Request, cost: Cost) -> str:
         tries[f"--tokens {tokens}"] = {"tokens": (tokens,)}
     if request.widths != "actual":
         tries["--widths actual"] = {"widths": "actual"}
-    told = []
+    ways = []
     for option, changes in tries.items():
         cases = dataclasses.replace(request, **changes).subjects
         seconds = sum(case.draw_at_depth.seconds * request.draws_of(case.tokens) for case in cases)
-        told.append(f"{option}: about {in_time(cost.first + seconds / min(cost.workers, cores()))}")
+        ways.append(f"{option}: about {in_time(cost.first + seconds / min(cost.workers, cores()))}")
     if request.widths == "actual":  # limits are mostly planned and integrated on the host
-        told.append(f"a GPU (--backend torch): less than {in_time(PLANNING + cost.seconds / H200)} on an H200")
-    return f"{CHEAPER}: {'; '.join(told)}."
+        ways.append(f"a GPU (--backend torch): less than {in_time(PLANNING + cost.seconds / H200)} on an H200")
+    return f"{CHEAPER}: {'; '.join(ways)}."

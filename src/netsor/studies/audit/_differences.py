@@ -24,7 +24,7 @@ from ._measurements import Lengths, merged
 from ._order_statistics import HIGH, LOW
 from ._quantities import BLOCKS, EVERY, FINAL
 
-SHOWN = 6  # quantities that part most
+SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
 NEUTRAL = ("limit",)  # rules that do not say which model is better
@@ -110,7 +110,7 @@ class SeparatedMetric(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What is different in several models: their fields, what rules say of them, and quantities that part.
+    """The differences between several models: in their fields, in the rules' verdicts, and in quantities.
 
     Parameters
     ----------
@@ -149,10 +149,14 @@ def differences(models: Sequence[Lengths]) -> Differences:
     """Between models that were measured at the same lengths."""
     names = [lengths[0].model.name for lengths in models]
     brief = dict(zip(names, _quoted(strip_common_prefix(names)), strict=True))
-    rules = [_preference(brief, list(row), models) for row in zip(*map(merged, models), strict=True)]
+    rows = list(zip(*map(merged, models), strict=True))
+    rules = [_preference(brief, list(row), models) for row in rows]
     telling = [rule for rule in rules if len(rule.preferred) < len(names) or rule.changes]
     telling.sort(key=lambda rule: not rule.changes)
     preferred, verdict = _verdict(brief, telling)
+    measured = [statuses for row in rows if (statuses := {f.verdict for f in row} - {NOT_APPLICABLE})]
+    if measured and all(statuses == {OK} for statuses in measured):
+        verdict += f": all {len(measured)} measured rules are ok"
     return Differences(_fields(models), tuple(telling), _partings(models), preferred, verdict)
 
 
@@ -168,7 +172,7 @@ def _idle(name: str, models: Sequence[Lengths]) -> bool:
 
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
-    """Names without what they begin with in common, as far as the rest tells them apart, and not too long."""
+    """Names without their common beginning, as far as the rest distinguishes them, and not too long."""
     parts = [name.split(", ") for name in names]
     common = 0
     while len({tuple(part[: common + 1]) for part in parts}) == 1 and common < min(map(len, parts)):
@@ -204,7 +208,7 @@ def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Leng
 
 
 def _least(names: list[str], findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Of models in which a rule is found: the least so, and those that draws cannot tell from it."""
+    """Of models that a rule flags: the best one, and those that draws cannot distinguish from it."""
     if any(f.value is None or f.low is None or f.high is None for f in findings):
         return tuple(names)
     sign = 1 if findings[0].above else -1

@@ -127,7 +127,7 @@ class Rule(NamedTuple):
     """A rule."""
 
     name: str
-    rule: str
+    rule: str  # in words, with {threshold}
     threshold: float
     brief: str  # a few words, with {value}
     reason: str
@@ -151,7 +151,7 @@ def compared(text: str, is_it: Callable[[Array, float], str], values: Array, thr
     verdict = is_it(values, threshold)
     if verdict == UNDECIDED:
         draws = draws_needed(values, threshold)
-        text += "; at the threshold as far as draws can tell" if draws is None else f"; about {draws:,} draws decide"
+        text += "; at the threshold: no number of draws decides" if draws is None else f"; about {draws:,} draws decide"
     low, high = (end if math.isfinite(end) else None for end in quantile_confidence_interval(values, 0.5))
     return Verdict(text, verdict, value, (low, high), is_it is above)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
+from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 from ..._validate import ArgumentError
 from ._measurements import LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
@@ -17,7 +17,6 @@ from ._rules import RULES
 
 STYLES: Sequence[Any] = ("-", ":", "--", "-.")  # of models, where colours are for kinds of weights
 FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
 CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
 THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
@@ -226,7 +225,7 @@ def _names(models: Sequence[LengthResult]) -> list[str]:
 
 
 def _marks(mark: str, place: int, blocks: int) -> dict[str, Any]:
-    """Markers that tell curves apart without colours; on long curves at some blocks, at other ones of each curve."""
+    """Markers that distinguish curves without colours; on long curves at some blocks only, different for each curve."""
     step = max(1, blocks // 6)
     return {"marker": mark, "markersize": 3.5, "markerfacecolor": "none", "markevery": (place % step, step)}
 

@@ -36,15 +36,16 @@ MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one mor
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
-MOST_TOLD = 3  # fields, in a name
+MOST_NAMED = 3  # fields, in a name
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
 MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
+MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
 
 
 @dataclass(frozen=True)
 class AuditCase:
-    """A model with its input, at its own widths or with all of them at infinity."""
+    """A model with its input, at its own widths or at infinite ones."""
 
     model: Model
     tokens: int
@@ -56,12 +57,20 @@ class AuditCase:
 
     @property
     def widths(self) -> dict[str, float]:
-        """The widths by their names."""
-        return {name: math.inf if self.infinite else width for name, width in self.model.widths().items()}
+        """The widths by their names.
+
+        With rotary positions heads keep their dimension: at d = ∞ scores need a normal for each pair of tokens and each
+        difference of positions, and gradients have no law yet.
+        """
+        own = self.model.widths()
+        if not self.infinite:
+            return dict(own)
+        rotary = isinstance(self.model, Transformer) and self.model.positions == "rotary"
+        return {name: own[name] if rotary and name == "d" else math.inf for name in own}
 
     @property
     def status(self) -> str:
-        """What its law is to the model as it is drawn."""
+        """How its law relates to the model."""
         return self.model.status(**self.widths)
 
     def probes(self) -> Probes:
@@ -352,8 +361,14 @@ class Request(_study.Request):
     @cached_property
     def no_gradients(self) -> dict[Model, str]:
         """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
-        found = {}
+        found: dict[Model, str] = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
+            if isinstance(model, Transformer) and self.lengths[0] > MAX_LIMIT_TOKENS:
+                found[model] = (
+                    f"at {self.lengths[0]} tokens they would take longer than at the model's own widths; take at most "
+                    f"{MAX_LIMIT_TOKENS} tokens"
+                )
+                continue
             try:
                 self._subject(model, self.lengths[0], True, True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
@@ -365,7 +380,7 @@ class Request(_study.Request):
         """All that is asked for, the first model before the next, short inputs before long ones, infinity last.
 
         Beside the models' own widths, infinite ones are measured at the first length alone: longer inputs have too few
-        draws to tell the two apart, and at infinity they cost the most.
+        draws to separate the two, and at infinity they cost the most.
         """
         assert self.widths is not None
         return [
@@ -436,7 +451,7 @@ def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
             before = first.fields()
             differ = [f"{key}={value}" for key, value in model.fields().items() if value != before[key]]
             differ = [] if isinstance(model, ProgramModel) else differ
-            name += f", {', '.join(differ[:MOST_TOLD])}" + ", …" * (len(differ) > MOST_TOLD) if differ else ", again"
+            name += f", {', '.join(differ[:MOST_NAMED])}" + ", …" * (len(differ) > MOST_NAMED) if differ else ", again"
         while name in {other.name for other in made}:
             name += ", again"
         made.append(model if name == model.name else model.replace(name=name))

@@ -116,7 +116,7 @@ def _whole(draws: Array) -> Array:
 BACKWARD_RULES = (
     Rule(
         "vanishing",
-        "the mean square of the stream's gradient after the first block is less than 0.01 of that after the last",
+        "the stream's gradient after the first block has less than {threshold} of its mean square after the last",
         0.01,
         "gradient after the first block is ×{value} that after the last",
         "The first blocks then learn ten times slower than the last from one step of gradient descent, in size; an "
@@ -127,7 +127,7 @@ BACKWARD_RULES = (
     ),
     Rule(
         "exploding",
-        "the mean square of the stream's gradient at the embedding is more than 10,000 times that after the last block",
+        "the stream's gradient at the embedding has more than {threshold} times its mean square after the last block",
         1e4,
         "gradient at the embedding is ×{value} that after the last block",
         "One learning rate of plain gradient descent is then too large for the first weights or too small for the "
@@ -138,7 +138,7 @@ BACKWARD_RULES = (
     ),
     Rule(
         "scores",
-        "in some block queries and keys receive less than 0.001 of the squared gradient of attention's matrices",
+        "in some block queries and keys receive less than {threshold} of the squared gradient of attention's matrices",
         0.001,
         "queries and keys get {value} of the squared gradient of attention",
         "Where tokens attend is then learned long after what they pass on: nearly uniform weights of nearly equal "
@@ -149,7 +149,7 @@ BACKWARD_RULES = (
     ),
     Rule(
         "dominance",
-        "one kind of weight has more than 0.9 of the squared gradient of all",
+        "one kind of weight has more than {threshold} of the squared gradient of all",
         0.9,
         "one kind of weight gets {value} of the squared gradient",
         "Clipping by the norm of all gradients then depends on that kind alone, and so does the first step of plain "
@@ -177,7 +177,7 @@ def _load(facts: RuleInput, threshold: float) -> Verdict:
 ROUTING_RULES = (
     Rule(
         "load",
-        "in some block the busiest expert has more than 2 times its even share of the tokens",
+        "in some block the busiest expert has more than {threshold} times its even share of the tokens",
         2.0,
         "the busiest expert gets ×{value} its even share",
         "The capacity of an expert is mostly one or two even shares: what is beyond is dropped, or waited for by all.",
@@ -304,18 +304,18 @@ def _misses(here: Array, there: Array, relative: float) -> str:
 RULES = (
     Rule(
         "growth",
-        "the mean square of the stream after the last block is more than 10,000 times that of the embedding",
+        "the mean square of the stream after the last block is more than {threshold} times that of the embedding",
         1e4,
         "stream grows ×{value} from the embedding to the end",
-        "The token's own vector is then less than 1 % of the size of the stream that carries it: one or two steps of "
-        "bf16, which are 0.4 to 0.8 %. The two ends of the network are on other scales, and so are their gradients.",
+        "The token's own vector is then so small a part of the stream that carries it that bf16, with steps of 0.4 to "
+        "0.8 %, hardly resolves it. The two ends of the network are on other scales, and so are their gradients.",
         "Multiply the std of the matrices that write to the stream by 1/√(2 · layers), as GPT-2 does, or raise "
         "the std of the embeddings.",
         _growth,
     ),
     Rule(
         "branches",
-        "in some block one branch, attention or MLP, is less than 0.1 of what the two add",
+        "in some block one branch, attention or MLP, is less than {threshold} of what the two add",
         0.1,
         "the weaker branch is {value} of what the two add",
         "The other branch then decides what the next block sees, and learning through the weak one is slow at first.",
@@ -324,16 +324,16 @@ RULES = (
     ),
     Rule(
         "rank",
-        "at the end the tokens fill less than 0.1 of the directions in which they can differ",
+        "at the end the tokens fill less than {threshold} of the directions in which they can differ",
         0.1,
         "tokens fill {value} of the directions in which they can differ",
-        "Tokens that point the same way cannot be told apart after a norm: the loss hardly depends on which is which.",
+        "Tokens that point the same way look alike after a norm: the loss hardly depends on which is which.",
         "Scale the residual branches down with depth, or raise the std of the embeddings, so that tokens stay apart.",
         _rank,
     ),
     Rule(
         "entropy",
-        "in some block the entropy of attention rows is less than 0.5 of that of uniform weights",
+        "in some block the entropy of attention rows is less than {threshold} of that of uniform weights",
         0.5,
         "lowest attention entropy is {value} of uniform",
         "A softmax that has already chosen passes little gradient to its scores, and what it chose is chance.",
@@ -342,7 +342,7 @@ RULES = (
     ),
     Rule(
         "loss",
-        "the first loss is more than 2 nats above ln V",
+        "the first loss is more than {threshold} nats above ln V",
         2.0,
         "first loss is {value} nats above ln V",
         "A model that knows nothing should say so: the first steps are spent on shrinking logits that mean nothing. "
@@ -352,7 +352,7 @@ RULES = (
     ),
     Rule(
         "limit",
-        "more than 0.05 of all medians at infinite width are outside the 5–95 % band at the model's own widths",
+        "more than {threshold} of all medians at infinite width are outside the 5–95 % band at the model's own widths",
         0.05,
         "{value} of the infinite-width medians are outside the band",
         "Where the limit is outside the band, a theory of infinite width does not describe this model.",
@@ -373,7 +373,7 @@ def judged(facts: RuleInput, rules: Sequence[Rule] = RULES) -> tuple[Finding, ..
         found.append(
             Finding(
                 rule.name,
-                rule.rule,
+                rule.rule.format(threshold=f"{rule.threshold:,g}"),
                 rule.reason,
                 said.measured,
                 said.verdict,

@@ -84,8 +84,8 @@ class AuditStudy(Study[Audit | Comparison]):
 
         def wanted(each: AuditCase) -> bool:
             """Only the rule on the limit asks whether there is one, for which the limit has to be planned."""
-            beside = each.infinite and request.widths == "both"
-            return not beside or ("limit" in rules and each.model not in request.refused)
+            extra = each.infinite and request.widths == "both"
+            return not extra or ("limit" in rules and each.model not in request.refused)
 
         subjects = [each for each in request.asked if wanted(each)]
         made = {(each.model, each.tokens, each.infinite): ones(each) for each in subjects}
