@@ -1,4 +1,4 @@
-"""Published results on transformers at initialisation, each compared with the exact law."""
+"""Published results on wide networks, each compared with the exact law."""
 
 from __future__ import annotations
 
