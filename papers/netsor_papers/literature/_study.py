@@ -45,6 +45,7 @@ from . import (
     _hron,
     _learning_rate,
     _noci,
+    _subcritical,
     _temperature,
     _tensor_programs,
     _unit_scaling,
@@ -65,6 +66,7 @@ MODULES = (
     _finite_width,
     _gap,
     _completep,
+    _subcritical,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
