@@ -125,7 +125,7 @@ def test_a_small_transformer():
     assert found["sp"] is sp
     with pytest.raises(KeyError, match="is not watched; embedding, position"):
         sp.update("heads")
-    with pytest.raises(KeyError, match="was not checked; sp, mup were"):
+    with pytest.raises(KeyError, match="was not asked for; sp, mup were"):
         found["ntk"]
     shown = found._repr_html_()
     assert "update of" in shown
