@@ -26,8 +26,44 @@ def test_gradients_that_differ_by_small_parts():
     assert disagreement(read_by_one_vector(), 1000, width=2000) > 1e-3
 
 
+def test_small_parts_count_in_the_units_of_their_width():
+    """A concatenation of heads is wider than one: the variance of ⟨g_0, x_0⟩ was 1.5 times too large."""
+    x, r = ns.gaussian(n, 2), ns.gaussian(n)
+    f = ns.dot(r, ns.nn.attention(x, heads=2))[0]
+    g = ns.grad(f, x)
+    net = ns.Program((f, ns.dot(g[0], x[0]), ns.dot(g[1], x[0])))
+    limit, wide = (np.var(net.draw(n=width, draws=2000, seed=3, progress=False), axis=1) for width in (inf, 512))
+    np.testing.assert_allclose(limit, wide, rtol=0.15)  # four standard errors of a ratio of variances
+
+
+def test_small_parts_that_structure_does_not_tell():
+    """After a lazy step W acts on what it acted on before, but for small parts. In the limit f' is linear in f."""
+    w, r = ns.weight(n, n), ns.gaussian(n)
+    x = ns.weight(n, 3) @ ns.data(np.random.default_rng(0).standard_normal((1, 3)))
+    x = x + 0.5 * (w.T @ (w @ x))
+    f = ns.dot(r, x + w @ ns.rms_norm(x, eps=0.0))
+    _, after = ns.step([f, f.sum()], 0.5 * ((f + 1.0) ** 2).sum(), lambda fan_in, fan_out: 0.3 / fan_in)
+    first, wide = (net_slope(ns.Program((f, after)), width) for width in (inf, 20_000))
+    np.testing.assert_allclose(first, wide, rtol=0.01)
+
+
+def net_slope(net, width):
+    before, after = (v.ravel() for v in net.draw(n=width, draws=400, seed=2, progress=False))
+    return np.polyfit(before, after, 1)
+
+
+def test_rounding_is_no_small_part():
+    """Hard attention makes tokens nearly equal: rounding was taken for a part of order ε."""
+    x, r = ns.gaussian(n, 3), ns.gaussian(n)
+    q, k, v, o = (ns.weight(n, n, std=std) for std in (2.0, 1.0, 1.0, 1.0))
+    f = ns.dot(r, ns.layer_norm(o @ (ns.softmax(ns.dot(q @ x, k @ x), "causal") @ (v @ x))))
+    loss = 0.5 * ((f - np.array([1.0, -1.0, 0.5])) ** 2).sum()
+    net = ns.Program(ns.step(f, loss, {x: 0.3, None: lambda fan_in, fan_out: 0.3 / fan_in}, weights=[q, k, v, o, x]))
+    assert np.isfinite(net.draw(n=inf, draws=50, seed=1, progress=False)).all()
+
+
 def test_without_small_parts_they_are_refused(monkeypatch):
-    monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders: False)
+    monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders, context: False)
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
         read_by_one_vector().law(n=inf, draws=100, seed=5)
 

@@ -16,7 +16,7 @@ from .._validate import real, shown
 from ..optim import NAMES
 from ._backend_options import BackendChoice, pop_backend, where_options
 from ._options import ABOVE, DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
-from ._output import check_name, echo, echo_error, stdout_to_stderr
+from ._output import check_name, echo, echo_notice, stdout_to_stderr
 from ._signals import Watch
 
 
@@ -139,11 +139,14 @@ def audit_command(
     with stdout_to_stderr(as_json):
         found = run_study(watch, where, lambda: audit_study(options, rules, earlier))
     verdict, left = against(found, earlier)
-    with usage_errors(f"--fail-on {shown(fail_on)}: "):  # what only the draws tell, as that no branch adds anything
+    with usage_errors(
+        f"--fail-on {shown(fail_on)}: "
+    ):  # known after the draws only, such as that no branch adds anything
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
     printed(found, out, as_json, verbose, verdict, left)
+    for each in failed:
+        echo_notice(each)
     if failed:
-        echo_error("; ".join(failed))
         raise click.exceptions.Exit(FAILED)
 
 
@@ -248,7 +251,7 @@ def coord_check_command(
     bad = [check for check in found if not check.kept]
     if fail and bad:
         failed = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as expected: {failed}")
+        echo_notice(f"not as expected: {failed}")
         raise click.exceptions.Exit(FAILED)
 
 
@@ -330,8 +333,9 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
     """Compare published results with exact laws.
 
-    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong; the default is all of them. An
-    interrupted run resumes where it stopped. Files in the folder that no earlier run wrote are never overwritten.
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong temperature learning-rate gating
+    finite-width gap; the default is all of them. An interrupted run resumes where it stopped. Files in the folder that
+    no earlier run wrote are never overwritten.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 

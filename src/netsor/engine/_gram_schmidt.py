@@ -160,7 +160,7 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
 def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
 
-    By the products, and where these do not tell how the rows differ, by the rows; or, in single precision, by
+    By the products, and where these do not resolve how the rows differ, by the rows; or, in single precision, by
     `wide_factor` where the library has it. numpy factors in double precision, which takes no time
     compared with the products.
     """
@@ -254,13 +254,15 @@ def recompute_where(xp: Any, made: Array, again: Array, remake: Callable[..., Ar
     return made
 
 
-LOST = 1e-18  # relative to squares of the vectors and rows in question: what is below is rounding
+LOST = 1e-18  # relative to squares of the vectors in question: what is below is rounding
+# The same for what is left of ε parts: a direction may be 1e-12 of its vectors, and rounding of its ε part 1e-4
+RESIDUAL_LOST = 1e-7
 
 
 def fluctuation_residual(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
     """What is left of rows, the ε parts of vectors; 0 where that is rounding."""
     size = xp.maximum(squares(xp, rows), xp.max(squares(xp, vectors), axis=-1, keepdims=True))
-    kept = squares(xp, left) > LOST * size
+    kept = squares(xp, left) > RESIDUAL_LOST * size
     return xp.where(kept[..., None], left, xp.zeros_like(left))
 
 

@@ -11,6 +11,7 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -34,6 +35,7 @@ from .._ir import Register
 from .._ir_builder import TooLargeError, named
 from .._plan import Plan
 from .._rng_keys import SAMPLE
+from ..backends._numpy import Streams, block
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import (
     AdjointCorrection,
@@ -44,8 +46,8 @@ from ..passes._operations import (
     OuterProductSum,
     Span,
 )
-from ..passes._rewrite import Context
-from ._analysis import facts_of
+from ..passes._rewrite import Context, SmallPartsRule
+from ._analysis import ProgramAnalysis
 from ._dual_rules import UnknownEpsilonPart, epsilon_part, score
 from ._infinite_frames import NestedNonlinearity
 from ._inner_products import mean, products, products_of_coordinates, rotated
@@ -57,7 +59,6 @@ from ._relu_gram import positive
 from ._reused_weights import adjoint, along, span
 from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
 from ._state import LoweredVector, State
-from ._structural_zeros import supports_intersect
 
 
 @dataclass(frozen=True)
@@ -84,33 +85,23 @@ class PlanQuery:
     def plan(self, shift: int = 0) -> Plan:
         """The plan that answers it; the last ones are not made again. For `shift` see `_expectation_ops`."""
         if math.inf in self.bound.values():  # where most numbers are computed while the plan is made
-            return _kept(self) if shift == 0 else _made(self, shift)
+            return _kept(self) if shift == 0 else self._made(shift)
         return _kept(replace(self, numbers=())).bind(dict(self.numbers))
 
-
-def _made(question: PlanQuery, shift: int) -> Plan:
-    return make_plan(
-        question.outputs,
-        question.bound,
-        without=question.without,
-        shift=shift,
-        picked=question.picked,
-        whole=question.whole,
-        prices=question.prices,
-        numbers=dict(question.numbers),
-    )
+    def _made(self, shift: int) -> Plan:
+        options = {name: getattr(self, name) for name in ("picked", "without", "whole", "prices")}
+        return make_plan(self.outputs, self.bound, shift=shift, numbers=dict(self.numbers), **options)
 
 
 @lru_cache(maxsize=4)
 def _kept(question: PlanQuery) -> Plan:
-    return _made(question, 0)
+    return question._made(0)
 
 
 @one_blas_thread()
 def make_plan(
     outputs: Sequence[Value],
     bound: Mapping[str, float],
-    title: str = "",
     without: Collection[str] = (),
     shift: int = 0,
     picked: Sequence[int] | None = None,
@@ -129,22 +120,35 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = narrow_with_origins(outputs)
     places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
-    nested, follow = frozenset[int](), True
+    nested, rule = frozenset[int](), SmallPartsRule.WHERE_NEEDED
     while True:
-        context = Context(bound, {}, prices=prices, numbers=numbers, follow_small_parts=follow)
+        context = Context(bound, {}, prices=prices, numbers=numbers, small_parts=rule)
         for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place is not needed
             context.origin[value] = places.get(made_from.get(value, value), len(places))
         names = names_of(context.ordered(narrowed))
-        facts = facts_of(rewrite(narrowed, context, without), narrowed, context, names, frozenset(without), picked)
+        made = rewrite(narrowed, context, without)
+        facts = ProgramAnalysis(made, narrowed, context, names, frozenset(without), picked)
         try:
-            return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title)
+            plan = _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)))
+            if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
+                return plan
+            nested, rule = frozenset(), SmallPartsRule.EVERYWHERE
         except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
             nested |= {error.group}
         except UnknownEpsilonPart:
-            nested, follow = frozenset(), False
+            nested, rule = frozenset(), SmallPartsRule.NOWHERE
 
 
-def _lowered(s: State, title: str) -> Plan:
+def _loses_small_parts(plan: Plan) -> bool:
+    """Whether vectors differ by small parts alone, which structure did not tell: it shows in any one replica."""
+    if not any(step.kind == "lost" for step in plan.steps):
+        return False
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the user's functions: `law` shows them
+        return any(np.isnan(found).any() for found in block(plan, Streams(0, 0), 1))
+
+
+def _lowered(s: State) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
     for index, value in enumerate(s.facts.values):
         try:
@@ -159,7 +163,7 @@ def _lowered(s: State, title: str) -> Plan:
     build = s.build
     told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place
     ragged = s.facts.prices.ragged and "positive" not in s.facts.without
-    return Plan(title, positive(build, (mean, columns)) if ragged else build.steps, mean, columns, *told)
+    return Plan("", positive(build, (mean, columns)) if ragged else build.steps, mean, columns, *told)
 
 
 def _value(s: State, value: Value, index: int) -> None:
@@ -186,8 +190,8 @@ def _vector(s: State, value: Vector) -> LoweredVector:
 
 def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
     if op.power == 0.5 and op.x in s.facts.limits:
-        return score(s, value, op)
-    if op.x in s.facts.limits and not supports_intersect(s, op.x, op.y, value.ndim).any():
+        return score(s, value, op.x, op.y)
+    if op.x in s.facts.limits and not s.meets(op.x, op.y, value.ndim).any():
         return s.build.constant(np.zeros(value.shape))
     if op.power == 1:
         return mean(s, value, op.x, op.y)

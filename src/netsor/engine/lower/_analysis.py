@@ -10,7 +10,6 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +20,6 @@ from ...language._array import Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._vector import Vector
-from .._cost_model import Prices
 from .._error import ExactError
 from .._ir_builder import MAX_ARRAY_BYTES
 from ..passes._operations import AdjointCorrection, Fuse
@@ -29,7 +27,9 @@ from ..passes._rewrite import Context, asked, asked_together, linear_sources, us
 from ._components import Clusters, FrameBatch, blocks_of
 
 
-def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]) -> tuple[set[Value], list[Value]]:
+def leaves(
+    values: list[Value], edges: Mapping[Value, set[Value]], whole: Collection[Value]
+) -> tuple[frozenset[Value], list[Value]]:
     """Sources that need coordinates along others only, no direction of their own; and values in a suitable order.
 
     Coordinates that nothing asks about need not be drawn. The keys of a head are asked for products with its queries
@@ -55,7 +55,7 @@ def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Va
             order, place = attempt, {value: i for i, value in enumerate(attempt)}
         found.add(source)
         before[source] = near
-    return found, order
+    return frozenset(found), order
 
 
 def _order(values: Sequence[Value], before: Mapping[Value, set[Value]]) -> list[Value] | None:
@@ -80,41 +80,72 @@ def _order(values: Sequence[Value], before: Mapping[Value, set[Value]]) -> list[
     return order if len(order) == len(values) else None
 
 
-Ints = npt.NDArray[np.intp]
 Component = frozenset[Value | None]  # nonlinearities asked for products with each other; None stands for linear vectors
 
 
-@dataclass(frozen=True, eq=False)
 class ProgramAnalysis:
-    """The facts of one program at given widths."""
+    """The facts of one program after its passes, at given widths. Nothing changes them."""
 
-    bound: Mapping[str, float]  # the widths
-    prices: Prices  # where the plan is meant to run
-    outputs: tuple[Value, ...]
-    original_outputs: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
-    chosen: bool  # whether the user chose the coordinates below
-    picked: tuple[int, ...]  # the coordinates α asked for
-    without: frozenset[str]  # shortcuts left out
-    names: Mapping[Value | Source, str]
-    values: tuple[Value, ...]  # in the order in which they are lowered
-    place: Mapping[Value, int]  # of each value in it
-    last: Mapping[Value, int]  # the place of the last value that needs the coordinates of each
-    number: Mapping[Value, tuple[int, int]]  # what seeds are made from: the place as written, and a count
-    merged_sources: frozenset[Value]  # sources that a Fuse replaces
-    coordinates: frozenset[Value]  # vectors of which an output needs a coordinate
-    drawn: frozenset[Value]  # sources of which products or coordinates are asked for
-    feeds_nonlinearity: frozenset[Value]  # sources of which a nonlinearity needs the coordinate asked for
-    leaves: frozenset[Value]  # sources that need no direction of their own
-    blocks: Mapping[Value, int]  # how many blocks the vectors of each value have
-    widths: Mapping[Value, float]  # how wide one is
-    limits: frozenset[Value]  # the vectors of infinite width
-    groups: tuple[FrameBatch, ...]
-    with_vectors: Mapping[Value, list[FrameBatch]]  # the groups that have vectors of a value
-    with_sources: Mapping[Value, list[FrameBatch]]  # the groups that have sources of a value
-    parts: Mapping[Value, Ints]  # of a Fuse: the places of the vectors of each member
-    scored: frozenset[FrameBatch]  # at infinite width, those in which parts of order n^(−1/2) count
-    components: Mapping[FrameBatch, list[Component]]
-    together: frozenset[Value]  # nonlinearities that share an inner function
+    def __init__(
+        self,
+        outputs: Sequence[Value],
+        original_outputs: Sequence[Value],
+        context: Context,
+        names: Mapping[Value | Source, str],
+        without: frozenset[str],
+        picked: Sequence[int] | None,
+    ) -> None:
+        self.bound = context.bound  # the widths
+        self.prices = context.prices  # where the plan is meant to run
+        self.outputs = tuple(outputs)
+        self.original_outputs = tuple(original_outputs)  # as they were: a scalar may have become a vector
+        self.chosen = picked is not None  # whether the user chose the coordinates α asked for
+        self.picked = (0,) if picked is None else tuple(picked)
+        self.without = without  # shortcuts left out
+        self.names = names
+        values = context.ordered(_sort_by_depth(outputs, context))
+        made = linear_sources(values)
+        edges = asked_together(values, made)
+        # sources that a Fuse replaces
+        fused = (made[value.op.x] for value in values if isinstance(value.op, Fuse))
+        self.merged_sources: frozenset[Value] = frozenset().union(*fused)
+        self.coordinates = frozenset(_coordinates(outputs))  # vectors of which an output needs a coordinate
+        self.leaves = frozenset[Value]()  # sources that need no direction of their own
+        if "leaves" not in without:
+            self.leaves, values = leaves(values, edges, self.coordinates)
+        self.together = _values_sharing_tanh(values)  # nonlinearities that share an inner function
+        values = _schedule_means_early(values, self.together)
+        # what seeds are made from: the place as written, and a count
+        self.number = _numbers(values, made, context)
+        # sources of which products or coordinates are asked for
+        begun = [v for v in values if v in made and v in made[v]]
+        self.drawn = frozenset(v for v in begun if v in edges or "undrawn" in without) - self.merged_sources
+        # sources of which a nonlinearity needs the coordinate asked for
+        nonlinear = [v for v in values if isinstance(v.op, Nonlin) and v in self.coordinates]
+        self.feeds_nonlinearity: frozenset[Value] = frozenset().union(*(made[x] for v in nonlinear for x in asked(v)))
+        if "undrawn" in without:
+            self.feeds_nonlinearity |= self.coordinates
+        # as they are lowered; data is given in the standard basis, so it comes before any frame is turned
+        self.values = tuple(sorted(values, key=lambda value: not isinstance(value.op, Data)))
+        self.place = {value: k for k, value in enumerate(self.values)}
+        self.last = _last_uses(self.values, outputs)  # the place of the last value that needs the coordinates of each
+        # how many blocks the vectors of each value have, and how wide one is
+        self.blocks, self.widths = blocks_of(self.values, context.bound)
+        self.limits = frozenset(value for value, width in self.widths.items() if math.isinf(width))  # of infinite width
+        clusters = Clusters(self.values, self.blocks)
+        self.groups = tuple(clusters.groups(self.widths))
+        self.parts = clusters.parts  # of a Fuse: the places of the vectors of each member
+        self.with_vectors: dict[Value, list[FrameBatch]] = {}  # the groups that have vectors of a value
+        self.with_sources: dict[Value, list[FrameBatch]] = {}  # and those that have its sources
+        for group in self.groups:
+            _check_room(group)
+            for table, where in ((group.positions, self.with_vectors), (group.slots, self.with_sources)):
+                for value in table:
+                    where.setdefault(value, []).append(group)
+        # at infinite width, the groups in which parts of order n^(−1/2) count
+        compared = [x for v in values if _counts(v) for x in v.op.inputs]
+        self.scored = frozenset(group for x in compared for group in self.with_vectors.get(x, ()))
+        self.components = {group: _components(group, edges, "apart" not in without) for group in self.groups}
 
     @cached_property
     def asked(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
@@ -125,76 +156,6 @@ class ProgramAnalysis:
     def acting(self) -> Counter[Value]:
         """How many matrices act on each value."""
         return Counter(value.op.x for value in self.values if isinstance(value.op, MatMul))
-
-
-def facts_of(
-    outputs: Sequence[Value],
-    original_outputs: Sequence[Value],
-    context: Context,
-    names: Mapping[Value | Source, str],
-    without: frozenset[str],
-    picked: Sequence[int] | None,
-) -> ProgramAnalysis:
-    """The facts of a program after its passes."""
-    values = context.ordered(_sort_by_depth(outputs, context))
-    made = linear_sources(values)
-    merged_sources = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
-    edges = asked_together(values, made)
-    coordinates = _coordinates(outputs)
-    found: set[Value] = set()
-    if "leaves" not in without:
-        found, values = leaves(values, edges, coordinates)
-    shared = _values_sharing_tanh(values)
-    values = _schedule_means_early(values, shared)
-    begun = [v for v in values if v in made and v in made[v]]
-    feeds_nonlinearity = {
-        s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]
-    }
-    if "undrawn" in without:
-        feeds_nonlinearity |= coordinates
-    number = _numbers(values, made, context)
-    # data is given in the standard basis, so it comes before any frame is turned
-    values = sorted(values, key=lambda value: not isinstance(value.op, Data))
-    blocks, widths = blocks_of(values, context.bound)
-    clusters = Clusters(values, blocks)
-    groups = clusters.groups(widths)
-    with_vectors: dict[Value, list[FrameBatch]] = {}
-    with_sources: dict[Value, list[FrameBatch]] = {}
-    for group in groups:
-        _check_room(group)
-        for table, where in ((group.positions, with_vectors), (group.slots, with_sources)):
-            for value in table:
-                where.setdefault(value, []).append(group)
-    compared = [x for v in values if _counts(v) for x in v.op.inputs]
-    return ProgramAnalysis(
-        bound=context.bound,
-        prices=context.prices,
-        outputs=tuple(outputs),
-        original_outputs=tuple(original_outputs),
-        chosen=picked is not None,
-        picked=(0,) if picked is None else tuple(picked),
-        without=without,
-        names=names,
-        values=tuple(values),
-        place={value: k for k, value in enumerate(values)},
-        last=_last_uses(values, outputs),
-        number=number,
-        merged_sources=frozenset(merged_sources),
-        coordinates=frozenset(coordinates),
-        drawn=frozenset(v for v in begun if v in edges or "undrawn" in without) - merged_sources,
-        feeds_nonlinearity=frozenset(feeds_nonlinearity),
-        leaves=frozenset(found),
-        blocks=blocks,
-        widths=widths,
-        limits=frozenset(value for value, width in widths.items() if math.isinf(width)),
-        groups=tuple(groups),
-        with_vectors=with_vectors,
-        with_sources=with_sources,
-        parts=clusters.parts,
-        scored=frozenset(group for x in compared for group in with_vectors.get(x, ())),
-        components={group: _components(group, edges, "apart" not in without) for group in groups},
-        together=shared,
-    )
 
 
 def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:

@@ -20,6 +20,7 @@ from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, So
 from ...language._score import Pool
 from ...language._vector import Vector
 from ..passes._operations import AdjointCorrection, Append, Coefficients, Fuse, MaterialisedMatMul, Span
+from ..passes._rewrite import rearranged
 
 Ints = npt.NDArray[np.intp]
 Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
@@ -157,17 +158,10 @@ class Clusters:
     def _vector(self, value: Vector) -> Ints:
         blocks = self.blocks[value]
         match value.op:
-            case Take(x, flat):
-                return self.ids[x].reshape(x.size, blocks)[flat]
-            case Join(parts):
-                return np.concatenate([self.ids[part] for part in parts])
-            case Append(parts):
-                return np.concatenate([self.ids[part] for part in parts], axis=-2)
-            case Concat(x, axis):
-                ids = np.moveaxis(self.ids[x], axis, -2)
-                return ids.reshape(*ids.shape[:-2], blocks)
-            case Split(x, axis, count):
-                return np.moveaxis(self.ids[x].reshape(*x.shape, count, blocks), -2, axis)
+            case Take() | Join() | Append() | Concat() | Split():
+                moved = rearranged(value.op, [self.ids[x] for x in value.op.inputs])
+                assert moved is not None
+                return moved
             case MatMul(weight, x, each):  # what a member makes has its cluster
                 acting = weight.members.ravel().tolist()
                 members = self.members[value] = self._new(len(acting), blocks)

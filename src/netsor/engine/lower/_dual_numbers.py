@@ -24,12 +24,11 @@ from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ..passes._orders import Bools, Sets, meet, mixed
 from ._components import FrameBatch
 from ._fluctuation_covariances import add_gradient_fluctuations, unknown_pairs
 from ._inner_products import crossed_products, paired_products, products
-from ._linear import fitted
-from ._state import Bools, Fluctuation, State, Unit
-from ._structural_zeros import supports_intersect, supports_intersect_within
+from ._state import Fluctuation, State, Unit, pairs_meet
 
 Rules = Mapping[type[Operation], Callable[..., Fluctuation]]
 
@@ -77,26 +76,18 @@ class Dual:
         return [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
 
     def _fitted(self, value: Value, found: Fluctuation) -> Fluctuation:
-        if isinstance(value, Scalar):
-            marks = [np.broadcast_to(m, value.shape) for m in (found.support, found.unknown)]
-        else:
-            shape = self.s.vectors[value].lead.shape if found.part is None else found.part.shape
-            marks = [fitted(m, shape) for m in (found.support, found.unknown)]
-        return replace(found, support=marks[0], unknown=marks[1])
+        shape = value.shape if isinstance(value, Scalar) else self.s.vectors[value].lead.shape[:-1]
+        support, unknown = (np.broadcast_to(m, shape) for m in (found.support, found.unknown))
+        return replace(found, support=support, unknown=unknown)
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩, summed over blocks: x0 · N · y0 + x1 · y0 + x0 · y1, with so many axes."""
-        s, more, other, ours, theirs = self.s, self[x], self[y], self.s.support(x), self.s.support(y)
+        s, more, other, ours, theirs = self.s, self[x], self[y], self.s.sets(x), self.s.sets(y)
         unknown = unknown_pairs(s, x, y, ndim, self.__getitem__)
-        unknown |= supports_intersect_within(x, more.unknown, y, theirs, ndim) | supports_intersect_within(
-            x, ours, y, other.unknown, ndim
-        )
-        some, others = (np.asarray(marks.any(axis=(-2, -1), keepdims=True)) for marks in (ours, theirs))
-        support = supports_intersect_within(x, some, y, others, ndim)
-        first, second = (
-            supports_intersect_within(x, more.support, y, theirs, ndim),
-            supports_intersect_within(x, ours, y, other.support, ndim),
-        )
+        unknown |= pairs_meet(x, more.unknown, y, theirs, ndim) | pairs_meet(x, ours, y, other.unknown, ndim)
+        some, others = ((sets != 0).any(axis=-1, keepdims=True).astype(object) for sets in (ours, theirs))
+        support = pairs_meet(x, some, y, others, ndim)
+        first, second = pairs_meet(x, more.support, y, theirs, ndim), pairs_meet(x, ours, y, other.support, ndim)
         terms = []
         if (support & ~unknown).any():
             terms.append(self.crossed(x, y, ndim))
@@ -139,13 +130,13 @@ class Dual:
 
 def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
     """The rule of what has no ε part."""
-    zero = np.zeros(1 if isinstance(value, Vector) else (), dtype=bool)
+    zero = np.zeros((), dtype=object if isinstance(value, Vector) else bool)
     return Fluctuation(None, zero, zero)
 
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
     """The rule of what has an ε part that is not known, along all directions that a vector has."""
-    some = dual.s.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
+    some = dual.s.sets(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
     return Fluctuation(None, np.zeros_like(some), some)
 
 
@@ -161,46 +152,36 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
     transpose made something along it: then a score that depends on both is refused when it is drawn.
     """
     s, x, known = dual.s, op.x, op.known
-    build, blocks = s.build, s.facts.blocks[value]
-    lead, mean_square = s.vectors[value].lead, s.norm(x) ** 2
-    width, count = lead.shape[-1], value.shape[-1]
-
-    def wide(marks: Bools, v: Vector) -> Bools:
-        return fitted(marks, (*v.shape, blocks, width))
+    build, count, lead, mean_square = s.build, value.shape[-1], s.vectors[value].lead, s.norm(x) ** 2
 
     # Which of the directions, those known before and the new ones, each new one may depend on at order 1 (`own`)
     given = [*known, value]
-    every = np.concatenate([wide(s.support(v), v) for v in given], axis=-3)
-    apart = _apart(every.reshape(-1, every.shape[-3], blocks * width))  # (copies, all, all)
-    apart = apart[:, -count:].reshape(*value.shape[:-1], count, -1)
+    every = np.concatenate([s.sets(v) for v in given], axis=-2)
+    apart = _apart(every)[..., -count:, :]  # (…, new, all)
     own = ~apart & np.tri(count, apart.shape[-1], apart.shape[-1] - count, dtype=bool)
     more = dual[x]
-    unknown = _reached(own, every)
-    for v, f in zip((*known, x), [*(dual[v] for v in known), more], strict=True):
-        start = 0 if v is not x else apart.shape[-1] - count
-        unknown |= _reached(own[..., start : start + v.shape[-1]], wide(f.unknown, v))
+    unknown = mixed(own, every | np.concatenate([dual[v].unknown for v in (*known, x)], axis=-2))
 
     # x1 − C1 D' − C0 D'1
-    terms, reach = [] if more.part is None else [more.part], fitted(more.support, lead.shape)
+    terms, reach = [] if more.part is None else [more.part], more.support
     for v in known:
-        both, cross = dual.product(x, v, value.ndim + 1), apart[..., : v.shape[-1]]
-        along = every[..., : v.shape[-1], :, :]
-        unknown |= _reached(cross & both.unknown, along)
+        both, cross, along = dual.product(x, v, value.ndim + 1), apart[..., : v.shape[-1]], s.sets(v)
+        unknown = unknown | mixed(cross & both.unknown, along)
         if both.part is not None and (cross & both.support).any():
             by = build.step("multiply", both.part, build.constant(-1.0 / mean_square * cross))
             terms.append(s.mix_rows(by, s.vectors[v].lead))
-            reach = reach | _reached(cross & both.support, along)
+            reach = reach | mixed(cross & both.support, along)
         old = dual[v]
         if old.part is not None:
             by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
             terms.append(s.mix_rows(by, old.part))
-            reach = reach | _reached(supports_intersect(s, x, v, value.ndim + 1), wide(old.support, v))
+            reach = reach | mixed(s.meets(x, v, value.ndim + 1), old.support)
     total, made, left = dual.sum(terms), None, None
     guards = [guard for v in known for guard in guards_of(dual, v, x)]
     if total is not None:
         made, left = _solved(s, value, x, given, total, own)
         guards.append(build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True))
-        reach = _reached(own[..., -count:], reach)
+        reach = mixed(own[..., -count:], reach)
 
     # less Φ(…) D0
     cross = apart[..., apart.shape[-1] - count :] & np.tri(count, k=-1, dtype=bool)
@@ -210,10 +191,10 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
             sides = paired_products(s, made, lead, value, value, value.ndim + 1)
             inner = build.step("add", build.step("add", inner, sides), build.step("transposed", sides))
         unclear = cross & unknown_pairs(s, value, value, value.ndim + 1, dual.__getitem__)
-        unknown |= _reached(unclear, every[..., -count:, :, :])
+        unknown = unknown | mixed(unclear, s.sets(value))
         moved = s.mix_rows(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)
-        reach = reach | _reached(cross, every[..., -count:, :, :])
+        reach = reach | mixed(cross, s.sets(value))
     return Fluctuation(made, reach, unknown, None, left, tuple(guards))
 
 
@@ -272,19 +253,11 @@ def _solved(
     return build.reshape(solved, *lead.shape), build.reshape(left, *lead.shape)
 
 
-def _apart(marks: Bools) -> Bools:
-    """Whether two of the vectors (copies, vectors, ·) are in different components of those that share a direction."""
-    near = marks.astype(np.float64) @ np.swapaxes(marks, -1, -2).astype(np.float64) > 0
+def _apart(sets: Sets) -> Bools:
+    """Whether two of the vectors (…, vectors, blocks) are in different components of those that share a direction."""
+    near = meet(sets, sets)
     while True:
         wider = near.astype(np.float64) @ near.astype(np.float64) > 0
         if (wider == near).all():
             return ~near
         near = wider
-
-
-def _reached(pairs: Bools, marks: Bools) -> Bools:
-    """Where any of the vectors j (…, j, blocks, ·) that i is paired with (…, i, j) has a part."""
-    *front, blocks, width = marks.shape
-    flat = marks.reshape(*front, blocks * width).astype(np.float64)
-    found = pairs.astype(np.float64) @ flat > 0
-    return found.reshape(*found.shape[:-1], blocks, width)

@@ -13,21 +13,21 @@ from ...activations import Function
 from ...language._array import Operation
 from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
 from ...language._rotary import Rotate
-from ...language._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
+from ...language._scalar import INVERSE, Scalar
 from ...language._score import rsqrt
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, Span
+from ..passes._orders import PRODUCTS, SUMS, Bools, combined, through, union
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
 from ._fluctuation_covariances import unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame
 from ._inner_products import paired_products, products, turned_scores
-from ._linear import LINEAR, SUM_RTOL, apply_linear, fitted, parts_of, propagate_support, taken
-from ._residual_features import GradientForm, ResidualFeatures, from_bits, to_bits
-from ._state import Bools, Fluctuation, State
-from ._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
+from ._linear import LINEAR, SUM_RTOL, apply_linear, parts_of, taken
+from ._residual_features import GradientForm, ResidualFeatures
+from ._state import Fluctuation, State, pairs_meet
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -53,12 +53,12 @@ def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
     s, x, y = dual.s, op.x, op.y
     if x not in s.facts.limits:
         return not_known(dual, value, op)
-    found, cross = dual.product(x, y, value.ndim), ~structural_nonzero(s, value)
+    found, cross = dual.product(x, y, value.ndim), ~s.order_one(value)
     cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
     part = None
     if found.part is not None and cross.any():
         part = s.build.step("multiply", found.part, s.build.constant(cross / s.norm(x) ** 2))
-    return Fluctuation(part, cross & found.support, structural_nonzero(s, value) | (cross & found.unknown), found.unit)
+    return Fluctuation(part, cross & found.support, s.order_one(value) | (cross & found.unknown), found.unit)
 
 
 def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
@@ -124,18 +124,16 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
         by = build.step("apply", s.scalars[scalars[0]], made=value.shape, f=slope, shape=value.shape)
         return replace(given[0], part=build.step("multiply", by, given[0].part))
     units = {p.unit for p in given if p.support.any()}
-    linear, bilinear = f in (ADD, SUBTRACT, SUM, MEAN), f in (MULTIPLY, MATMUL)
+    linear = f in SUMS
     support = unknown = np.zeros(value.shape, dtype=bool)
-    if not (linear or bilinear) or len(units) > 1:
+    if not (linear or f in PRODUCTS) or len(units) > 1:
         alone = len(given) == 1 and not op.axes
-        return Fluctuation(
-            None, support, given[0].support | given[0].unknown if alone else structural_nonzero(s, value)
-        )
+        return Fluctuation(None, support, given[0].support | given[0].unknown if alone else s.order_one(value))
     terms, leading = [], max(p.ndim for p in scalars)
     for k, p in enumerate(given):  # one argument changes, the others stay; in a sum they do not count
-        others = [np.zeros(r.shape, dtype=bool) if linear else structural_nonzero(s, r) for r in scalars]
+        others = [np.zeros(r.shape, dtype=bool) if linear else s.order_one(r) for r in scalars]
         changes = [[*others[:k], marks, *others[k + 1 :]] for marks in (p.support, p.unknown)]
-        support, unknown = support | combined(value, changes[0]), unknown | combined(value, changes[1])
+        support, unknown = support | through(op, changes[0]), unknown | through(op, changes[1])
         if p.part is not None:
             arrays = [build.constant(np.zeros(r.shape)) if linear else s.scalars[r] for r in scalars]
             arrays[k] = p.part
@@ -164,9 +162,9 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
-    some = dual.s.support(value)
-    each = some.reshape(op.weight.members.size, -1, *some.shape[-2:])
-    every = np.broadcast_to(each.any(axis=1, keepdims=True), each.shape).reshape(some.shape)
+    some = dual.s.sets(value)
+    each = some.reshape(op.weight.members.size, -1, some.shape[-1])
+    every = np.broadcast_to(np.bitwise_or.reduce(each, axis=1, keepdims=True), each.shape).reshape(some.shape)
     return Fluctuation(None, np.zeros_like(every), every)
 
 
@@ -175,19 +173,11 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)
-    reached = _reached(dual, value, dual.s.support(value))
-    return Fluctuation(None, np.zeros_like(reached), reached)
-
-
-def _reached(dual: Dual, value: Vector, support: Bools) -> Bools:
     s = dual.s
-    found = support.copy().reshape(-1, support.shape[-1])
+    found = s.sets(value).copy()
     for group in s.groups_of(value):
         frame = s.frames[group]
-        if not isinstance(
-            frame, InfiniteWidthFrame
-        ):  # values at nodes: no direction of theirs is apart from the others
-            found[group.positions[value].ravel()] = True
+        if not isinstance(frame, InfiniteWidthFrame):  # values at nodes: these sets hold all directions
             continue
         own = next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
         # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
@@ -199,8 +189,8 @@ def _reached(dual: Dual, value: Vector, support: Bools) -> Bools:
                 shown &= ~block.bits
                 if own.related(block.feature) or _shows(block.feature, beside, form):
                     shown |= block.bits
-        found[group.positions[value].ravel()] |= from_bits(shown, support.shape[-1])
-    return found.reshape(support.shape)
+        found.reshape(-1)[group.positions[value]] |= shown
+    return Fluctuation(None, np.zeros_like(found), found)
 
 
 def _beside(dual: Dual, own: ResidualFeatures, frame: InfiniteWidthFrame) -> int:
@@ -211,9 +201,7 @@ def _beside(dual: Dual, own: ResidualFeatures, frame: InfiniteWidthFrame) -> int
     found = 0
     for number, (vector, places) in enumerate(own.vectors):
         if own.gradient is None or number != own.gradient.u:
-            part = dual[vector]
-            flat = (part.support | part.unknown).reshape(-1, part.support.shape[-1])
-            found |= to_bits(flat[places.ravel()] if len(flat) > 1 else flat)
+            found |= union((dual[vector].support | dual[vector].unknown).ravel()[places])
     found &= ~own.reach
     for block in frame.blocks:
         if block.feature is not None and found & block.bits:
@@ -230,27 +218,21 @@ def _linear(dual: Dual, value: Vector, op: Operation) -> Fluctuation:
     """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
     s, (vectors, by) = dual.s, parts_of(value)
     given, leads = [dual[x] for x in vectors], [s.vectors[x].lead for x in vectors]
-    some = None if by is None else structural_nonzero(s, by)
-    support = propagate_support(s, value, [f.support for f in given], some)
-    unknown = propagate_support(s, value, [f.unknown for f in given], some)
+    some = None if by is None else s.order_one(by)
+    support = combined(value, [f.support for f in given], some)
+    unknown = combined(value, [f.unknown for f in given], some)
     terms = []
     if any(f.part is not None for f in given):
         parts = [f.part or s.build.constant(np.zeros(x.shape)) for f, x in zip(given, leads, strict=True)]
         terms.append(apply_linear(s, value, parts, None if by is None else s.scalars[by]))
     if by is not None:
-        supports = [s.support(x) for x in vectors]
+        sets = [s.sets(x) for x in vectors]
         small = dual.converted(dual[by], dual.unit(value))
-        unknown = _either(unknown, propagate_support(s, value, supports, small.unknown))
+        unknown = unknown | combined(value, sets, small.unknown)
         if small.part is not None and small.support.any():
-            support = _either(support, propagate_support(s, value, supports, small.support))
+            support = support | combined(value, sets, small.support)
             terms.append(apply_linear(s, value, leads, small.part))
     return Fluctuation(dual.sum(terms), support, unknown)
-
-
-def _either(a: Bools, b: Bools) -> Bools:
-    shape = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
-    width = max(a.shape[-1], b.shape[-1])
-    return np.asarray(fitted(a, (*shape, width)) | fitted(b, (*shape, width)))
 
 
 VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
@@ -273,66 +255,61 @@ def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
     """The ε parts of scalars, in units of a width."""
     dual = Dual(s, VECTORS, SCALARS)
     found = dual.converted(dual[op.c], (op.width.name, op.width.factor))
-    if (found.unknown & s.facts.asked[value] & ~structural_nonzero(s, op.c)).any():
+    if (found.unknown & s.facts.asked[value] & ~s.order_one(op.c)).any():
         raise UnknownEpsilonPart
+    return _guarded(s, value, found)
+
+
+def _guarded(s: State, value: Scalar, found: Fluctuation) -> Register:
     made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
     return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
 
 
-def score(s: State, value: Scalar, op: Dot) -> Register:
-    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width."""
-    x, y = op.x, op.y
-    _check_order(s, value, x, y)
-    turned = turned_scores(s, value, x, y)
-    if turned is None:
-        return s.build.step("scale", order_epsilon(s, value, x, y), by=1 / s.norm(x))
-    dual = Dual(s, VECTORS, SCALARS)
-    first, second = (found.support | found.unknown for found in (dual[x], dual[y]))
-    seen = supports_intersect_within(x, first, y, s.support(y), value.ndim) | supports_intersect_within(
-        x, s.support(x), y, second, value.ndim
-    )
-    _refuse(s, value, x, y, seen | unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
-    return turned
+def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
+    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width: the ε part of products of which the part of order 1 is 0.
 
-
-def order_epsilon(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """The ε part of products of which the part of order 1 is 0, summed over blocks."""
-    _check_order(s, value, x, y)
-    found = Dual(s, VECTORS, SCALARS).product(x, y, value.ndim)
-    _refuse(s, value, x, y, found.unknown)
-    made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
-    return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
-
-
-def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
-    """A product of order 1 is no score: it must be 0 for each term by itself, or for known numbers as a sum."""
+    Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or its ε part is unknown.
+    """
+    asked, dual = s.facts.asked[value], Dual(s, VECTORS, SCALARS)
     if not all(s.frames[group].has_fluctuations for v in (x, y) for group in s.groups_of(v)):
         raise ExactError(
             value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
         )
-    if not (supports_intersect(s, x, y, value.ndim) & s.facts.asked[value]).any():
-        return
-    numbers = [s.vectors[v].lead.value for v in (x, y)]
-    if all(known is not None for known in numbers):
-        first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
-        size = np.asarray(paired_products(s, first, second, x, y, value.ndim).value)
-        made = np.abs(np.asarray(products(s, x, y, value.ndim, "").value))
-        if ((made <= SUM_RTOL * size) | ~s.facts.asked[value]).all():
-            return
-    raise ExactError(value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞")
-
-
-def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
-    wrong = unknown & s.facts.asked[value]
-    if wrong.any():  # of factors that are not 0 at every width
-        from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
-
-        rows = Expansion(s.facts.values).rows
-        for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
-            wrong = wrong & (np.diff(rows[v].indptr) > 0).reshape(v.shape)[places]
-    if wrong.any():
+    if (s.meets(x, y, value.ndim) & asked).any() and not (_cancels(s, x, y, value.ndim) | ~asked).all():
+        raise ExactError(
+            value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
+        )
+    turned = turned_scores(s, value, x, y)
+    if turned is None:
+        found = dual.product(x, y, value.ndim)
+        unknown = found.unknown
+    else:
+        first, second = (part.support | part.unknown for part in (dual[x], dual[y]))
+        unknown = pairs_meet(x, first, y, s.sets(y), value.ndim) | pairs_meet(x, s.sets(x), y, second, value.ndim)
+        unknown |= unknown_pairs(s, x, y, value.ndim, dual.__getitem__)
+    if (unknown & asked).any() and (unknown & asked & _not_zero(s, x, y)).any():
         raise ExactError(
             value,
             "a score of two vectors that met nonlinearities or have means, of one with what it is a function of, or of "
             "one with what other scores say of it, has no known law as n → ∞",
         )
+    return s.build.step("scale", _guarded(s, value, found), by=1 / s.norm(x)) if turned is None else turned
+
+
+def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
+    """Whether products are 0 as sums of known numbers, up to rounding."""
+    numbers = [s.vectors[v].lead.value for v in (x, y)]
+    if any(known is None for known in numbers):
+        return np.zeros(1, dtype=bool)
+    first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
+    size = np.asarray(paired_products(s, first, second, x, y, ndim).value)[0]
+    return np.asarray(np.abs(np.asarray(products(s, x, y, ndim, "").value))[0] <= SUM_RTOL * size)
+
+
+def _not_zero(s: State, x: Vector, y: Vector) -> Bools:
+    """Pairs of vectors of which none is 0 at every width."""
+    from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
+
+    rows = Expansion(s.facts.values).rows
+    first, second = ((np.diff(rows[v].indptr) > 0).reshape(v.shape) for v in (x, y))
+    return np.asarray(first[..., :, None] & second[..., None, :])

@@ -30,7 +30,6 @@ from .._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, O
 from ._components import FrameBatch, Number
 from ._residual_features import ResidualBasis
 
-Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
 
 
@@ -40,7 +39,7 @@ class Application:
 
     f: Function
     rows: Sequence[Register]  # of each argument, (frames, k, directions)
-    marks: Sequence[Bools]  # and along which directions it can have coordinates
+    reached: Sequence[int]  # and the directions along which it can have coordinates
     params: Sequence[Register]  # (frames, k) each
     vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
     rests: ResidualBasis  # the outputs that are asked for products with these
@@ -65,10 +64,10 @@ class Frame(ABC):
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
 
-    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+    def apply(self, at: Application) -> tuple[Register, int, int]:
         """The coordinates (frames, k, directions) of what a nonlinearity makes at infinite width.
 
-        And where they can be other than 0, and the first direction along which they can.
+        And the directions along which they can be other than 0, and before which one all coordinates are 0.
         """
         raise TypeError(f"{type(self).__name__} frames are those of a finite width")
 

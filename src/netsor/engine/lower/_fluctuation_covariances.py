@@ -1,95 +1,109 @@
 """Fluctuations of order n^(−1/2) whose covariances are known (docs/theory.md, "Orders in n").
 
 The ε parts of products (see `_dual_numbers`) are N[f] for functions f of the sources of a space, normal with
-Cov(N[f], N[f']) = Cov(f, f') by the central limit theorem. For two sources, N[e_a e_b] is a normal of its own. For a
-source e_a and an output F_b of a nonlinearity it is one if all other pairs that are asked for agree: E[e_a F_b e_c F_d]
-is 0 unless F_d is a function of e_a, F_b of e_c, and both of something else, or F_b is a function of e_a itself. Such
-pairs are unknown, and a score that needs one is refused; except for gradients.
+Cov(N[f], N[f']) = Cov(f, f') by the central limit theorem. Suppose that each has the form N[f u], with u a source that
+comes after all sources of f in one order of them. Then Cov(N[f u_k], N[f' u_l]) = δ_kl E[f f']: so there is one normal
+for u and each of the orthonormal functions q_b, the directions of the frame, and N[f u] = Σ_b E[f q_b] N[q_b u].
 
-A gradient behind a nonlinearity is F ⊙ u, where u is linear, centred, and independent of everything that e and
-F = ψ(g) χ(v) … are functions of. So ⟨e_a, F_l ⊙ u⟩ = ⟨e_a F_l, u⟩, with the ε part Σ_b f_b P(q_b, u): f_b are the
-coordinates of the function e_a F_l along orthonormal functions q_b of the forward sources, and P(q_b, u) is the ε part
-of ⟨q_b, u⟩. In a gate ψ(g) ⊙ v ⊙ u both v and u could be the u of this rule. It is the one drawn last: then all normals
-have the form N[f(e) u] with u later than e, and Cov(N[f u_k], N[f' u_l]) = δ_kl E[f f'].
+Any order will do, it need not be that in which sources are drawn. So the forms of all fluctuations that are asked for
+put sources in a partial order (`InfiniteWidthFrame.precede`), and a form that would close a cycle has no known law.
+
+Two sources have this form in any order. For a source e and outputs F of a nonlinearity there are two forms:
+PLAIN: F is no function of e, and comes before it, u = e.
+GRADIENT: F = G ⊙ u with u linear, centred, and independent of G and e: N[(e G) u].
+Products of two nonlinearities' outputs, and of one with (1, …, 1), have no known law here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
-from typing import Any
+from collections.abc import Callable
+from enum import Enum, auto
 
 import numpy as np
 
 from ...language._vector import Vector
+from ..passes._orders import Bools, Sets, union
 from ._components import FrameBatch
 from ._infinite_frames import NO_VALUE, Directions, InfiniteWidthFrame
-from ._residual_features import ResidualFeatures, SourceTimesFeature, from_bits, lowest_bit, simple, tilted, to_bits
-from ._state import Bools, Fluctuation, State
-from ._structural_zeros import lined, rows_intersect, supports_intersect
+from ._residual_features import ResidualFeatures, SourceTimesFeature, simple, tilted
+from ._state import Fluctuation, State, pairs_meet
+
+FindEpsilon = Callable[[Vector], Fluctuation]  # the ε part of a vector
 
 
-def drawn_after(source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether a source was drawn after all that features are functions of: in their normals it is the u itself."""
-    return source.start >= feature.reach.bit_length()
+class Form(Enum):
+    """How the fluctuations of two blocks of directions are made."""
+
+    PLAIN = auto()
+    GRADIENT = auto()
+    UNKNOWN = auto()
 
 
-def drawn_between(source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether a source was drawn after u began but before F ⊙ u was complete: then no rule applies."""
-    found = feature.gradient
-    if found is None or not found.last or drawn_after(source, feature):
+def form_of(frame: InfiniteWidthFrame, i: int, j: int, epsilon: FindEpsilon) -> Form:
+    """The form of the fluctuations of two blocks, decided when they are first asked for."""
+    e, f = (i, j) if frame.blocks[i].feature is None else (j, i)
+    source, feature = frame.blocks[e], frame.blocks[f].feature
+    if feature is None:
+        return Form.PLAIN
+    if source.feature is not None or source.number == NO_VALUE:
+        return Form.UNKNOWN
+    if (e, f) not in frame.forms:
+        rules = [(Form.GRADIENT, _gradient), (Form.PLAIN, _plain)]
+        if source.start >= feature.reach.bit_length():  # drawn after all that the features are functions of
+            rules.reverse()
+        known = (form for form, rule in rules if rule(frame, source, feature, epsilon))
+        frame.forms[e, f] = next(known, Form.UNKNOWN)
+    return frame.forms[e, f]
+
+
+def _plain(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, epsilon: FindEpsilon) -> bool:
+    if feature.reach & source.bits:
         return False
-    return source.stop > lowest_bit(found.own, source.stop)
+    if feature.gradient is not None:  # of G ⊙ u, changes of the arguments along e would show
+        inside = source.bits
+        for block in frame.blocks:
+            if block.feature is not None and block.feature.reach & source.bits:
+                inside |= block.bits
+        parts = [epsilon(vector) for vector, _ in feature.vectors]
+        if any(union(part.support | part.unknown) & inside for part in parts):
+            return False
+    return frame.precede(feature.reach, source.bits)
 
 
-def has_known_fluctuation(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether the covariance of ⟨source, features⟩ is given by the rule for gradients, other features aside."""
-    found = feature.gradient
-    if found is None or source.number == NO_VALUE or drawn_after(source, feature) or drawn_between(source, feature):
+def _gradient(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, epsilon: FindEpsilon) -> bool:
+    form = feature.gradient
+    if form is None or frame.group.constant or form.own & source.bits:
         return False
-    return not found.own & source.bits and is_gradient_form(frame, feature, source)
-
-
-def is_gradient_form(frame: InfiniteWidthFrame, feature: ResidualFeatures, source: Directions | None = None) -> bool:
-    """Whether features have the form F ⊙ u, among others whose products with e F are known; e is `source`, or any."""
-    if feature.gradient is None or frame.group.constant:
-        return False
-    function = _functions(frame, feature, source)
+    function = tilted(feature, source.start, source.stop, frame.directions)
     others = feature.rests.features if feature.rests is not None else []
-    return simple(function, function) and all(simple(function, x) or not function.related(x) for x in others)
+    if not simple(function, function) or any(function.related(x) and not simple(function, x) for x in others):
+        return False  # the expectations E[e G q_b] are not known
+    along, before = 0, form.forward | source.bits
+    for block in frame.blocks:
+        if block.feature is None or function.related(block.feature):
+            along |= block.bits
+            if block.feature is not None and block.feature.rests is feature.rests:
+                before |= block.feature.reach
+    if union(epsilon(feature.vectors[form.u][0]).unknown) & along & ~form.own:
+        return False
+    return frame.precede(before, form.own)
 
 
-def _functions(frame: InfiniteWidthFrame, feature: ResidualFeatures, source: Directions | None) -> SourceTimesFeature:
-    """The functions e F for features F ⊙ u."""
-    start, stop = (0, 0) if source is None else (source.start, source.stop)
-    return tilted(feature, start, stop, frame.directions)
-
-
-def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsilon: Any) -> None:
-    """Enter the normals of a source block with a block of features F ⊙ u into the frame, if they are asked for.
-
-    `epsilon` gives the ε part of a vector.
-    """
+def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsilon: FindEpsilon) -> None:
+    """Enter the normals of a source block with a block of features G ⊙ u into the frame, if they are asked for."""
     frame, build = s.limit(group), s.build
     e, f = (i, j) if frame.blocks[i].feature is None else (j, i)
     source, block = frame.blocks[e], frame.blocks[f]
     feature, pair = block.feature, (max(e, f), min(e, f))
-    if (
-        feature is None
-        or source.feature is not None
-        or pair in frame.pairs
-        or not has_known_fluctuation(frame, source, feature)
-    ):
+    if feature is None or pair in frame.pairs or form_of(frame, i, j, epsilon) is not Form.GRADIENT:
         return
     assert feature.gradient is not None
     assert feature.rows is not None
     u, own = feature.gradient.u, feature.gradient.own
     frames, count, size = group.frames, feature.count, source.stop - source.start
-    new = _functions(frame, feature, source)
+    new = tilted(feature, source.start, source.stop, frame.directions)
     value, place, which = source.number
-    made = sum(
-        isinstance(block.feature, SourceTimesFeature) for block in frame.blocks
-    )  # so that no two have the same seeds
+    made = sum(isinstance(b.feature, SourceTimesFeature) for b in frame.blocks)  # so that no two have the same seeds
     functions = frame.add(new, feature.rests, True, (value, place + 2**16 * (1 + made), which), new.words)
     # P(q_b, u_l), for all directions q_b of the functions
     rows = build.take(feature.arguments, np.array([u]), axis=2)
@@ -109,7 +123,7 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
             total = build.step("add", total, wide)
     functions = build.reshape(functions, frames, size, count, directions)
     found = build.step("multiply", functions, build.reshape(total, frames, 1, count, directions))
-    found = build.step("total", found, words="⟨e, F ⊙ u⟩ at order n^(-1/2)")  # (frames, size, count): with the features
+    found = build.step("total", found, words="⟨e, G ⊙ u⟩ at order n^(-1/2)")  # (frames, size, count): with the features
     # and with their own directions: less what the features have along others
     for k in _blocks(frame, _along(frame, feature)):
         if k < f:
@@ -136,119 +150,31 @@ def _blocks(frame: InfiniteWidthFrame, some: int) -> list[int]:
     return [k for k, block in enumerate(frame.blocks) if block.bits & some]
 
 
-FindEpsilon = Callable[[Vector], Fluctuation]  # the ε part of a vector
-
-
 def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilon) -> Bools:
     """Pairs of vectors that reach a pair of blocks of directions whose normals have no known law."""
-    found = np.zeros_like(supports_intersect(s, x, y, ndim))
+    none = np.zeros(1, dtype=object)
+    found = pairs_meet(x, np.broadcast_to(none, s.sets(x).shape), y, s.sets(y), ndim)
     for group in s.groups_of(x):
         frame = s.frames[group]
         if y not in group.positions or frame.directions == 0:
             continue
-        limit = (
-            frame if isinstance(frame, InfiniteWidthFrame) and frame.has_fluctuations else None
-        )  # else no direction is known apart
+        ours, theirs = (_inside(s, v, group) for v in (x, y))
+        # else no direction is known apart
+        limit = frame if isinstance(frame, InfiniteWidthFrame) and frame.has_fluctuations else None
         blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
-        inside = np.stack([from_bits(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
-        ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
-        clash = np.zeros((len(blocks),) * 2)
-        here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
-        for i, j in product(here, there):  # no more: the rule for a gradient asks for other pairs itself
-            clash[i, j] = limit is None or _has_unknown_covariance(limit, blocks[i], blocks[j], epsilon)
-        found = found | rows_intersect(ours @ clash > 0, theirs)
+        here, there = ([k for k, b in enumerate(blocks) if b.bits & union(sets)] for sets in (ours, theirs))
+        for i in here:  # no more: the rule for a gradient asks for other pairs itself
+            clash = [j for j in there if limit is None or form_of(limit, i, j, epsilon) is Form.UNKNOWN]
+            if clash:
+                both = (ours, blocks[i].bits), (theirs, sum(blocks[j].bits for j in clash))
+                reached = ((sets & bits != 0).astype(object) for sets, bits in both)
+                found = found | pairs_meet(x, next(reached), y, next(reached), ndim)
     return found
 
 
-def _within(s: State, x: Vector, group: FrameBatch, inside: Bools, ndim: int) -> Bools:
-    """Which blocks of directions each vector that lies in a group reaches, (…, i, blocks of the space, ·)."""
-    support = s.support(x)
-    flat = support.reshape(-1, support.shape[-1])[:, : len(inside)].astype(np.float64)
-    made = np.zeros((len(flat), inside.shape[1]), dtype=bool)
-    places = group.positions[x].ravel()
-    made[places] = flat[places] @ inside[: flat.shape[1]] > 0
-    return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
-
-
-def _has_unknown_covariance(frame: InfiniteWidthFrame, a: Directions, b: Directions, epsilon: FindEpsilon) -> bool:
-    """Whether the normals of two blocks have no known law: two features, a feature with (1, …, 1), or as said above."""
-    if a.feature is None and b.feature is None:
-        return False
-    source, feature = (b, a.feature) if a.feature is not None else (a, b.feature)
-    if feature is None or source.feature is not None or source.number == NO_VALUE:
-        return True
-    if has_known_fluctuation(frame, source, feature):
-        return _in_another_form(frame, source, feature) or _argument_unknown(frame, source, feature, epsilon)
-    if feature.reach & source.bits or drawn_between(source, feature) or _changes(frame, source, feature, epsilon):
-        return True
-    return any(
-        other.reach & source.bits and other.reach & feature.reach and not _of_the_rule(frame, other, source, feature)
-        for other in _others(frame, feature)
-    )
-
-
-def _others(frame: InfiniteWidthFrame, feature: ResidualFeatures) -> Iterator[ResidualFeatures]:
-    """The outputs of other nonlinearities in a frame."""
-    for block in frame.blocks:
-        other = block.feature
-        if other is not None and not isinstance(other, SourceTimesFeature) and other.arguments is not feature.arguments:
-            yield other
-
-
-def _of_the_rule(
-    frame: InfiniteWidthFrame, other: ResidualFeatures, source: Directions, feature: ResidualFeatures
-) -> bool:
-    """Whether N[F u] is one of the normals from which those of gradients F ⊙ u are made, u this source."""
-    form = other.gradient
-    if form is None or not form.own & source.bits or form.forward & source.bits or feature.reach & form.own:
-        return False
-    return is_gradient_form(frame, other)
-
-
-def _in_another_form(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether another nonlinearity has u as an argument, or e as its own u: the two formulas would be inconsistent.
-
-    Not if in each normal the u was drawn last: then two normals of different u are independent.
-    """
-    ours = feature.gradient
-    assert ours is not None
-    for other in _others(frame, feature):
-        theirs, (u, rest) = other.gradient, (0, other.reach)
-        if theirs is not None:
-            u, rest = theirs.own, theirs.forward
-        if not other.reach & feature.reach:
-            continue
-        if ours.last and ((theirs is not None and theirs.last) or not other.reach >> lowest_bit(ours.own, 0)):
-            continue
-        if (
-            u & source.bits
-            or (rest & ours.own and other.reach & ours.forward)
-            or (u & ours.forward and feature.reach & rest)
-        ):
-            return True
-    return False
-
-
-def _argument_unknown(
-    frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, epsilon: FindEpsilon
-) -> bool:
-    """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
-    assert feature.gradient is not None
-    unknown = to_bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
-    function = _functions(frame, feature, source)
-    for block in frame.blocks:
-        if block.feature is not None and not function.related(block.feature):
-            unknown &= ~block.bits
-    return bool(unknown)
-
-
-def _changes(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, epsilon: FindEpsilon) -> bool:
-    """Whether an argument of features F ⊙ u has an ε part along a source that was drawn after it."""
-    if feature.gradient is None or not drawn_after(source, feature):
-        return False
-    inside = source.bits
-    for block in frame.blocks:
-        if block.feature is not None and block.feature.reach & source.bits:
-            inside |= block.bits
-    parts = [epsilon(vector) for vector, _ in feature.vectors]
-    return any(to_bits(part.support | part.unknown) & inside for part in parts)
+def _inside(s: State, x: Vector, group: FrameBatch) -> Sets:
+    """The sets of the vectors that lie in a group, and none for all others."""
+    sets, places = s.sets(x), group.positions[x]
+    found = np.zeros(sets.shape, dtype=object)
+    found.reshape(-1)[places] = sets.ravel()[places]
+    return found

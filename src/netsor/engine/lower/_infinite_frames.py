@@ -13,8 +13,9 @@ own nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,11 @@ from .._expectation_ops import NODES
 from .._ir import Register
 from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
+from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed
 from ._components import FrameBatch, Number
-from ._finite_frames import Application, Bools, Frame, of_each, spanned
-from ._residual_features import ResidualBasis, ResidualFeatures, bit_range, to_bits
-from ._residual_features import from_bits as marks_of
+from ._finite_frames import Application, Frame, of_each, spanned
+from ._residual_features import ResidualBasis, ResidualFeatures
 from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
@@ -84,6 +85,8 @@ class InfiniteWidthFrame(Frame):
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
+        self.forms: dict[tuple[int, int], Any] = {}  # of the fluctuations of a source and features that were asked for
+        self.before: dict[int, int] = {}  # the directions that come before a direction: see `_fluctuation_covariances`
         self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
@@ -99,14 +102,14 @@ class InfiniteWidthFrame(Frame):
         rows = np.eye(sources, d + sources, d)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
 
-    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+    def apply(self, at: Application) -> tuple[Register, int, int]:
         """Features: coordinates along what they are functions of, and along directions of their own."""
         build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
         count = at.rows[0].shape[1]
-        reached = [to_bits(marks) for marks in at.marks]
-        if any(reach & block.bits for reach in reached for block in self.blocks if block.feature is not None):
+        if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):
             raise NestedNonlinearity(self.group.number)
-        supports, centred = tuple(reach & ~ones for reach in reached), tuple(not reach & ones for reach in reached)
+        supports = tuple(reach & ~ones for reach in at.reached)
+        centred = tuple(not reach & ones for reach in at.reached)
         u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
         new = ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
         along = bit_range(d, d + count) | ones | (new.slopes if at.linear else 0)
@@ -115,13 +118,25 @@ class InfiniteWidthFrame(Frame):
                 along |= block.bits
         first = 0 if at.linear or at.rests.features else d
         lead = self.add(new, at.rests, at.linear, at.number, named(at.f))
-        return lead, np.broadcast_to(marks_of(along, d + count), (frames, count, d + count)), first
+        return lead, along, first
 
     def add(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool, number: Number, words: str) -> Register:
         """The coordinates of new features of a component, with a direction for each."""
         rows = rests.add(self.build, new, self.directions, linear, bool(self.group.constant), words)
         self.unit(number, new.count, replace(new, rows=rows, rests=rests))
         return rows
+
+    def precede(self, some: int, later: int) -> bool:
+        """Let some directions come before others in the order of fluctuations; False if these must come before them."""
+        first = some
+        for k in _elements(some):
+            first |= self.before.get(k, 0)
+        if first & later:
+            return False
+        after = [k for k, earlier in self.before.items() if earlier & later]
+        for k in {*_elements(later), *after}:
+            self.before[k] = self.before.get(k, 0) | first
+        return True
 
     def normals(self, a: int, b: int, same: bool = False) -> Register:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
@@ -211,6 +226,12 @@ class InfiniteWidthFrame(Frame):
         return self, of_each(self.build, made, rows)
 
 
+def _elements(some: int) -> Iterator[int]:
+    while some:
+        yield lowest_bit(some, 0)
+        some &= some - 1
+
+
 def may_compare_arguments(f: Function, vectors: int) -> bool:
     """Whether a function might tell equal arguments from others: not a product of functions of one vector each."""
     if isinstance(f, Composed) and f.factors:
@@ -249,7 +270,7 @@ class QmcFrame(Frame):
         self.rows.append(made)
         return made
 
-    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+    def apply(self, at: Application) -> tuple[Register, int, int]:
         """The function at the nodes."""
         build = self.build
         shape = *at.rows[0].shape[:2], self.nodes
@@ -260,4 +281,4 @@ class QmcFrame(Frame):
         build.nodes = True
         words = f"{named(at.f)} at {self.nodes} nodes"
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
-        return build.step("scale", made, by=self.nodes**-0.5), np.ones(shape, dtype=bool), 0
+        return build.step("scale", made, by=self.nodes**-0.5), bit_range(0, self.nodes), 0

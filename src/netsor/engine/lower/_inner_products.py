@@ -18,8 +18,8 @@ from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
+from ..passes._orders import lowest_bit, union
 from ._components import FrameBatch
-from ._residual_features import lowest_bit, to_bits
 from ._rotary_angles import Angles, Floats
 from ._state import LoweredVector, RotaryPositions, State
 
@@ -33,7 +33,7 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
         if x.turned is not None:
             raise ExactError(value, "rotary positions twice, at width inf")
         turned = RotaryPositions(np.broadcast_to(op.positions, value.shape), Angles(op.base, op.fraction, op.stretch))
-        return LoweredVector(x.lead, x.sample, x.support, turned)
+        return LoweredVector(x.lead, x.sample, x.sets, turned)
     width = int(s.facts.widths[value])
     angles = op.angles(blocks * width)
     cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
@@ -146,7 +146,7 @@ def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | N
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
     """The range of directions along which vectors of a value can have coordinates."""
-    found = to_bits(s.support(x))
+    found = union(s.sets(x))
     return lowest_bit(found, 0), found.bit_length()
 
 
@@ -183,5 +183,4 @@ def _crossed(
 
 def _directions(s: State, x: Vector, group: FrameBatch) -> int:
     """The directions of a frame that some vector of a value reaches."""
-    support = s.support(x)
-    return to_bits(support.reshape(-1, support.shape[-1])[group.positions[x].ravel()])
+    return union(s.sets(x).ravel()[group.positions[x]])

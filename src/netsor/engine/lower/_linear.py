@@ -1,8 +1,8 @@
 """Lowering of linear operations: one rule each, for coordinates and for everything that stands for them.
 
 A rule acts on arrays (*shape, blocks, ·) instead of its vectors, and on an array instead of its coefficients: on
-coordinates, on what is known of an output's coordinates, on marks that say where something can be other than 0, and on
-the parts of order n^(−1/2) (docs/theory.md, "Orders in n").
+coordinates, on what is known of an output's coordinates, and on the parts of order n^(−1/2) (docs/theory.md, "Orders in
+n"). What it does to sets of directions is in `passes._orders`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import Append
-from ._state import Bools, Ints, LoweredVector, RotaryPositions, State
-from ._structural_zeros import random_fill, structural_nonzero
+from ..passes._orders import combined, sets_of
+from ._state import Ints, LoweredVector, RotaryPositions, State
 
 SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
 
 
 def lower_linear(s: State, value: Value) -> LoweredVector:
-    """A value made by a linear operation: its coordinates, samples and supports."""
+    """A value made by a linear operation: its coordinates, samples and sets."""
     vectors, by = parts_of(value)
     given = [s.vectors[x] for x in vectors]
     weights = None if by is None else s.scalars[by]
@@ -38,14 +38,12 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     sample = None
     if any(x.sample is not None for x in given):
         sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
-    if all(x.support is None for x in given):
+    if value not in s.facts.limits:
         return LoweredVector(lead, sample)
-    supports = [np.zeros((*x.lead.shape[:-1], 0), bool) if x.support is None else x.support for x in given]
-    support = propagate_support(s, value, supports, None if by is None else structural_nonzero(s, by))
-    support = fitted(support, lead.shape)
+    sets = combined(value, [s.sets(x) for x in vectors], None if by is None else s.order_one(by))
     if lead.value is not None:
-        support = support & (lead.value[0] != 0)
-    return LoweredVector(lead, sample, support, _turned(value, given), min(x.start for x in given))
+        sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
+    return LoweredVector(lead, sample, sets, _turned(value, given), min(x.start for x in given))
 
 
 def _without_rounding(
@@ -71,23 +69,6 @@ def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Registe
     return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
         s, value, value.op, [s.build.pad_or_cut(a, width) for a in arrays], by
     )
-
-
-def propagate_support(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> Bools:
-    """Where the result of a linear operation can be other than 0, from where its vectors and coefficients can.
-
-    The rule acts on random numbers at the marks, so that an operation with numbers of its own cancels none.
-    """
-    *arrays, numbers = (s.build.constant(a) for a in random_fill([*marks, np.zeros(()) > 0 if by is None else by]))
-    found = apply_linear(s, value, arrays, None if by is None else numbers)
-    return np.asarray(np.asarray(found.value)[0] != 0)
-
-
-def fitted(marks: Bools, shape: tuple[int, ...]) -> Bools:
-    """Marks for arrays of a shape: none along directions that are not in them, broadcast where they repeat."""
-    wide = np.zeros((*marks.shape[:-1], shape[-1]), dtype=bool)
-    wide[..., : marks.shape[-1]] = marks[..., : shape[-1]]
-    return np.broadcast_to(wide, shape)
 
 
 def _turned(value: Value, given: Sequence[LoweredVector]) -> RotaryPositions | None:

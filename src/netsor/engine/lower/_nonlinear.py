@@ -19,15 +19,14 @@ from .._error import ExactError
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
+from ..passes._orders import CONSTANT, Bools, union
 from ._components import FrameBatch
 from ._finite_frames import Application
 from ._infinite_frames import may_compare_arguments, tie_equal_arguments
 from ._inner_products import paired_products
-from ._linear import fitted
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
-from ._state import Bools, LoweredVector, State
-from ._structural_zeros import structural_nonzero
+from ._state import LoweredVector, State
 
 # Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of independent vectors vanishes like
 # n^(−1/2), with either sign at every width, so sign(⟨x, y⟩/n) is ±1 at every width, and sign(0) = 0 is not its limit.
@@ -66,14 +65,15 @@ def _limits(s: State, x: Value) -> Floats:
         known = s.scalars[x].value
         if known is not None:
             return np.broadcast_to(np.asarray(known, dtype=np.float64)[0], x.shape).copy()
-        return np.where(structural_nonzero(s, x), np.nan, 0.0)
+        return np.where(s.order_one(x), np.nan, 0.0)
     assert isinstance(x, Vector)
-    lead, support = s.vectors[x].lead, s.support(x)
-    found = np.where(support.any(axis=(-2, -1)), np.nan, 0.0)
+    lead, sets = s.vectors[x].lead, s.sets(x)
+    some = sets.astype(bool).any(axis=-1)
+    found = np.where(some, np.nan, 0.0)
     if lead.value is not None and all(group.constant for group in s.groups_of(x)):  # direction 0 is (1, …, 1)
         means = np.asarray(lead.value)[0][..., 0]
-        equal = ~support[..., 1:].any(axis=(-2, -1)) & (means == means[..., :1]).all(axis=-1)
-        found = np.where(equal & support.any(axis=(-2, -1)), means[..., 0], found)
+        equal = (sets <= CONSTANT).all(axis=-1) & (means == means[..., :1]).all(axis=-1)
+        found = np.where(equal & some, means[..., 0], found)
     return found
 
 
@@ -167,17 +167,15 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         most, count = max(a.shape[-1] for a in leads), len(s.facts.picked)
         columns = [build.pad_or_cut(s.sample(x), count) for x in vectors]
         sample = applied([build.pad_or_cut(a, most) for a in leads], columns, count)
-    parts, marks, start = [], [], math.inf
+    parts, start, sets = [], math.inf, np.zeros((*value.shape, blocks), dtype=object)
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
-        lead, some, first = frame.apply(_application(s, value, op, group))
+        lead, along, first = frame.apply(_application(s, value, op, group))
         start = min(start, first)
         parts.append((places, lead))
-        marks.append((places, build.constant(some)))
-    rows, found = s.scatter(parts), s.scatter(marks)
-    shape = (*value.shape, blocks, rows.shape[-1])
-    support = np.asarray(found.value)[0].reshape(shape) > 0
-    return LoweredVector(build.reshape(rows, *shape), sample, support, start=int(start))
+        sets.reshape(-1)[places] = along
+    rows = s.scatter(parts)
+    return LoweredVector(build.reshape(rows, *sets.shape, rows.shape[-1]), sample, sets, start=int(start))
 
 
 def _inner_and_outer(f: Function) -> tuple[Function, Function]:
@@ -232,13 +230,11 @@ def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], sha
 def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Application:
     """The arguments of a nonlinearity that lie in a group."""
     build, frame, places = s.build, s.frames[group], group.positions[value]
-    rows, marks, taken, params = [], [], [], []
+    rows, reached, taken, params = [], [], [], []
     for x in op.vectors:
         at = s.argument(x, value, places)
         rows.append(s.gather(s.vectors[x].lead, at, frame.directions))
-        support = s.support(x)
-        wide = fitted(support, (*support.shape[:-1], frame.directions))
-        marks.append(wide.reshape(-1, frame.directions)[at])
+        reached.append(union(s.sets(x).ravel()[at]))
         taken.append((x, at))
     for p in op.scalars:
         flat = build.reshape(s.scalars[p], p.size)
@@ -247,5 +243,5 @@ def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Appl
     rests, linear = s.rests[group, value]
     known = unnamed(op.f) if "named" in s.facts.without else op.f
     return Application(
-        known, rows, marks, params, taken, rests, linear, (*s.facts.number[value], s.groups_of(value).index(group))
+        known, rows, reached, params, taken, rests, linear, (*s.facts.number[value], s.groups_of(value).index(group))
     )

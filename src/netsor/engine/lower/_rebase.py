@@ -23,6 +23,7 @@ from ...language._operation import Dot, MatMul, Mix, Take
 from ...language._vector import Vector
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Span
+from ..passes._orders import bit_range
 from ._analysis import local_coordinates
 from ._components import FrameBatch
 from ._sources import rebasing_cost, saved_by_rebasing
@@ -152,10 +153,8 @@ def _replace_coordinates(s: State, value: Value, group: FrameBatch, part: Regist
         parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))
     rows = s.scatter(parts)
     lead = s.build.reshape(rows, *shape, rows.shape[-1])
-    if old.support is None:
+    if old.sets is None:
         return replace(old, lead=lead)
-    marks = np.zeros(lead.shape, dtype=bool)
-    width = min(lead.shape[-1], old.support.shape[-1])
-    marks[..., :width] = old.support[..., :width]
-    marks.reshape(-1, lead.shape[-1])[group.positions[value].ravel()] = True
-    return replace(old, lead=lead, support=marks, start=0)
+    sets = old.sets.copy()
+    sets.reshape(-1)[group.positions[value]] = bit_range(0, part.shape[-1])
+    return replace(old, lead=lead, sets=sets, start=0)

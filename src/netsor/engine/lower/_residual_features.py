@@ -8,8 +8,6 @@ along the residuals before it, and one new direction. So products are sums over 
 Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
 coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its
 conditional means: the shortcut `named`.
-
-Sets of directions are the bits of an integer, so that those of a frame that has grown since need no padding.
 """
 
 from __future__ import annotations
@@ -28,33 +26,8 @@ from ...language._vector import Vector
 from .._error import InfiniteError
 from .._ir import Register
 from .._ir_builder import Builder, named
+from ..passes._orders import bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed
-
-Bools = npt.NDArray[np.bool_]
-
-
-def to_bits(marks: Bools) -> int:
-    """The directions that are marked in any row."""
-    flat = marks.reshape(-1, marks.shape[-1]).any(axis=0)
-    return int.from_bytes(np.packbits(flat, bitorder="little").tobytes(), "little")
-
-
-def from_bits(some: int, directions: int) -> Bools:
-    """Marks for the first so many directions."""
-    size = -(-max(directions, some.bit_length()) // 8)
-    found = np.frombuffer(some.to_bytes(size, "little"), dtype=np.uint8)
-    return np.unpackbits(found, bitorder="little")[:directions].astype(bool)
-
-
-def bit_range(start: int, stop: int) -> int:
-    """The directions of a range."""
-    return (1 << stop) - (1 << start)
-
-
-def lowest_bit(some: int, otherwise: int) -> int:
-    """The first direction of a set; for none, another number."""
-    return (some & -some).bit_length() - 1 if some else otherwise
-
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
@@ -67,11 +40,6 @@ class GradientForm(NamedTuple):
     rest: Factors  # the factors of F
     forward: int  # the directions that F is a function of
     own: int  # those of u
-
-    @property
-    def last(self) -> bool:
-        """Whether u was drawn after all that F is a function of."""
-        return lowest_bit(self.own, self.forward.bit_length()) >= self.forward.bit_length()
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +321,10 @@ class SourceTimesFeature(ResidualFeatures):
     def count(self) -> int:
         """How many there are in a frame."""
         return (self.stop - self.start) * self.arguments.shape[1]
+
+    @property
+    def gradient(self) -> None:  # type: ignore[override]
+        """They come from gradients, and are none: e was put in for u."""
 
     @property
     def words(self) -> str:

@@ -16,11 +16,9 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection
-from ._dual_rules import order_epsilon
+from ._dual_rules import score
 from ._inner_products import mean, paired_products, products
-from ._linear import fitted
-from ._state import Bools, LoweredVector, State
-from ._structural_zeros import supports_intersect
+from ._state import LoweredVector, State
 
 
 def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> LoweredVector:
@@ -37,7 +35,7 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
     lead = build.reshape(made, *value.shape, s.facts.blocks[value], directions)
     if value not in s.facts.limits:
         return LoweredVector(lead)
-    return LoweredVector(lead, _sample(s, value, x, known, lead), _reach(s, x, known, lead))
+    return LoweredVector(lead, _sample(s, value, x, known, lead), s.orders.directions(x, known))
 
 
 def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register) -> Register | None:
@@ -54,23 +52,6 @@ def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead:
     own = build.step("scale", paired_products(s, s.vectors[x].lead, lead, x, x, value.ndim + 1), by=1 / s.norm(x) ** 2)
     made = build.step("transposed", build.step("solve", own, build.step("transposed", left)))
     return build.reshape(made, *lead.shape[:-1], width)
-
-
-def _reach(s: State, x: Vector, known: tuple[Vector, ...], lead: Register) -> Bools:
-    """Along what a new direction can lie: x_i, and the directions before it that x_i is not orthogonal to."""
-    shape = lead.shape
-    own = fitted(s.support(x), shape).reshape(-1, shape[-3], shape[-2] * shape[-1])
-    old = [np.zeros((1, 0, own.shape[-1]), dtype=bool)]
-    for v in known:
-        support = s.support(v)
-        old.append(fitted(support, (*support.shape[:-1], shape[-1])).reshape(-1, v.shape[-1], own.shape[-1]))
-    found = []
-    for k, rows in enumerate(own):
-        reach = list(old[-1][k if len(old[-1]) > 1 else 0])
-        for row in rows:
-            reach.append(np.logical_or.reduce([row, *(other for other in reach if (other & row).any())]))
-        found.append(reach[len(reach) - len(rows) :])
-    return np.array(found).reshape(shape)
 
 
 def along(s: State, x: Vector, y: Vector) -> Register:
@@ -99,7 +80,7 @@ def adjoint(s: State, value: Scalar, op: AdjointCorrection) -> Register:
     wide_in, wide_out = d in s.facts.limits, g in s.facts.limits
     if wide_out:  # g is fresh: its mean product with b is 0
         none = build.constant(np.zeros(value.shape))
-        if not wide_in or not supports_intersect(s, d, u, value.ndim).any():
+        if not wide_in or not s.meets(d, u, value.ndim).any():
             return none
         if d.width.name != g.width.name:
             raise ExactError(
@@ -109,7 +90,10 @@ def adjoint(s: State, value: Scalar, op: AdjointCorrection) -> Register:
             )
         return build.step("scale", mean(s, value, d, u), by=op.gain * math.sqrt(d.width.factor / g.width.factor))
     size = s.facts.blocks[g] * s.facts.widths[g]
-    wanted = order_epsilon(s, value, d, u) if wide_in else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
-    wanted = build.step("scale", wanted, by=op.gain * size**-0.5 / s.norm(d))
+    if wide_in:
+        wanted = score(s, value, d, u)
+    else:
+        wanted = build.step("scale", products(s, d, u, value.ndim, "⟨W^T b, d⟩"), by=1 / s.norm(d))
+    wanted = build.step("scale", wanted, by=op.gain * size**-0.5)
     given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
     return build.step("add", wanted, given)

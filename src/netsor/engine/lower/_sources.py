@@ -21,9 +21,10 @@ from .._ir import Register
 from .._parallel import check_memory
 from .._rng_keys import SAMPLE
 from ..passes._operations import MaterialisedMatMul, Span
+from ..passes._orders import Bools, mixed, sets_of, union
 from ._analysis import ProgramAnalysis
 from ._components import FrameBatch
-from ._state import Bools, LoweredVector, State
+from ._state import LoweredVector, State
 
 
 def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
@@ -165,8 +166,8 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
         return build.reshape(made, *value.shape, blocks, e.shape[-1])
 
     x = combined(lead)
-    support = marks_of(x) if value in s.facts.limits else None
-    found = LoweredVector(x, None if sample is None else combined(sample), support)
+    sets = sets_of(_nonzero(x)) if value in s.facts.limits else None
+    found = LoweredVector(x, None if sample is None else combined(sample), sets)
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
 
@@ -177,7 +178,7 @@ def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> Lower
     width = max(one.shape[-1], x.lead.shape[-1])
     shift = build.step("multiply", build.pad_or_cut(one, width), mean)
     lead = build.step("add", build.pad_or_cut(x.lead, width), shift)
-    sample, support = x.sample, x.support
+    sample, sets = x.sample, x.sets
     if value in s.facts.limits:
         if value in s.facts.coordinates:
             wide = build.pad_or_cut(
@@ -185,12 +186,9 @@ def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> Lower
             )
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
             sample = build.step("add", build.pad_or_cut(old, s.columns), wide)
-        marks = np.zeros(lead.shape, dtype=bool)
-        if support is not None:
-            marks[..., : support.shape[-1]] |= support
-        marks |= np.asarray(build.pad_or_cut(one, width).value)[0] != 0
-        support = marks
-    return LoweredVector(lead, sample, support)
+        assert sets is not None
+        sets = sets | sets_of(_nonzero(one))
+    return LoweredVector(lead, sample, sets)
 
 
 def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
@@ -280,12 +278,11 @@ def _combined(
         return build.reshape(made, *value.shape, blocks, last)
 
     x = multiplied(c, lead, words if lead.size else "")
-    support = None
+    sets = None
     if value in s.facts.limits:
-        # of a factor that is not known, any entry can be other than 0
-        every = build.constant(marks_of(c))
-        support = np.asarray(multiplied(every, build.constant(marks_of(lead))).value)[0] > 0
-    return LoweredVector(x, None if sample is None else multiplied(c, sample), support)
+        own = sets_of(_nonzero(lead)).reshape(members, blocks, lead.shape[-2])
+        sets = mixed(_nonzero(c), np.swapaxes(own, -1, -2)).reshape(*value.shape, blocks)
+    return LoweredVector(x, None if sample is None else multiplied(c, sample), sets)
 
 
 def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
@@ -307,16 +304,15 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
         return build.reshape(flat, *value.shape, s.facts.blocks[value], made.shape[-1])
 
     found = multiplied(lead)
-    support = None
+    sets = None
     if value in s.facts.limits:
-        flags = np.asarray(marks_of(lead).any(axis=1))
-        flat = np.repeat(flags[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
-        support = flat.reshape(found.shape)
-    made = LoweredVector(found, None if sample is None else multiplied(sample), support)
+        own = [union(row) for row in sets_of(_nonzero(lead))]
+        sets = np.repeat(np.array(own, dtype=object), places.shape[1])[back].reshape(found.shape[:-1])
+    made = LoweredVector(found, None if sample is None else multiplied(sample), sets)
     return made if mean is None else _shifted(s, value, made, mean)
 
 
-def marks_of(a: Register) -> Bools:
+def _nonzero(a: Register) -> Bools:
     """Where an array can be other than 0: everywhere if it is drawn."""
     found: Bools = np.ones(a.shape, dtype=bool) if a.value is None else np.asarray(a.value[0] != 0)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from ...language._vector import Vector
 from .._ir import Register
 from .._ir_builder import Builder
 from ..passes._operations import MaterialisedMatMul
+from ..passes._orders import ONE, SMALL, Array, Bools, Orders, Sets, align, meet
 from ._analysis import ProgramAnalysis, local_coordinates
 from ._components import FrameBatch
 from ._finite_frames import BartlettFrame, Frame, StandardBasis
@@ -23,7 +25,6 @@ from ._infinite_frames import InfiniteWidthFrame, QmcFrame
 from ._residual_features import ResidualBasis
 from ._rotary_angles import Angles, Floats
 
-Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
 
 
@@ -41,13 +42,13 @@ class LoweredVector:
 
     `sample` is what an output needs to know of the coordinates α asked for (*shape, blocks, ·): a value each so far,
     then coefficients of Gaussian variables that are never drawn, a set of which each coordinate has for itself. At
-    infinite width, `support` says along which directions there can be coordinates of order 1, and `turned` by what
+    infinite width, `sets` are the directions along which there can be coordinates of order 1, and `turned` says by what
     rotary positions the vectors were turned that these coordinates stand for.
     """
 
     lead: Register
     sample: Register | None = None
-    support: Bools | None = None
+    sets: Sets | None = None
     turned: RotaryPositions | None = None
     start: int = 0  # before this direction all coordinates are 0
 
@@ -59,33 +60,45 @@ Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name 
 class Fluctuation:
     """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown.
 
-    Of directions found from vectors, `left` is what of the vectors' ε parts no direction of order 1 holds. `guards` are
-    numbers that are NaN in a replica where that counts, else 0.
+    The last two are sets of directions for vectors, and marks for scalars. Of directions found from vectors, `left` is
+    what of the vectors' ε parts no direction of order 1 holds. `guards` are numbers that are NaN in a replica where
+    that counts, else 0.
     """
 
     part: Register | None
-    support: Bools
-    unknown: Bools
+    support: npt.NDArray[Any]
+    unknown: npt.NDArray[Any]
     unit: Unit | None = None  # of scalars that have one
     left: Register | None = None
     guards: tuple[Register, ...] = ()
 
 
-def frame_for(
-    group: FrameBatch, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool, whole: bool
-) -> Frame:
-    """The frames of a group of clusters.
+def pairs_meet(x: Vector, a: Sets, y: Vector, b: Sets, ndim: int) -> Bools:
+    """Whether sets a of vectors x[…, i] and b of y[…, j] have a direction in common."""
+    return meet(align(a, x, ndim - 1), align(b, y, ndim - 1))
 
-    `picked` are the coordinates α of a block that outputs ask for. `virtual`: its sources are replaced by a Fuse, which
-    wants means apart; they have a direction each, whatever the width. `nested`: at infinite width, a nonlinearity acts
-    on another's outputs. `scored`: scores are asked for. `whole`: at finite width, all coordinates cost less.
-    """
-    if virtual:
-        return InfiniteWidthFrame(group, build, ones=True, scored=True)
-    if group.width == math.inf:
-        return QmcFrame(group, build) if nested else InfiniteWidthFrame(group, build, group.constant, scored)
-    chosen = StandardBasis if group.nonlinear or group.given or whole else BartlettFrame
-    return chosen(group, build, picked)
+
+class LoweredOrders(Orders):
+    """The orders of a program that is lowered: basis functions are directions, and numbers that are known count."""
+
+    def __init__(self, s: State) -> None:
+        super().__init__(s.facts.limits.__contains__)
+        self.s = s
+
+    def related(self, x: Vector) -> Sets:
+        """Directions are orthogonal."""
+        return self.s.sets(x)
+
+    def bits(self, x: Vector) -> Sets:
+        """The directions along which there can be coordinates of order 1."""
+        return self.s.sets(x)
+
+    def of(self, c: Value) -> Array:
+        """A number that is known to be 0 is not of order 1."""
+        if c not in self._orders:
+            known, found = self.s.scalars[c].value, super().of(c)
+            self._orders[c] = found if known is None else np.where(known[0] != 0, found, np.minimum(found, SMALL))
+        return self._orders[c]
 
 
 class State:
@@ -96,27 +109,14 @@ class State:
     ) -> None:
         self.facts, self.notes, self.whole = facts, notes, whole
         self.build = Builder(shift)
-        self.frames: dict[FrameBatch, Frame] = {
-            group: frame_for(
-                group,
-                self.build,
-                local_coordinates(group, facts.picked) if group.width < math.inf else (),
-                virtual=not facts.merged_sources.isdisjoint(group.slots),
-                nested=group.number in nested,
-                scored=group in facts.scored,
-                whole=group in whole,
-            )
-            for group in facts.groups
-        }
+        self.frames = {group: self.frame_for(group, group.number in nested) for group in facts.groups}
         self.vectors: dict[Value, LoweredVector] = {}
-        self.held: dict[FrameBatch, list[Value]] = {
-            group: [] for group in facts.groups
-        }  # of `vectors`, those still in use
+        self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
         self.scalars: dict[Value, Register] = {}
         self.epsilons: dict[Value, Fluctuation] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
         self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
         self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
-        self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
+        self.orders = LoweredOrders(self)
         self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.rests = {
             (group, value): (rests, None in component)
@@ -124,6 +124,18 @@ class State:
             for component, rests in ((component, ResidualBasis()) for component in components)
             for value in component
         }  # of each nonlinearity: its component, and whether it is asked for products with linear vectors
+
+    def frame_for(self, group: FrameBatch, nested: bool) -> Frame:
+        """The frames of a group of clusters; `nested`: at infinite width, a nonlinearity acts on another's outputs."""
+        if not self.facts.merged_sources.isdisjoint(group.slots):
+            # a Fuse replaces these sources, and wants means apart: they have a direction each, whatever the width
+            return InfiniteWidthFrame(group, self.build, ones=True, scored=True)
+        if group.width == math.inf:
+            if nested:
+                return QmcFrame(group, self.build)
+            return InfiniteWidthFrame(group, self.build, group.constant, scored=group in self.facts.scored)
+        chosen = StandardBasis if group.nonlinear or group.given or group in self.whole else BartlettFrame
+        return chosen(group, self.build, local_coordinates(group, self.facts.picked))
 
     def align_axes(self, a: Register, ndim: int, to: int) -> Register:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so that it broadcasts."""
@@ -166,11 +178,19 @@ class State:
         found = self.vectors[x]
         return found.sample or self.build.constant(np.zeros((*found.lead.shape[:-1], 1)))
 
-    def support(self, x: Value) -> Bools:
+    def sets(self, x: Value) -> Sets:
         """At infinite width, along which directions vectors can have coordinates of order 1."""
-        found = self.vectors[x].support
+        found = self.vectors[x].sets
         assert found is not None
         return found
+
+    def meets(self, x: Vector, y: Vector, ndim: int) -> Bools:
+        """Whether vectors x[…, i] and y[…, j] have a direction in common."""
+        return pairs_meet(x, self.sets(x), y, self.sets(y), ndim)
+
+    def order_one(self, c: Value) -> Bools:
+        """The scalars whose limit can be other than 0, (*shape,)."""
+        return np.asarray(self.orders.of(c) == ONE)
 
     def limit(self, group: FrameBatch) -> InfiniteWidthFrame:
         """The frames of a group whose directions are sources and features."""

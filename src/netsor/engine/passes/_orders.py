@@ -1,58 +1,116 @@
-"""The orders of a program's values at infinite width, read off its structure: 0, vanishing, or of order 1.
+"""The structure of a program at infinite width: which of its values are 0, vanish, or are of order 1.
 
-A vector is a combination of atoms, the bits of an integer: Gaussian sources, data, outputs of nonlinearities and
-(1, …, 1). A mean ⟨x, y⟩/n vanishes if one of x and y is made of centred sources on which the other does not depend.
-Where that does not decide, a scalar counts as one of order 1 (docs/theory.md, "Orders in n").
+A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and outputs of nonlinearities. Those of
+each vector and block are a set, the bits of an integer. Sets and orders go through a program by one rule for each
+operation, here and in lowering alike (docs/theory.md, "Orders in n").
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...language._array import Value, VectorAccess
-from ...language._operation import (
-    Apply,
-    Concat,
-    Constant,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Root,
-    Scale,
-    Source,
-    Split,
-    Take,
-)
+from ...language._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Root, Scale, Source, Take
 from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ...language._score import MASKED_SOFTMAX
 from ...language._vector import Vector
-from ._operations import AdjointCorrection, Append, Coefficients, Span
-from ._rewrite import Context
+from ._operations import AdjointCorrection, Coefficients, Span
+from ._rewrite import rearranged
 
 Array = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
-Bits = npt.NDArray[np.object_]  # a set of atoms for each vector
-ZERO, SMALL, ONE = 0, 1, 2
-CONSTANT = 1  # the atom (1, …, 1)
+Sets = npt.NDArray[np.object_]  # (*shape, blocks): a set of basis functions for each block of each vector
+ZERO, SMALL, ONE = 0, 1, 2  # the orders: 0 at every width, n^(−1/2), and 1
+CONSTANT = 1  # the basis function (1, …, 1)
+SUMS, PRODUCTS = (ADD, SUBTRACT, SUM, MEAN), (MULTIPLY, MATMUL)
+
+
+def bit_range(start: int, stop: int) -> int:
+    """The set of a range of basis functions."""
+    return (1 << stop) - (1 << start)
+
+
+def lowest_bit(some: int, otherwise: int) -> int:
+    """The first basis function of a set; for none, another number."""
+    return (some & -some).bit_length() - 1 if some else otherwise
+
+
+def union(sets: Sets) -> int:
+    """What is in any of some sets."""
+    return int(np.bitwise_or.reduce(sets, axis=None, initial=0))
+
+
+def sets_of(marks: Bools) -> Sets:
+    """The places that are marked in each row (…, places)."""
+    rows = np.packbits(marks, axis=-1, bitorder="little")
+    made = np.empty(rows.shape[:-1], dtype=object)
+    for at in np.ndindex(made.shape):
+        made[at] = int.from_bytes(rows[at].tobytes(), "little")
+    return made
+
+
+def mixed(some: Bools, sets: Sets) -> Sets:
+    """The sets of Σ_j a[…, i, j] x[…, j], for a marked where it counts."""
+    values, place = np.unique(sets, return_inverse=True)  # few vectors have other sets than their neighbours
+    has = place.reshape(*sets.shape, 1) == np.arange(len(values))
+    flat = has.reshape(*sets.shape[:-1], sets.shape[-1] * len(values))
+    found = np.asarray(some.astype(np.float64) @ flat.astype(np.float64) > 0)
+    found = found.reshape(*found.shape[:-1], sets.shape[-1], len(values))
+    return np.asarray(np.bitwise_or.reduce(np.where(found, values, 0), axis=-1, initial=0))
+
+
+def meet(a: Sets, b: Sets) -> Bools:
+    """Whether vectors a[…, i] and b[…, j] have a basis function in common, in some block."""
+    (first, i), (second, j) = (np.unique(sets, return_inverse=True) for sets in (a, b))
+    table = np.array([[bool(one & other) for other in second] for one in first], dtype=bool)
+    rows, columns = i.reshape(a.shape)[..., :, None, :], j.reshape(b.shape)[..., None, :, :]
+    return np.asarray(table.reshape(len(first), len(second))[rows, columns].any(axis=-1))
+
+
+def align(sets: npt.NDArray[Any], x: Value, ndim: int) -> npt.NDArray[Any]:
+    """An array for the entries of x, with axes of size 1 set in front."""
+    return sets.reshape((1,) * (ndim - x.ndim) + sets.shape)
+
+
+def combined(x: Value, given: Sequence[Sets], some: Bools | None) -> Sets:
+    """The sets of what a linear operation makes: of its coefficients those count that are marked."""
+    match x.op:
+        case Add():
+            found = given[0] | given[1]
+        case Scale():
+            assert some is not None
+            found = np.where(some[..., None], given[0], 0)
+        case Mix():
+            assert some is not None
+            found = mixed(some, given[0])
+        case op:
+            moved = rearranged(op, given)
+            assert moved is not None, type(op).__name__
+            found = moved
+    return np.broadcast_to(found, (*x.shape, found.shape[-1]))
+
+
+def through(op: Apply, marks: Sequence[Bools]) -> Bools:
+    """Where a sum or a product of scalars can be other than 0, from where its arguments can."""
+    most, f = max(p.ndim for p in op.scalars), ADD if op.f is SUBTRACT else op.f
+    return np.asarray(f(*(align(m * 1.0, p, most) for m, p in zip(marks, op.scalars, strict=True))) > 0)
 
 
 class Orders:
-    """The orders of scalars and the atoms of vectors, each found once. Ask for values in the order of the program."""
+    """The orders of scalars and the sets of vectors, each found once. Ask for values in the order of the program."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.atoms = 1
-        self.centred = 0  # those of mean 0, given all that was drawn before
-        self.reach: dict[int, int] = {}  # the atoms that an output of a nonlinearity depends on
-        self._initial: dict[Source, Bits] = {}  # of initial vectors
-        self._bits: dict[Value, Bits] = {}
-        self._small: dict[Value, Bits] = {}
+    def __init__(self, infinite: Callable[[Vector], bool]) -> None:
+        self.infinite = infinite  # whether vectors have infinite width
+        self._count = 1
+        self._reach: dict[int, int] = {}  # what an output of a nonlinearity has products of order 1 with
+        self._initial: dict[Source, Sets] = {}  # of initial vectors
+        self._bits: dict[Value, Sets] = {}
+        self._small: dict[Value, Sets] = {}
         self._orders: dict[Value, Array] = {}
 
     def of(self, c: Value) -> Array:
@@ -61,22 +119,23 @@ class Orders:
             self._orders[c] = np.broadcast_to(np.asarray(self._order(c), dtype=np.int8), c.shape)
         return self._orders[c]
 
-    def bits(self, x: Vector) -> Bits:
-        """The atoms that each vector of an array has at order 1."""
+    def bits(self, x: Vector) -> Sets:
+        """The basis functions that each vector of an array has at order 1."""
         if x not in self._bits:
-            self._bits[x] = np.broadcast_to(np.asarray(self._atoms(x), dtype=object), x.shape)
+            self._bits[x] = np.broadcast_to(self._sets(x), (*x.shape, x.width.factor))
         return self._bits[x]
 
-    def small_bits(self, x: Vector) -> Bits:
-        """The atoms that each vector of an array has in parts that vanish."""
+    def small_bits(self, x: Vector) -> Sets:
+        """The basis functions that each vector of an array has in parts that vanish."""
         if x not in self._small:
-            found: Bits = np.zeros((), dtype=object)
+            found: Any = np.zeros(1, dtype=object)
             if _is_linear(x):
                 vectors = [v for v in x.op.inputs if isinstance(v, Vector)]
-                found = self._combined(x, [self.small_bits(v) for v in vectors], ONE)
-                if len(vectors) < len(x.op.inputs):
-                    found = found | self._combined(x, [self.bits(v) for v in vectors], SMALL)
-            self._small[x] = np.broadcast_to(np.asarray(found, dtype=object), x.shape)
+                by = next((c for c in x.op.inputs if not isinstance(c, Vector)), None)
+                found = combined(x, [self.small_bits(v) for v in vectors], None if by is None else self.of(by) == ONE)
+                if by is not None:
+                    found = found | combined(x, [self.bits(v) for v in vectors], self.of(by) == SMALL)
+            self._small[x] = np.broadcast_to(found, (*x.shape, x.width.factor))
         return self._small[x]
 
     def has_small_part(self, x: Vector) -> bool:
@@ -86,9 +145,10 @@ class Orders:
     def adds_direction(self, x: Vector, known: Sequence[Vector]) -> Bools:
         """Whether each vector x[…, i] can add a direction of order 1 to x[…, :i] and known ones.
 
-        As many can as have an atom each: a bipartite matching of vectors with atoms.
+        As many can as have a basis function each: a bipartite matching of vectors with basis functions.
         """
-        rows = [np.broadcast_to(self.bits(v), (*x.shape[:-1], v.shape[-1])) for v in (*known, x)]
+        rows = [_over_blocks(self.bits(v)) for v in (*known, x)]
+        rows = [np.broadcast_to(row, (*x.shape[:-1], row.shape[-1])) for row in rows]
         every = np.concatenate(rows, axis=-1).reshape(math.prod(x.shape[:-1]), -1)
         found = np.zeros(every.shape, dtype=bool)
         for matrix, adds in zip(every.tolist(), found, strict=True):
@@ -97,76 +157,62 @@ class Orders:
                 adds[i] = _matched(matrix, i, owner)
         return found[:, -x.shape[-1] :].reshape(x.shape)
 
-    def _new(self, shape: tuple[int, ...], centred: bool) -> Bits:
-        """New atoms, one for each entry."""
+    def directions(self, x: Vector, known: Sequence[Vector]) -> Sets:
+        """Along what new directions can lie: x_i, and directions before it that x_i has something in common with."""
+        blocks = self.bits(x).shape[-1]
+        old = [np.broadcast_to(self.bits(v), (*x.shape[:-1], v.shape[-1], blocks)) for v in known]
+        before = np.concatenate([*old, np.zeros((*x.shape[:-1], 0, blocks), dtype=object)], axis=-2)
+        for i in range(x.shape[-1]):
+            row = self.bits(x)[..., i : i + 1, :]
+            before = np.concatenate([before, row | mixed(meet(row, before), before)], axis=-2)
+        return before[..., before.shape[-2] - x.shape[-1] :, :]
+
+    def _new(self, shape: tuple[int, ...]) -> Sets:
+        """New basis functions, one for each entry."""
         size = math.prod(shape)
-        first, self.atoms = self.atoms, self.atoms + size
-        if centred:
-            self.centred |= (1 << self.atoms) - (1 << first)
         made = np.empty(size, dtype=object)
-        made[:] = [1 << k for k in range(first, first + size)]
+        made[:] = [1 << k for k in range(self._count, self._count + size)]
+        self._count += size
         return made.reshape(shape)
 
-    def _atoms(self, x: Vector) -> Bits:
+    def _sets(self, x: Vector) -> Sets:
         given = [self.bits(v) for v in x.op.inputs if isinstance(v, Vector)]
         match x.op:
             case Gaussian(source, mean, factor):  # several values may have the same one
                 own = self._initial.get(source)
-                own = self._initial[source] = self._new(factor.shape[-1:], True) if own is None else own
-                found = _mixed(factor.reshape(x.size, -1) != 0, own).reshape(x.shape)
-                return np.asarray(found | np.where(mean != 0, CONSTANT, 0).astype(object))
+                own = self._initial[source] = self._new((*factor.shape[-1:], 1)) if own is None else own
+                found = mixed(factor.reshape(x.size, -1) != 0, own).reshape(*x.shape, 1)
+                return np.asarray(found | np.where(mean != 0, CONSTANT, 0).astype(object)[..., None])
             case MatMul(weight, y):
-                own = self._new((weight.members.size, x.size // weight.members.size), True)
+                own = self._new((weight.members.size, x.size // weight.members.size))
                 if isinstance(y.op, Span):  # W of orthonormal vectors: one source each
                     adds = self.adds_direction(y.op.x, y.op.known).reshape(-1, own.shape[1])
-                    return np.where(adds, own, 0).reshape(x.shape)
+                    return np.where(adds, own, 0).reshape(*x.shape, 1)
                 every = np.bitwise_or.reduce(own, axis=1, keepdims=True)
-                return np.broadcast_to(every, own.shape).reshape(x.shape)
+                return np.broadcast_to(every, own.shape).reshape(*x.shape, 1)
             case Span(y, known):
-                return self._directions(y, known)
+                return self.directions(y, known)
         if _is_linear(x):
-            return self._combined(x, given, ONE)
-        made = self._new(x.shape, False)
-        for bits in given:  # an output depends on the arguments that broadcast to it, or else on all
-            alike = np.broadcast_to(bits, x.shape) if bits.ndim <= x.ndim and _fits(bits, x) else _union(bits)
-            for atom, others in zip(made.ravel(), np.broadcast_to(alike, x.shape).ravel(), strict=True):
-                self.reach[atom] = self.reach.get(atom, 0) | self._depends(others)
-        return made
+            by = next((c for c in x.op.inputs if not isinstance(c, Vector)), None)
+            return combined(x, given, None if by is None else self.of(by) == ONE)
+        made = self._new(x.shape)
+        for atom in made.ravel():  # its mean need not be 0
+            self._reach[atom] = CONSTANT
+        for sets in map(_over_blocks, given):
+            # an output depends on the arguments that broadcast to it, or else on all
+            sizes = zip(sets.shape[::-1], x.shape[::-1], strict=False)
+            fits = sets.ndim <= x.ndim and all(a in (1, b) for a, b in sizes)
+            alike = np.broadcast_to(sets if fits else np.asarray(union(sets), dtype=object), x.shape)
+            for atom, others in zip(made.ravel(), alike.ravel(), strict=True):
+                self._reach[atom] |= self._expanded(others)
+        return made[..., None]
 
-    def _combined(self, x: Vector, given: Sequence[Bits], order: int) -> Bits:
-        """The atoms of what a linear operation makes, by those of its coefficients that have an order."""
-        match x.op:
-            case Scale(c):
-                return np.where(self.of(c) == order, given[0], 0)
-            case Mix(a):
-                return _mixed(self.of(a) == order, given[0])
-            case Take(_, flat):
-                return given[0].ravel()[flat]
-            case Join() | Append():
-                return np.concatenate(given, axis=0 if isinstance(x.op, Join) else -1)
-            case Concat(_, axis):
-                return np.asarray(np.bitwise_or.reduce(given[0], axis=axis))
-            case Split(_, axis):
-                return np.expand_dims(given[0], axis)
-        return np.asarray(np.bitwise_or(*given))  # a sum
-
-    def _directions(self, x: Vector, known: Sequence[Vector]) -> Bits:
-        """Along what a new direction can lie: x_i, and the directions before it that x_i shares an atom with."""
-        old = [np.broadcast_to(self.bits(v), (*x.shape[:-1], v.shape[-1])) for v in known]
-        before = np.concatenate(old, axis=-1) if old else np.zeros((*x.shape[:-1], 0), dtype=object)
-        for i in range(x.shape[-1]):
-            row = self.bits(x)[..., i : i + 1]
-            shared = np.where((before & row).astype(bool), before, 0)
-            new = row | np.bitwise_or.reduce(shared, axis=-1, initial=0, keepdims=True)
-            before = np.concatenate([before, new], axis=-1)
-        return np.asarray(before[..., before.shape[-1] - x.shape[-1] :])
-
-    def _depends(self, bits: int) -> int:
-        """Atoms, and those that they depend on."""
-        found, rest = bits, bits & ~self.centred & ~CONSTANT
+    def _expanded(self, bits: int) -> int:
+        """A set, and what the outputs of nonlinearities in it have products of order 1 with."""
+        found, rest = bits, bits
         while rest:
             atom = rest & -rest
-            found |= self.reach.get(atom, 0)
+            found |= self._reach.get(atom, 0)
             rest ^= atom
         return found
 
@@ -181,36 +227,35 @@ class Orders:
             case Join(parts):
                 return np.concatenate([self.of(p) for p in parts])
             case Dot(x, y, 1.0):
-                return self._products(x, y, c.ndim)
+                return self.products(x, y, c.ndim)
             case Coefficients(x, y):  # along its own direction and those before, which are the last ones
                 before = np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=np.int8)
-                return self._products(x, y, c.ndim) * before
+                return self.products(x, y, c.ndim) * before
             case AdjointCorrection(d, u, g):
-                if not math.isinf(self.context.width(g)):
+                if not self.infinite(g):
                     return ONE
-                wide = math.isinf(self.context.width(d))
-                return np.maximum(self._products(d, u, c.ndim), SMALL) if wide else SMALL
+                return self.products(d, u, c.ndim) if self.infinite(d) else SMALL
             case Apply(f, (_, allowed)) if f is MASKED_SOFTMAX:
                 return np.where(self.of(allowed) == ZERO, ZERO, ONE)
-            case Apply(f, scalars) if f in (ADD, SUBTRACT, SUM, MEAN, MULTIPLY, MATMUL):
-                most, by = max(p.ndim for p in scalars), ADD if f is SUBTRACT else f
-                orders = [self.of(p).reshape((1,) * (most - p.ndim) + p.shape) for p in scalars]
-                return np.asarray(
-                    np.sum([by(*((o >= least) * 1.0 for o in orders)) > 0 for least in (SMALL, ONE)], axis=0)
-                )
+            case Apply(f, scalars) as op if f in (*SUMS, *PRODUCTS):
+                found = [through(op, [self.of(p) >= least for p in scalars]) for least in (SMALL, ONE)]
+                return np.asarray(np.sum(found, axis=0))
         return ONE
 
-    def _products(self, x: Vector, y: Vector, ndim: int) -> Array:
+    def products(self, x: Vector, y: Vector, ndim: int) -> Array:
         """The orders of ⟨x[…, i], y[…, j]⟩/n."""
-        first, second = (self.bits(v).reshape((1,) * (ndim - 1 - v.ndim) + v.shape) for v in (x, y))
-        if not math.isinf(self.context.width(x)):
-            return np.int8(ONE) * np.ones(1, dtype=np.int8)
-        found = np.frompyfunc(self._product, 2, 1)(first[..., :, None], second[..., None, :])
-        return np.asarray(found, dtype=np.int8)
+        if not self.infinite(x):
+            return np.full(1, ONE, dtype=np.int8)
+        first, second = (align(self.related(v), v, ndim - 1) for v in (x, y))
+        return np.where(meet(first, second), ONE, SMALL).astype(np.int8)
 
-    def _product(self, a: int, b: int) -> int:
-        apart = any(not one & ~self.centred and not one & self._depends(other) for one, other in ((a, b), (b, a)))
-        return SMALL if apart else ONE
+    def related(self, x: Vector) -> Sets:
+        """The basis functions that each vector of an array has products of order 1 with."""
+        return np.asarray(np.frompyfunc(self._expanded, 1, 1)(self.bits(x)), dtype=object)
+
+
+def _over_blocks(sets: Sets) -> Sets:
+    return np.asarray(np.bitwise_or.reduce(sets, axis=-1), dtype=object)
 
 
 def _is_linear(x: Vector) -> bool:
@@ -218,8 +263,8 @@ def _is_linear(x: Vector) -> bool:
 
 
 def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
-    """Give row i an atom of its own, if the others can have theirs too: an augmenting path, without recursion."""
-    came: dict[int, tuple[int, int]] = {}  # atom → the row that asks for it, and the atom that this row had
+    """Give row i a basis function of its own, if the others can have theirs too: an augmenting path, no recursion."""
+    came: dict[int, tuple[int, int]] = {}  # basis function → the row that asks for it, and the one that this row had
     pending, seen = [(i, 0)], 0
     while pending:
         row, had = pending.pop()
@@ -236,16 +281,3 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
                 return True
             pending.append((owner[atom], atom))
     return False
-
-
-def _mixed(some: Bools, bits: Bits) -> Bits:
-    """The atoms of Σ_j a[…, i, j] x[…, j], for a marked where it is of order 1."""
-    return np.asarray(np.bitwise_or.reduce(np.where(some, bits[..., None, :], 0), axis=-1, initial=0))
-
-
-def _union(bits: Bits) -> int:
-    return int(np.bitwise_or.reduce(bits, axis=None, initial=0))
-
-
-def _fits(bits: Bits, x: Vector) -> bool:
-    return all(a in (1, b) for a, b in zip(bits.shape[::-1], x.shape[::-1], strict=False))

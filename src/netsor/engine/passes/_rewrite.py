@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from operator import is_
+from typing import Any
 
-from ...language._array import Value, VectorAccess
+import numpy as np
+import numpy.typing as npt
+
+from ...language._array import Operation, Value, VectorAccess
 from ...language._graph import topological_order
-from ...language._operation import Dot, MatMul, Source
+from ...language._operation import Concat, Dot, Join, MatMul, Source, Split, Take
 from ...language._vector import Vector
 from .._cost_model import CPU, Prices
-from ._operations import AdjointCorrection, Coefficients, Span
+from ._operations import AdjointCorrection, Append, Coefficients, Span
 
 # Pairs of sets of sources with which others are compared: one for each space that many vectors share
 MAX_COMPARED_SETS = 8
+
+
+class SmallPartsRule(Enum):
+    """Which matrices act apart on the parts of order 1 and of order n^(−1/2) of vectors: see `small_parts`."""
+
+    WHERE_NEEDED = "those that act on vectors which differ by small parts alone, by their structure"
+    EVERYWHERE = "all that act again"
+    NOWHERE = "none"
 
 
 @dataclass(eq=False)
@@ -29,7 +42,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
     numbers: Mapping[str, float] = field(default_factory=dict)  # of hyperparameters that are known
-    follow_small_parts: bool = True  # see `small_parts`
+    small_parts: SmallPartsRule = SmallPartsRule.WHERE_NEEDED
     _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
 
     def ordered(self, outputs: Sequence[Value]) -> list[Value]:
@@ -61,6 +74,21 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
                 context.origin[inner] = place
                 added += inner.op.inputs
     return [new[output] for output in outputs]
+
+
+def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+    """What an operation that moves vectors makes of arrays (*shape, blocks); None if it does more."""
+    match op:
+        case Take(x, flat):
+            return arrays[0].reshape(x.size, arrays[0].shape[-1])[flat]
+        case Join() | Append():
+            return np.concatenate(arrays, axis=0 if isinstance(op, Join) else -2)
+        case Concat(_, axis):
+            moved = np.moveaxis(arrays[0], axis, -2)
+            return moved.reshape(*moved.shape[:-2], moved.shape[-2] * moved.shape[-1])
+        case Split(x, axis, count):
+            return np.moveaxis(arrays[0].reshape(*x.shape, count, arrays[0].shape[-1] // count), -2, axis)
+    return None
 
 
 def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:

@@ -11,6 +11,7 @@ has no coefficients. `EpsilonPart` is c1, which lowering knows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -67,7 +68,7 @@ class SmallParts:
             found = [part.broadcast_to(x.shape) for v in (x.op.x, x.op.y) if (part := parts[v]) is not None]
         elif known:
             zero = constant(np.asarray(0.0))
-            small = {v: zero * v if part is None else part for v, part in parts.items()}
+            small = {v: zero * v if part is None else _in_units(part, x) for v, part in parts.items()}
             wide = (small[v] if isinstance(v, Vector) else self._order_one(v) for v in inputs)
             found.append(replace(x, op=x.op.with_inputs(*wide)))
         for c in inputs:
@@ -76,3 +77,9 @@ class SmallParts:
                 wide = (self.main(v) if isinstance(v, Vector) else by for v in inputs)
                 found.append(replace(x, op=x.op.with_inputs(*wide)))
         return sum(found[1:], start=found[0]) if found else None
+
+
+def _in_units(small: Vector, x: Vector) -> Vector:
+    """x1 in units of the width of x: a concatenation is wider than its parts."""
+    by = math.sqrt(x.width.factor / small.width.factor)
+    return small if by == 1 else constant(np.asarray(by)) * small

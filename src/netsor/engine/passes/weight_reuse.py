@@ -37,7 +37,7 @@ from .. import _cost_model
 from .._error import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, MaterialisedMatMul, Span
 from ._orders import Orders
-from ._rewrite import Context, asked, asked_together, linear_sources, rewritten, uses_of
+from ._rewrite import Context, SmallPartsRule, asked, asked_together, linear_sources, rewritten, uses_of
 from .small_parts import SmallParts
 
 Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
@@ -46,7 +46,7 @@ Side = tuple[Source, int, int]  # matrices that act together, by the first of th
 def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each matrix in one MatMul at most."""
     made, split = _eliminated(outputs, context, frozenset())
-    found = split if context.follow_small_parts else frozenset[Side]()
+    found = split if context.small_parts is not SmallPartsRule.NOWHERE else frozenset[Side]()
     while found:  # which matrices act on vectors that differ by small parts alone is known after an attempt
         made, found = _eliminated(outputs, context, split)
         found, split = found - split, split | found
@@ -62,9 +62,9 @@ def _eliminated(
     met = _met(outputs, uses, context)
     alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
-    orders = (
-        Orders(context) if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)) else None
-    )
+    orders = None
+    if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)):
+        orders = Orders(lambda x: math.isinf(context.width(x)))
     small = SmallParts(orders) if orders is not None and split else None
 
     def change(old: Value, new: Value) -> Value:
@@ -104,7 +104,7 @@ def _eliminated(
             part, side = (rows[at] if each else rows), int(weight.transposed)
             again = times > 1 or weight.source in met
             both, acts = matrices[key], (*key, side)
-            if orders is not None and again and both.deficient(part, side, orders):
+            if orders is not None and again and both.deficient(part, side, orders, context):
                 found.add(acts)
             if small is not None and acts in split and (rest := small.small(part)) is not None:
                 main, rest = (both.act(v, side, gain, context) for v in (small.main(part), small.main(rest)))
@@ -204,16 +204,18 @@ class _Matrices:
             return made if gain == 1 else constant(np.asarray(gain)) * made
         return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
 
-    def deficient(self, x: Vector, side: int, orders: Orders) -> bool:
+    def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
         """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
         known = self.directions[side]
         self.small[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
-        one_rate = len({w.name for w in widths if math.isinf(w.bind(orders.context.bound))}) == 1  # else refused later
+        one_rate = len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1  # else refused later
         if not self.small[side] or not one_rate:
             return False
         if known is not None and known.ndim != x.ndim:
             known, x = self._apart(known), self._apart(x)
+        if context.small_parts is SmallPartsRule.EVERYWHERE:
+            return True
         return not orders.adds_direction(x, () if known is None else (known,)).all()
 
     def _apart(self, x: Vector) -> Vector:
