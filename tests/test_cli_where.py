@@ -11,8 +11,8 @@ from netsor.cli import _budget
 from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy, prices
 from netsor.studies import _process_pool
+from netsor.studies import _training as training_study
 from netsor.studies.audit import _study as audit_study
-from netsor.studies.coord_check import _study as coord_check_study
 
 from .command import netsor
 from .inline import Inline
@@ -151,7 +151,7 @@ def test_single_precision_is_refused_before_any_work(command, tmp_path, monkeypa
     def refuse(plan, backend, draws, digits=0.0):
         raise ArgumentError("precision", backend.precision, "'float64': this is not accurate enough")
 
-    for module in (audit_study, coord_check_study):
+    for module in (audit_study, training_study):
         monkeypatch.setattr(module, "check_single", refuse)
     words = ["--tokens", "2", "--draws", "15", *(["--widths", "16,32"] if command == "coord-check" else [])]
     found = netsor(command, "tiny.json", *words, "--precision", "float32", "--out", "out", cwd=tmp_path)

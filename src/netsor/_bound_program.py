@@ -120,7 +120,7 @@ class AtWidths:
 
     def draw(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, refused as a law is."""
-        checked_quadrature_error(moves_of_draws(self._priced(how)))
+        checked_quadrature_error(moves_of_draws(self._priced(how), how.backend))
         return self.unchecked(how)
 
     def unchecked(self, how: Sampling) -> list[Numbers]:
@@ -129,7 +129,7 @@ class AtWidths:
 
     def moves(self, where: Backend) -> Moves | None:
         """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
-        return moves_of_draws(replace(self.question(), prices=where.prices))
+        return moves_of_draws(replace(self.question(), prices=where.prices), where)
 
     def split(self, rows: Numbers) -> list[Numbers]:
         """Numbers of all entries, (…, entries), by output: (…, *shape) each."""

@@ -66,7 +66,7 @@ class _Printed(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
-            raise TypeError("text is written here, not bytes")  # by which click tells such files apart
+            raise TypeError("text is written here, not bytes")  # click recognises text files by this error
         self.emit("text", text)
         return len(text)
 

@@ -1,4 +1,4 @@
-"""One style for every figure: column width, small type, colours that the colour-blind can tell apart (Okabe, Ito)."""
+"""One style for every figure: column width, small type, colours that the colour-blind can distinguish (Okabe, Ito)."""
 
 from __future__ import annotations
 

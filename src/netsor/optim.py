@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -321,6 +321,61 @@ class Muon(Optimiser):
         if self.decays:
             w = (1.0 - rates.lr * rates.decay) * w
         return w - rates.adjusted * on.orthogonalised(g, self.iterations, rates.eps), state
+
+
+class NamedOptimiser(NamedTuple):
+    """What commands and studies know of an optimiser by its name.
+
+    `exponents` are the powers of n in its learning rates for vectors, matrices and the head, by parametrisation.
+    """
+
+    first: Callable[[Any, Any, Coefficients | None, Callable[[float, float], float]], Optimiser]  # without memory
+    memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults
+    lr: float  # of a coordinate check, at the width of the model
+    grid: float  # the middle of the learning rates of a sweep, at the width of the model
+    exponents: Mapping[str, tuple[float, float, float]]
+    takes: tuple[str, ...] = ()  # options of `ns.step`
+    in_torch: tuple[str, ...] = ()  # classes of torch.optim with this first step
+
+
+NAMED = {
+    "sgd": NamedOptimiser(
+        lambda decay, eps, iterations, factor: SGD(1.0, weight_decay=decay),
+        lambda lr, eps: SGD(lr),
+        1e-3,
+        2.0**-7,
+        {"sp": (0.0, 0.0, 0.0), "ntk": (0.0, -1.0, -1.0), "mup": (1.0, 0.0, -1.0)},
+        in_torch=("SGD",),
+    ),
+    "muon": NamedOptimiser(
+        lambda decay, eps, iterations, factor: Muon(
+            1.0,
+            decay,
+            0.0,
+            False,
+            iterations or Muon.ns_coefficients,
+            0.0,
+            len(iterations) if iterations else None,
+            factor,
+        ),
+        lambda lr, eps: Muon(lr, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0),
+        1e-3,
+        0.02,
+        {"sp": (0.0, 0.0, 0.0), "ntk": (0.0, -0.5, -0.5), "mup": (0.5, 0.0, -0.5)},
+        ("newton_schulz", "scale"),
+        ("Muon",),
+    ),
+    "adam": NamedOptimiser(
+        lambda decay, eps, iterations, factor: AdamW(1.0, eps=eps, weight_decay=decay),
+        lambda lr, eps: Adam(lr, eps=eps),
+        1e-4,
+        3e-3,
+        {"sp": (0.0, 0.0, 0.0), "ntk": (-0.5, -1.5, -1.0), "mup": (0.0, -1.0, -1.0)},
+        ("eps",),
+        ("Adam", "AdamW"),
+    ),
+}
+NAMES = " or ".join([", ".join(list(NAMED)[:-1]), list(NAMED)[-1]])  # "sgd, muon or adam", in help texts
 
 
 # Functions of entries, for arrays of any library

@@ -6,6 +6,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine import lower
+from netsor.engine.lower import make_plan
 from netsor.engine.passes._operations import MaterialisedMatMul
 from netsor.engine.passes._rewrite import Context
 from netsor.engine.passes.optimiser_steps import expand_steps
@@ -151,6 +152,32 @@ def test_a_grid_of_learning_rates_is_planned_once(monkeypatch):
     assert stats.ks_2samp(found[2], real).pvalue > 1e-4
     lower._kept.cache_clear()
     np.testing.assert_array_equal(net.draw(n=16, draws=400, lr=0.2, decay=0.1), found[2])
+
+
+def _attention(std):
+    n = ns.Width("n")
+    x, a = ns.gaussian(n, 3), ns.weight(n, n, std=std, name="a")
+    h = x + a.T @ ns.tanh(a @ x)
+    q, k, v = (ns.weight(n, n, std=std, name=name) @ h for name in "qkv")
+    y = ns.softmax(ns.dot(q, k)) @ v
+    return ns.Program((ns.mean_dot(y[:, None], y[:, None])[0, 0, 0], ns.dot(ns.gaussian(n), y)[0]))
+
+
+def test_the_std_of_a_weight_is_a_hyperparameter(monkeypatch):
+    """The law is that of a program with the number, and a grid is planned once."""
+    made = []
+    monkeypatch.setattr(lower, "make_plan", lambda *args, **kw: made.append(args) or make_plan(*args, **kw))
+    lower._kept.cache_clear()
+    net = _attention(ns.hyperparameter("std"))
+    grid = [net.draw(n=24, draws=1000, seed=2, std=std) for std in (0.5, 0.7, 1.3)]
+    assert len(made) == 1
+    for std, found in ((0.5, grid[0]), (1.3, grid[2])):
+        for a, b in zip(found, _attention(std).draw(n=24, draws=1000, seed=1), strict=True):
+            assert stats.ks_2samp(a, b).pvalue > 1e-4 / 4
+    assert stats.ks_2samp(grid[1][0], grid[2][0]).pvalue < 1e-20
+    loss = ns.mean_dot(ns.gaussian(4), ns.weight(4, 4, std=ns.hyperparameter("std")) @ ns.gaussian(4))
+    with pytest.raises(ns.TraceError, match="has a scalar as std: give it a number"):
+        ns.step(loss, loss, 0.1)
 
 
 def test_a_hyperparameter_alone_is_the_same_in_every_draw():

@@ -13,8 +13,8 @@ from scipy import stats
 
 from netsor.models import read
 from netsor.models._training import VECTORS
+from netsor.studies._parametrisation import known
 from netsor.studies.coord_check._network import CHANGE, SIZE, UPDATE, Entry
-from netsor.studies.coord_check._parametrisation import known
 from netsor.studies.coord_check._request import Request
 
 from .real import CLASSES, configuration
@@ -65,7 +65,7 @@ def test_one_step(optimiser, lr, tied, vectors):
     rule = known("sp", optimiser)
     how = {"optimiser": optimiser, "lr": lr, "ids": IDS, "targets": TARGETS, "workers": 1, "vectors": vectors}
     request = Request(read(config), (rule,), (16, 32), **how)
-    subject = request.subjects(rule)[0]
+    subject = request.cases(rule)[0]
     ours = subject.program.draw(draws=OURS, seed=1, progress=False, **subject.widths)
     torch.manual_seed(0)
     theirs = np.array([real(optimiser, lr, config, bool(vectors)) for _ in range(REAL)])

@@ -16,9 +16,9 @@ from netsor.engine.backends._numpy import block_bytes
 from netsor.models import read
 from netsor.studies import _cost, _process_pool
 from netsor.studies._cost import BASE, Cost, Draw, overhead_seconds, worker_count
+from netsor.studies._parametrisation import parametrisation
 from netsor.studies.audit._request import Request as AuditRequest
 from netsor.studies.audit._study import AuditStudy
-from netsor.studies.coord_check._parametrisation import parametrisation
 from netsor.studies.coord_check._request import Request
 from netsor.studies.coord_check._study import CoordCheckStudy
 
@@ -76,7 +76,7 @@ def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypa
     monkeypatch.setattr(_cost, "BASE", 0.0)
     monkeypatch.setattr(_cost, "MIN_DRAW_BYTES", 0.0)
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
-    every = [subject for rule in request.checks for subject in request.subjects(rule)]
+    every = [subject for rule in request.checks for subject in request.cases(rule)]
     sizes = [2 * block_bytes(c.plan, 64) + max(c.draw().planning_bytes, c.plan.bytes) for c in every]
     found = CoordCheckStudy(request).estimate()
     assert found.bytes == max(sizes)
@@ -97,7 +97,8 @@ import json, sys
 from netsor.models import read
 from netsor.studies.audit import _request
 from netsor.studies.coord_check import _request as _coord
-from netsor.studies.coord_check._parametrisation import parametrisation
+from netsor.studies.coord_check._study import CoordCheckStudy
+from netsor.studies._parametrisation import parametrisation
 name, options, rule = json.loads(sys.argv[1])
 model = read(name).replace(layers=2)
 if rule is None:
@@ -105,7 +106,7 @@ if rule is None:
     task = request.tasks(request.subjects[0])[0]
 else:
     request = _coord.Request(model, (parametrisation("sp", rule),), optimiser=rule, **options)
-    task = request.tasks(request.subjects(request.rules[0])[-1], 0)[0]
+    task = CoordCheckStudy(request).tasks_of(request.cases(request.rules[0])[-1], 0)[-1]
 task.run()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -1,4 +1,4 @@
-"""The width from which on a law is near its limit."""
+"""The width beyond which a law is near its limit."""
 
 import numpy as np
 import pytest
@@ -87,3 +87,9 @@ def test_it_prints_itself():
 def test_wrong_arguments(arguments, match):
     with pytest.raises(ValueError, match=match):
         ns.width_needed(*arguments, draws=100)
+
+
+@pytest.mark.parametrize("call", [lambda **a: ns.rate(NET, [16, 32], **a), lambda **a: ns.width_needed(NET, 0.1, **a)])
+def test_other_arguments_are_widths(call):
+    with pytest.raises(ValueError, match="progress=False must be left out: other arguments are widths"):
+        call(progress=False)

@@ -18,6 +18,7 @@ from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED
 
 Array = npt.NDArray[np.float64]
 Numbers = Mapping[str, Arrays]  # what was computed, by the label of the part
+EXPONENT_ATOL = 0.1  # of a power of a width or a length, for all results; fixed before any was computed
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,36 @@ from netsor.studies import (
 
 from .._figures import FIGURE_SECONDS, FILES, FigureResult, drawn, file_names
 from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
-from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
+from . import (
+    _deepscale,
+    _dong,
+    _finite_width,
+    _gap,
+    _gating,
+    _giorlandino,
+    _hron,
+    _learning_rate,
+    _noci,
+    _temperature,
+    _tensor_programs,
+    _unit_scaling,
+)
 from ._result import Claim, PartTask, Result
 
-MODULES = (_giorlandino, _deepscale, _unit_scaling, _tensor_programs, _noci, _hron, _dong)
+MODULES = (
+    _giorlandino,
+    _deepscale,
+    _unit_scaling,
+    _tensor_programs,
+    _noci,
+    _hron,
+    _dong,
+    _temperature,
+    _learning_rate,
+    _gating,
+    _finite_width,
+    _gap,
+)
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
 

@@ -117,7 +117,7 @@ def check_plot(plot: str | None) -> None:
             raise click.UsageError(f"--plot {shown(plot)} must be in a folder that exists")
         if path.is_dir():
             raise click.UsageError(f"--plot {shown(plot)} must be a file, and is a folder")
-        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not tell whether it works
+        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not show whether it works
             pass
     except OSError as error:
         raise click.UsageError(

@@ -98,7 +98,7 @@ def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
 @sampling_options
 @where_options
 @click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
-@click.option("--tolerance", type=float, help="Also find the width from which on the difference is at most this.")
+@click.option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
 @click.option(
     "--of",
     default="kl",

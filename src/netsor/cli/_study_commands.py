@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 from .._validate import real, shown
+from ..optim import NAMES
 from ._backend_options import BackendChoice, pop_backend, where_options
 from ._options import ABOVE, DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
-from ._output import check_name, echo, echo_error, stdout_to_stderr
+from ._output import check_name, echo, echo_notice, stdout_to_stderr
 from ._signals import Watch
 
 
@@ -138,11 +139,14 @@ def audit_command(
     with stdout_to_stderr(as_json):
         found = run_study(watch, where, lambda: audit_study(options, rules, earlier))
     verdict, left = against(found, earlier)
-    with usage_errors(f"--fail-on {shown(fail_on)}: "):  # what only the draws tell, as that no branch adds anything
+    with usage_errors(
+        f"--fail-on {shown(fail_on)}: "
+    ):  # known after the draws only, such as that no branch adds anything
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
     printed(found, out, as_json, verbose, verdict, left)
+    for each in failed:
+        echo_notice(each)
     if failed:
-        echo_error("; ".join(failed))
         raise click.exceptions.Exit(FAILED)
 
 
@@ -150,26 +154,68 @@ MIN_FOUR = Number(least=4)
 TOLERANCE = Number(real, above=0, most=1)
 
 
+def training_options(command: Any, widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str) -> Any:
+    """The options of a study of networks that are trained for a few steps; texts are those that differ."""
+    options = (
+        click.argument("model"),
+        click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL."),
+        click.option("--layers", type=POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
+        click.option("--widths", metavar="N,…", help=f"Widths of the stream.  [default: {widths}]"),
+        click.option("--steps", type=POSITIVE, default=steps, show_default=True, help="Number of steps."),
+        click.option(
+            "--optimiser",
+            "--optimizer",
+            metavar="NAME",
+            default="sgd",
+            show_default=True,
+            help=f"{NAMES}; {optimiser}",
+        ),
+        click.option("--lr", metavar="X,…", help=lr),
+        click.option(
+            "--parametrisation",
+            "--parametrization",
+            "rules",
+            multiple=True,
+            metavar="NAME|FILE",
+            help="sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]",
+        ),
+        click.option(
+            "--grow",
+            type=click.Choice(["heads", "head-dim"]),
+            default="heads",
+            show_default=True,
+            help="What grows with the width: the number of heads, or their dimension.",
+        ),
+        click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
+        click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]"),
+        click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it."),
+        click.option("--targets", metavar="I,J,…", help="A target for each of --ids."),
+        click.option("--draws", type=MIN_FOUR, default=draws, show_default=True, help="Initialisations at each width."),
+        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws."),
+        click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]"),
+        click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws."),
+        where_options,
+        click.option("--verbose", is_flag=True, help=verbose),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        click.pass_obj,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @cli.command("coord-check")
-@click.argument("model")
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
-@click.option("--widths", metavar="N,…", help="Widths of the stream.  [default: 256,1024,4096]")
+@partial(
+    training_options,
+    widths="256,1024,4096",
+    steps=1,
+    draws=32,
+    optimiser="for modules also the name of a function in FILE that makes the optimiser of a module.",
+    lr="Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for FILE:FUNCTION a number, or the "
+    "name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
+    verbose="Print the sizes at every width too.",
+)
 @click.option("--depths", metavar="L,…", help="Numbers of blocks, at one width: exponents of the depth.")
-@click.option(
-    "--optimiser",
-    "--optimizer",
-    metavar="NAME",
-    default="sgd",
-    show_default=True,
-    help="sgd, muon or adam; for modules also the name of a function in FILE that makes the optimiser of a module.",
-)
-@click.option("--steps", type=int, default=1, show_default=True, help="Number of steps.")
-@click.option(
-    "--lr",
-    metavar="X",
-    help="Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for FILE:FUNCTION a number, or "
-    "the name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
-)
 @click.option(
     "--eps",
     type=Number(real, least=0, most=1),
@@ -178,26 +224,6 @@ TOLERANCE = Number(real, above=0, most=1)
     help="eps of Adam at MODEL's own width, which the parametrisation scales.",
 )
 @click.option(
-    "--parametrisation",
-    "--parametrization",
-    "rules",
-    multiple=True,
-    metavar="NAME|FILE",
-    help="sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]",
-)
-@click.option(
-    "--grow",
-    type=click.Choice(["heads", "head-dim"]),
-    default="heads",
-    show_default=True,
-    help="What grows with the width: the number of heads, or their dimension.",
-)
-@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
-@click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
-@click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
-@click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
-@click.option("--draws", type=MIN_FOUR, default=32, show_default=True, help="Initialisations at each width.")
-@click.option(
     "--tolerance",
     type=TOLERANCE,
     default=0.1,
@@ -205,13 +231,6 @@ TOLERANCE = Number(real, above=0, most=1)
     help="Accepted distance from the expected exponent.",
 )
 @click.option("--fail", is_flag=True, help="Exit with code 3 if something is flagged.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
-@click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
-@where_options
-@click.option("--verbose", is_flag=True, help="Print the sizes at every width too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.pass_obj
 def coord_check_command(
     watch: Watch, /, as_json: bool, verbose: bool, out: str | None, fail: bool, **options: Any
 ) -> None:
@@ -232,56 +251,22 @@ def coord_check_command(
     bad = [check for check in found if not check.kept]
     if fail and bad:
         failed = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
-        echo_error(f"not as expected: {failed}")
+        echo_notice(f"not as expected: {failed}")
         raise click.exceptions.Exit(FAILED)
 
 
 @cli.command("transfer")
-@click.argument("model")
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
-@click.option("--widths", metavar="N,…", help="Widths of the stream.  [default: 64,256,1024]")
-@click.option("--steps", type=POSITIVE, default=4, show_default=True, help="Number of steps.")
-@click.option(
-    "--optimiser",
-    "--optimizer",
-    metavar="NAME",
-    default="sgd",
-    show_default=True,
-    help="sgd, muon or adam; for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
-)
-@click.option(
-    "--lr",
-    metavar="X,Y,…",
-    help="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: 15, a factor of 2 apart]",
+@partial(
+    training_options,
+    widths="64,256,1024",
+    steps=4,
+    draws=16,
+    optimiser="for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
+    lr="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: a factor of 2 apart, as many as "
+    "the best one needs at each width]",
+    verbose="Print the loss at every learning rate too.",
 )
 @click.option("--clip-norm", type=ABOVE, metavar="X", help="Clip gradients to this global norm.")
-@click.option(
-    "--parametrisation",
-    "--parametrization",
-    "rules",
-    multiple=True,
-    metavar="NAME|FILE",
-    help="sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]",
-)
-@click.option(
-    "--grow",
-    type=click.Choice(["heads", "head-dim"]),
-    default="heads",
-    show_default=True,
-    help="What grows with the width: the number of heads, or their dimension.",
-)
-@click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both.")
-@click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
-@click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
-@click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
-@click.option("--draws", type=MIN_FOUR, default=16, show_default=True, help="Initialisations at each width.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
-@click.option("--out", metavar="DIR", help="A folder for the report, the figure, tables and finished draws.")
-@where_options
-@click.option("--verbose", is_flag=True, help="Print the loss at every learning rate too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.pass_obj
 def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | None, **options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
@@ -348,8 +333,9 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
     """Compare published results with exact laws.
 
-    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong; the default is all of them. An
-    interrupted run resumes where it stopped. Files in the folder that no earlier run wrote are never overwritten.
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong temperature learning-rate gating
+    finite-width gap; the default is all of them. An interrupted run resumes where it stopped. Files in the folder that
+    no earlier run wrote are never overwritten.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 

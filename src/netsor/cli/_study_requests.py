@@ -12,6 +12,8 @@ import click
 from .._validate import one_of, shown
 from ..models import Transformer, recipe, settings
 from ..models._metric_program import ProgramModel
+from ..optim import NAMED
+from ..studies._parametrisation import parametrisation
 from ..studies.audit import _request as _audit_config
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
@@ -19,7 +21,6 @@ from ..studies.audit._rules import BACKWARD_RULES
 from ..studies.audit._study import AuditStudy
 from ..studies.coord_check import _request as _check_config
 from ..studies.coord_check import of_module
-from ..studies.coord_check._parametrisation import OPTIMISERS, parametrisation
 from ..studies.coord_check._study import CoordCheckStudy
 from ..studies.transfer import _request as _transfer_config
 from ..studies.transfer._study import TransferStudy
@@ -29,7 +30,7 @@ from ._options import RATE, integers
 from ._output import check_name
 from ._study import changed, model_of, usage_errors
 
-OPTIMISER_NAMES = f"{', '.join(OPTIMISERS)}, or the name of one"
+OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
 def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
@@ -171,44 +172,43 @@ def _program(
 
 def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
     """The coordinate check that is asked for."""
-    source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
-    lr, options["vectors"] = options.pop("lr"), _words(options["vectors"])
-    for name in ("widths", "depths", "ids", "targets"):
-        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
-    by = options["optimiser"]
-    if is_target(source):
-        model = _target(source, changes)
-        step = by if by in OPTIMISERS else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
+    options["depths"] = integers("--depths", options["depths"], "2,4,8")
+    lr = options.pop("lr")
+    model, by = _trained(options)
+    if callable(model) and not isinstance(model, Transformer):
         given = None if lr is None else _rates_of_function(lr, model)
-        model, options["optimiser"], rates, options["ids"] = of_module(
-            model, options["widths"], step, given, options["ids"]
-        )
+        model, by, rates, options["ids"] = of_module(model, options["widths"], by, given, options["ids"])
         if rates is None:
             raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     else:
-        one_of(by, "optimiser", "", OPTIMISERS)
-        model, rates = changed(model_of("MODEL", source), "--set", changes), _rates(lr)
-        rules = rules or ("sp", "mup")
-    every = tuple(parametrisation(rule, options["optimiser"]) for rule in rules)
-    return CoordCheckStudy(_check_config.Request(model, every, lr=rates, **options))
+        rates = _rates(lr)
+    rules = tuple(parametrisation(rule, by) for rule in options.pop("rules"))
+    return CoordCheckStudy(_check_config.Request(model, rules, optimiser=by, lr=rates, **options))
 
 
 def transfer_study(options: dict[str, Any]) -> TransferStudy:
     """The learning-rate sweep that is asked for."""
-    source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
+    options["lr"] = _grid(options["lr"])
+    model, by = _trained(options)
+    rules = tuple(parametrisation(rule, by) for rule in options.pop("rules"))
+    return TransferStudy(_transfer_config.Request(model, rules, optimiser=by, **options))
+
+
+def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
+    """The model or the function of the width, and the optimiser; other options are read in their place."""
+    source, changes, layers = (options.pop(name) for name in ("model", "changes", "layers"))
+    by, options["vectors"] = options.pop("optimiser"), _words(options["vectors"])
     for name in ("widths", "ids", "targets"):
-        options[name] = integers(f"--{name}", options[name], "64,256,1024", inf=name == "widths")
-    options["lr"], options["vectors"] = _grid(options["lr"]), _words(options["vectors"])
-    by = options["optimiser"]
+        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
+    changes = changes if layers is None else (*changes, f"layers={layers}")
     if is_target(source):
-        model = _target(source, changes)
-        if by not in OPTIMISERS:
-            options["optimiser"] = _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
-    else:
-        model, rules = changed(model_of("MODEL", source), "--set", changes), rules or ("sp", "mup")
-        one_of(by, "optimiser", "", OPTIMISERS)
-    every = tuple(parametrisation(rule, by) for rule in rules)
-    return TransferStudy(_transfer_config.Request(model, every, **options))
+        if changes:
+            raise click.UsageError("--set is for models; a function of the width has its fields in it")
+        model = find(source).value
+        return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
+    one_of(by, "optimiser", "", tuple(NAMED))
+    options["rules"] = options["rules"] or ("sp", "mup")
+    return changed(model_of("MODEL", source), "--set", changes), by
 
 
 def _words(text: str | None) -> list[str]:
@@ -221,13 +221,6 @@ def _grid(text: str | None) -> list[float] | None:
     except ValueError:
         said = "must be numbers with commas between, as 0.01,0.02,0.04"
         raise click.UsageError(f"--lr {shown(text)} {said}") from None
-
-
-def _target(source: str, changes: Any) -> Any:
-    """The function of the width that FILE:FUNCTION names."""
-    if changes:
-        raise click.UsageError("--set is for models; a function of the width has its fields in it")
-    return find(source).value
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:

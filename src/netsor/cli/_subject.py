@@ -106,7 +106,7 @@ def subject(
         _refuse_limit("--bind", asked.widths)
 
     def cost(draws: int, bind: str) -> Cost:
-        most = math.inf if bind == given else 64  # the cost at smaller widths tells whether --bind is to blame
+        most = math.inf if bind == given else 64  # the cost at smaller widths shows whether --bind is to blame
         narrow = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
         return _sampled(net, narrow, draws, backend)
 

@@ -147,7 +147,7 @@ def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODE
     shifted = (points[first - start : stop - start] + np.asarray(scipy.special.ndtr(shifts))[..., None]) % 1.0
     half = scipy.special.ndtri(np.clip(shifted, 1e-12, 1 - 1e-12)) / np.sqrt(count)
     half -= half.mean(axis=-1, keepdims=True)
-    for _ in range(2):  # Gram–Schmidt; of mirror images, halves tell all products
+    for _ in range(2):  # Gram–Schmidt; of mirror images, halves determine all products
         for rows in (row[..., : count // 2] for row in earlier):
             half -= 2 * (half @ np.swapaxes(rows, -1, -2)) @ rows
     half = np.linalg.solve(np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2)), half)

@@ -160,7 +160,7 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
 def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
 
-    By the products, and where these do not tell how the rows differ, by the rows; or, in single precision, by
+    By the products, and where these do not resolve how the rows differ, by the rows; or, in single precision, by
     `wide_factor` where the library has it. numpy factors in double precision, which takes no time
     compared with the products.
     """

@@ -4,7 +4,7 @@ Arrays are (replicas, …); what is the same for all replicas has one of them. E
 first. Nothing here draws a number or looks at one to decide what to do. Factors of matrices are in `_psd_cholesky`.
 
 In numpy, arrays with few entries a replica are stored with the replicas innermost in memory, so that inner loops are
-long. Only speed depends on it: `_replicas_innermost` tells such arrays, and the functions below keep the layout.
+long. Only speed depends on it: `_replicas_innermost` recognises such arrays, and the functions below keep the layout.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
 from ._rng_keys import NODE_SHIFTS
 
-LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
+LATE = 2**18  # numbers of a replica beyond which a draw that one function alone reads is made as it reads them
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
 # a few hundred draws of a usual law, and enough of them for a standard error
 DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16
@@ -90,7 +90,7 @@ def overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | 
 
 
 MIN_INNERMOST_ROW = (
-    32  # entries of a row from which on numpy's inner loop over it is efficient, and replicas need not be innermost
+    32  # entries of a row beyond which numpy's inner loop over it is efficient, and replicas need not be innermost
 )
 
 

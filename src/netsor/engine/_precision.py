@@ -48,7 +48,7 @@ SIGNIFICANT = 4.5  # standard errors by which two samples of one law do not diff
 SAME = 1e-6  # of the spread: replicas that differ by less are equal
 ASKED = 2**14  # replicas in double precision that find atoms; fewer, if they would take longer than PATIENCE
 ROUNDING = 1e-13  # spread over mean below which the spread is rounding in double precision: the output is constant
-WORTH = 2**16  # numbers of a replica in long rows from which on single precision saves more than a little
+WORTH = 2**16  # numbers of a replica in long rows beyond which single precision saves more than a little
 RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")  # numbers that single precision does not have
 TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # what is then raised
 SPACINGS = 4  # of single precision, by which rounding in several steps may move a value away from an atom
@@ -290,7 +290,7 @@ def _atoms(known: Array) -> Array:
 
 
 def _nearest(values: Array, atoms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """The atom that is nearest to each value of single precision, and whether its rounding can be what parts them."""
+    """The atom that is nearest to each value of single precision, and whether rounding explains the difference."""
     if not len(atoms):
         return values, np.zeros(len(values), dtype=bool)
     middle = (atoms[1:] + atoms[:-1]) / 2

@@ -19,7 +19,7 @@ from ._ops import join
 Array = Any
 
 PANEL = 16  # columns: block size of the factorisation
-LAPACK = 8  # rows of a matrix from which on LAPACK, one matrix at a time, is faster than our loop over columns
+LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns
 TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
 SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
 HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide

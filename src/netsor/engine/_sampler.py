@@ -306,9 +306,18 @@ class _Chunk:
 
 
 @one_blas_thread()
-def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
-    """Means and coefficients of a few replicas, by numpy."""
-    mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+def _block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Array, Array]:  # noqa: B008
+    """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy.
+
+    JAX would compile the plan first, which takes longer.
+    """
+    if where.kind == "cpu" or where.name != "torch":
+        mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+    else:
+        where = replace(where, precision="float64", rounded=False)
+        size = where.fits(plan, min(replicas, 16))  # a small block has the same random numbers for every plan
+        made = where.sample(plan, seed, range(replicas), size, lambda count: None)
+        mean, columns = map(np.concatenate, zip(*(map(where.numpy, each) for each in made), strict=True))
     return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
 
 
@@ -353,14 +362,18 @@ def checked_quadrature_error(found: Moves | None) -> float:
     return error
 
 
-def moves_of_draws(question: PlanQuery) -> Moves | None:
+def moves_of_draws(question: PlanQuery, where: Backend = Numpy()) -> Moves | None:  # noqa: B008
     """The same as `moves`; in a few replicas if these show next to nothing, for a few draws should cost little."""
-    found = moves(question, FEW)
-    return found if found is None or found.relative < NONE else moves(question)
+    found = moves(question, FEW, where)
+    return found if found is None or found.relative < NONE else moves(question, where=where)
 
 
 @lru_cache(maxsize=4)  # every move makes a plan of its own, and a program is drawn from more than once
-def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS) -> Moves | None:
+def moves(
+    question: PlanQuery,
+    replicas: int = QUADRATURE_PROBE_REPLICAS,
+    where: Backend = Numpy(),  # noqa: B008
+) -> Moves | None:
     """How far the outputs move; None if there are no Gaussian expectations, or a number is not finite."""
     plan = question.plan()
     if not plan.expects:
@@ -368,14 +381,14 @@ def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS) -> Mov
     if plan.constant:
         replicas = 1  # all are equal
     with one_blas_thread():
-        mean, columns = _block(plan, 0, replicas)
+        mean, columns = _block(plan, 0, replicas, where)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
         scale = _scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
         means, covs = [], []
         for shift in (1, 2):
-            other_mean, other_columns = _block(question.plan(shift), 0, replicas)
+            other_mean, other_columns = _block(question.plan(shift), 0, replicas, where)
             means.append(other_mean - mean)
             covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
         if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:  # a limit of 0, perhaps, of terms that cancel

@@ -324,6 +324,8 @@ class Parameters:
             listed = given if isinstance(given, list | tuple) else [given]
         for parameter in listed:
             match parameter:
+                case Weight(source=Source(scaled=True)):
+                    raise TraceError(operation, f"weights={shown(parameter)} has a scalar as std: give it a number")
                 case Weight(source=source, members=members) if source in used:
                     self.members.setdefault(source, set()).update(members.ravel().tolist())
                 case Vector(op=Gaussian()) | Scalar(op=Normal()) if parameter in latest:

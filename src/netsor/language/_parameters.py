@@ -43,6 +43,8 @@ class Weight:
         What the variance of the entries is divided by.
     transposed : bool
         Whether these are the matrices transposed.
+    by : Scalar or None
+        What products are multiplied by, if σ is a scalar of the program; `std` is then 1.
 
     Examples
     --------
@@ -61,6 +63,7 @@ class Weight:
     count: int  # of matrices in the source
     fan: Width  # what the variance of the entries is divided by
     transposed: bool = False  # the matrices of the source are those of R^{in × out}
+    by: Scalar | None = None
 
     __array_ufunc__ = None  # array @ W is then a TypeError of Python
 
@@ -107,14 +110,17 @@ class Weight:
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
         self._accept("W.T @ x" if self.transposed else "W @ x", x)
-        return Vector(MatMul(self, x, each=False), self.batch + x.shape, self.out_width)
+        return self._scaled(Vector(MatMul(replace(self, by=None), x, each=False), self.batch + x.shape, self.out_width))
 
     def each(self, x: Vector) -> Vector:
         """Matrix b on the vectors x[b]."""
         self._accept("W.each(x)", x)
         if x.shape[: len(self.batch)] != self.batch:
             raise TraceError("W.each(x)", f"the batch {self.batch} is not how the shape {x.shape} of x begins")
-        return Vector(MatMul(self, x, each=True), x.shape, self.out_width)
+        return self._scaled(Vector(MatMul(replace(self, by=None), x, each=True), x.shape, self.out_width))
+
+    def _scaled(self, product: Vector) -> Vector:
+        return product if self.by is None else self.by * product
 
     def _accept(self, operation: str, x: object) -> None:
         if not isinstance(x, Vector):
@@ -146,7 +152,7 @@ def weight(
     out_width: Width | int,
     in_width: Width | int,
     batch: int | tuple[int, ...] = (),
-    std: float = 1.0,
+    std: float | Scalar = 1.0,
     name: str | None = None,
     *,
     entry_std: float | None = None,
@@ -162,7 +168,8 @@ def weight(
     batch
         The number of independent matrices, an integer or a shape; one matrix by default.
     std
-        σ in entries N(0, σ²/in).
+        σ in entries N(0, σ²/in): a number, or a scalar such as `ns.hyperparameter("std")`, so that a grid of σ is
+        planned once at finite widths. Gradients by such a weight are refused.
     name
         The name in `print(net)` and `net.latex()`.
     entry_std
@@ -179,14 +186,21 @@ def weight(
     >>> n = ns.Width("n")
     >>> ns.weight(n, n, batch=2) @ ns.gaussian(n, 4)
     <Vector of shape (2, 4) in R^n, by MatMul>
+    >>> x = ns.weight(n, n, std=ns.hyperparameter("std")) @ ns.gaussian(n)
+    >>> net = ns.Program(ns.mean_dot(x, x))
+    >>> [f"{net.draw(n=64, draws=100, std=std).mean():.2f}" for std in (1.0, 0.5)]
+    ['1.00', '0.25']
     """
     shape = as_shape(batch, "weight", "batch")
-    sigma = scale(std, "std", "weight")
+    by = std if isinstance(std, Scalar) else None
+    if by is not None and (by.shape or entry_std is not None):
+        raise TraceError("weight", "std", std, "a number, or a single scalar of the program without entry_std")
+    sigma = 1.0 if isinstance(std, Scalar) else scale(std, "std", "weight")
     members = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
     out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
     if entry_std is not None:
         sigma = _absolute(scale(entry_std, "entry_std", "weight"), sigma, in_)
-    return Weight(Source(as_name(name, "weight")), out, in_, sigma, members, members.size, in_)
+    return Weight(Source(as_name(name, "weight"), by is not None), out, in_, sigma, members, members.size, in_, by=by)
 
 
 def _absolute(entry_std: float, std: float, in_width: Width) -> float:

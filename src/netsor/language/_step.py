@@ -12,7 +12,7 @@ import numpy as np
 from .._array_api import array_namespace
 from .._validate import TraceError, also_spelled, as_floats, as_whole, one_of, real, shown, whole
 from ..activations import Function
-from ..optim import MAX_NS_STEPS, SGD, AdamW, Muon, Optimiser, Rate
+from ..optim import MAX_NS_STEPS, NAMED, Muon, Optimiser, Rate
 from ._array import Source, Value
 from ._derivative import scale as multiple
 from ._derivative import width_ratio
@@ -37,7 +37,6 @@ from ._vector import Vector, mix
 from ._width import Width
 
 CLIP_EPS = 1e-6  # added to the norm, as `torch.nn.utils.clip_grad_norm_` does
-MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
 NAMELESS = "a parameter without a name"
 MATRICES = "matrices"  # the key of all weights that have none of their own
 LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
@@ -460,21 +459,15 @@ def _optimiser(given: Any, name: str) -> Optimiser:
 
 def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Optimiser:
     """The optimiser that a string names, whose rates are given elsewhere."""
-    one_of(kind, "optimiser", "step", ("sgd", "muon", "adam"))
+    one_of(kind, "optimiser", "step", tuple(NAMED))
     real(eps, "eps", "step", least=0)
     decay = weight_decay if isinstance(weight_decay, Scalar) else real(weight_decay, "weight_decay", "step", least=0)
     iterations, factor = _newton_schulz(newton_schulz), 1.0 if scale is None else _rate(scale, "scale")
-    owners = ("eps", eps, "adam"), ("newton_schulz", newton_schulz, "muon"), ("scale", scale, "muon")
-    for name, given, owner in owners:
-        if given and kind != owner:
+    for name, given in {"eps": eps, "newton_schulz": newton_schulz, "scale": scale}.items():
+        if given and name not in NAMED[kind].takes:
+            owner = next(each for each, known in NAMED.items() if name in known.takes)
             raise TraceError("step", f"{name}={shown(given)} is for optimiser={owner!r}, got {kind!r}")
-    if kind == "sgd":
-        return SGD(1.0, weight_decay=decay)
-    if kind == "adam":
-        return AdamW(1.0, eps=eps, weight_decay=decay)
-    steps = None if iterations is None else len(iterations)
-    adjustment = factor if callable(factor) else lambda fan_in, fan_out: factor
-    return Muon(1.0, decay, 0.0, False, iterations or MUON, 0.0, steps, adjustment)
+    return NAMED[kind].first(decay, eps, iterations, factor if callable(factor) else lambda fan_in, fan_out: factor)
 
 
 def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
@@ -484,7 +477,7 @@ def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
     count = as_whole(given)
     triples: Any = given
     if count is not None:
-        triples = [MUON] * min(max(count, 0), MAX_NS_STEPS + 1)
+        triples = [Muon.ns_coefficients] * min(max(count, 0), MAX_NS_STEPS + 1)
     elif isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list):
         triples = [given] * 5
     found = [as_floats(triple) for triple in triples] if isinstance(triples, list | tuple) else []

@@ -21,7 +21,7 @@ from ._estimate import Array, Estimate, combined
 from ._law_base import LawError, Provenance
 from ._replicas import average
 
-SUBSTITUTED = 32  # rows of a triangular matrix from which on substitution, one by one, is faster than numpy's solve
+SUBSTITUTED = 32  # rows of a triangular matrix beyond which substitution, one by one, is faster than numpy's solve
 MIN_NOISE_RATIO = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
 MIN_PIVOT_RATIO = 1e-7  # a pivot over the standard deviation: below, what was observed is determined by the rest
 

@@ -9,7 +9,7 @@ inverse gamma law, and the ellipse is drawn from that Gaussian. With N(μ, Σ) i
 a posterior whose tail is heavier: chains would hardly ever reach that tail, and stay once there. Any μ, Σ and ν that do
 not depend on where the chains are leave the posterior as it is.
 
-Many chains move at once: the likelihood is asked for those whose θ is not found yet.
+Many chains move at once: the likelihood is computed for those whose θ is not found yet.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ._estimate import Array, Estimate, combined, student
 STEEPER = 1.0  # standard errors by which the tail of a mean is taken to be heavier than it looks
 TAIL = 20  # deviations, the largest, by which a tail is read; of fewer than 100 draws a fifth of them
 FEWEST = 5  # of them, however few draws there are
-SAME = 1e-12  # of the largest deviation: one below is none, as of draws from an atom
+SAME = 1e-12  # of the largest deviation: smaller ones are rounding, as of draws from an atom
 TAIL_ELEMENTS_PER_BATCH = 2**22  # numbers handled at a time, to bound memory
 LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
 

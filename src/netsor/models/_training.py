@@ -126,7 +126,7 @@ def training(
 
 
 def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], biases: bool, gains: bool) -> Trace:
-    """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart.
+    """With the matrices of all heads on top of each other, one parameter as in real code: Muon depends on it.
 
     And with the biases and gains that are asked for, which are added to `vectors`.
     """

@@ -75,7 +75,7 @@ class Draw(NamedTuple):
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
     """What a draw of a model takes, from shallow plans if it is deep: every number is affine in the depth.
 
-    A plan of a hundred blocks with gradients takes many seconds to make, and those of a few blocks tell as much.
+    A plan of a hundred blocks with gradients takes many seconds to make, and those of a few blocks suffice.
     """
     depth, (few, more) = max(model.layers, model.decoder_layers), SHALLOW
     if depth <= more:

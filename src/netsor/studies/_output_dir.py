@@ -53,7 +53,7 @@ class Folder:
         parts = self.path / "parts"
         parts.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, parts):
-            with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell
+            with tempfile.TemporaryFile(dir=folder):  # permissions alone do not show whether it works
                 pass
             sweep(folder)
 
@@ -81,7 +81,7 @@ class Folder:
                     (self.path / name).unlink()
 
     def _manifest(self) -> dict[str, Any] | None:
-        """The manifest of an earlier run; None if there is none, or somebody else's."""
+        """The manifest of an earlier run; None if there is none, or it is of another program."""
         try:
             found = fields(self.path / MANIFEST)
         except (OSError, ValueError):

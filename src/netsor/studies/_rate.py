@@ -12,7 +12,7 @@ import numpy as np
 from .._program import Program
 from .._repr_html import note, table, title
 from .._validate import ArgumentError, Rng, as_whole, chosen_seed
-from ..language._width import inf
+from ..language._width import RESERVED, inf
 from ..laws import Estimate, Joint, Law, kl
 from ._output_dir import to_dataframe
 
@@ -174,6 +174,8 @@ def rate(
 
 def growing_width(net: Program, width: str | None, others: Mapping[str, float]) -> str:
     """The name of the one width that is not given."""
+    for name in RESERVED & others.keys():
+        raise ArgumentError(name, others[name], "left out: other arguments are widths")
     free = [name for name in net.widths if name not in others]
     if width is None and len(free) == 1:
         return free[0]

@@ -200,17 +200,29 @@ class Run:
     """The tasks of a study at work, and the numbers of those that are done: `run[task]`."""
 
     def __init__(self, study: Study[Any], workers: Any, executor: Executor | None) -> None:
-        self.request, self.workers = study.request, workers
-        self.tasks: list[Any] = list(dict.fromkeys(study.tasks()))  # of the study's own type
-        store = self.store = self.request.store
-        self.kept = {task for task in self.tasks if store is not None and store.load(task.key) is not None}
-        self._found: dict[Task, Arrays | None] = dict.fromkeys(self.kept)
+        self.request, self.workers, self.executor = study.request, workers, executor
+        self.store = self.request.store
+        self.tasks: list[Any] = []  # of the study's own type
+        self.kept: set[Task] = set()
+        self._found: dict[Task, Arrays | None] = {}
         self._begun: dict[Future[Arrays | None], Task] = {}
-        folder = None if store is None else store.folder
-        for task in self.tasks if workers is not None else ():
-            if task not in self.kept:
+        self.add(study.tasks())
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Begin more tasks, such as those that the numbers of others ask for."""
+        known = set(self.tasks)
+        new = [task for task in dict.fromkeys(tasks) if task not in known]
+        self.tasks += new
+        folder = None if self.store is None else self.store.folder
+        for task in new:
+            if self.store is not None and self.store.load(task.key) is not None:
+                self.kept.add(task)
+                self._found[task] = None
+            elif self.workers is not None:
                 # other machines may have other disks: their numbers come back and are kept here
-                begun = executor.submit(compute, task) if executor else workers.submit(compute, task, folder)
+                begun = (
+                    self.executor.submit(compute, task) if self.executor else self.workers.submit(compute, task, folder)
+                )
                 self._begun[begun] = task
 
     def __getitem__(self, task: Task) -> Arrays:

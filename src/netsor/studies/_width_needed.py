@@ -1,4 +1,4 @@
-"""How wide is wide enough: the width from which on a law is within a tolerance of its limit."""
+"""How wide is wide enough: the width beyond which a law is within a tolerance of its limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
 
 @dataclass(frozen=True)
 class WidthNeeded:
-    """The width from which on a law is within a tolerance of its limit; `ns.width_needed` makes it.
+    """The width beyond which a law is within a tolerance of its limit; `ns.width_needed` makes it.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def width_needed(
     rng: Rng = None,
     **others: float,
 ) -> WidthNeeded:
-    """The width from which on the law of an output is within a tolerance of its limit.
+    """The width beyond which the law of an output is within a tolerance of its limit.
 
     The law is exact at every width, so the answer needs no extrapolation. Differences to the limit are computed from
     the same random numbers at several widths, and bisected until two standard errors leave no smaller interval. The

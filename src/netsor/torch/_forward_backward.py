@@ -28,7 +28,7 @@ class Pass(NamedTuple):
 
 
 def as_found(module: Any) -> Parameters:
-    """The parameters of a module by their own numbers: enough to tell constants from what is random."""
+    """The parameters of a module by their own numbers: enough to distinguish constants from what is random."""
     rows = {}
     for name, p in module.named_parameters():
         x = p.detach().float().reshape(-1)

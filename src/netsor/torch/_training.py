@@ -15,6 +15,7 @@ from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
+from ..optim import NAMED
 from ._export import Module, UnsupportedError
 from ._network import inputs_of, probes_of, targets_of
 from ._program import Reader, captured
@@ -22,7 +23,7 @@ from ._structure import structure
 
 TOKENS = 4  # of the batch, unless ids are given: what a draw costs grows with their square
 WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
-KINDS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "Muon": "muon"}  # classes of torch.optim, and steps of netsor
+KINDS = {each: name for name, known in NAMED.items() for each in known.in_torch}  # classes of torch.optim
 
 
 def training(
@@ -72,7 +73,7 @@ def _loss(made: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     words = unit_vectors(parts.words[1].tolist()[:count], logits.width.factor) if parts.head == parts.words[0] else None
     loss = cross_entropy_of(logits, unit_vectors(targets, logits.width.factor), words)
     kept = [probe for probe in probes if probe.name in WATCHED]
-    return Program(loss, name, [*kept, Probe("logits", logits)])
+    return laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
 
 
 def _kind(optimiser: Any) -> str:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from netsor.models import read
-from netsor.studies.coord_check._parametrisation import WORDS, Power, known, parametrisation, scaled
+from netsor.studies._parametrisation import WORDS, Power, known, parametrisation, scaled
 
 from .nets import CONFIG
 

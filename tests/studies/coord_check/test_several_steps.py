@@ -8,8 +8,8 @@ import netsor as ns
 from netsor.engine import Sampling
 from netsor.language._graph import topological_order
 from netsor.language._operation import SteppedParameter
+from netsor.studies._parametrisation import Power, known, parametrisation
 from netsor.studies.coord_check._network import CHANGE, Entry
-from netsor.studies.coord_check._parametrisation import Power, known, parametrisation
 from netsor.studies.coord_check._request import Request
 from netsor.studies.transfer._request import Request as SweepRequest
 
@@ -127,13 +127,13 @@ def test_biases_and_gains_move_if_asked_for(optimiser):
     rule = parametrisation("mup", optimiser)
     for vectors, moved in (((), set()), (("gain",), {"gain"}), (["gain", "bias"], {"bias", "gain"})):
         request = Request(tiny(), (rule,), [8, 64], optimiser=optimiser, tokens=2, vectors=vectors)
-        assert moved_vectors(request.subjects(rule)[0].program) == moved
+        assert moved_vectors(request.cases(rule)[0].program) == moved
         swept = SweepRequest(tiny(), (rule,), [8, 64], 2, optimiser=optimiser, tokens=2, vectors=vectors)
         assert moved_vectors(swept.cases(rule)[0].program) == moved
     how = Sampling(64, 0, progress=False)
     changes = []
     for some in ((), ("bias", "gain")):
-        case = Request(tiny(), (rule,), [8, 64], optimiser=optimiser, tokens=2, vectors=some).subjects(rule)[0]
+        case = Request(tiny(), (rule,), [8, 64], optimiser=optimiser, tokens=2, vectors=some).cases(rule)[0]
         (drawn,) = case.program._at(case.widths).draw(how)
         changes.append(drawn[:, case.entries.index(Entry(CHANGE, "final"))].mean())
     assert changes[1] > 1.2 * changes[0]

@@ -11,8 +11,8 @@ from netsor.engine.backends import Numpy
 from netsor.engine.lower import make_plan
 from netsor.models._training import training
 from netsor.studies import _process_pool
-from netsor.studies.coord_check._parametrisation import parametrisation
-from netsor.studies.transfer import Sweep
+from netsor.studies._parametrisation import parametrisation
+from netsor.studies.transfer import Curve, Sweep
 from netsor.studies.transfer._cases import DrawTask
 from netsor.studies.transfer._request import Request
 from netsor.studies.transfer._study import TransferStudy
@@ -25,16 +25,15 @@ LR = 2.0 ** np.arange(-4, 5)
 
 def sweep(power, noise=0.01, draws=16):
     """Losses whose best learning rate is n^power."""
+    return bent({n: n**power for n in (1, 2, 8)}, noise, draws)
+
+
+def bent(best, noise=0.01, draws=16):
+    """Losses with a best learning rate for each width."""
     rng = np.random.default_rng(0)
-    return Sweep(
-        "mine",
-        LR,
-        {
-            n: np.exp(np.log(LR / n**power)[:, None] ** 2 + noise * rng.standard_normal((len(LR), draws)))
-            for n in (1, 2, 8)
-        },
-        {},
-    )
+    noises = {n: noise * rng.standard_normal((len(LR), draws)) for n in best}
+    losses = {n: np.exp(np.log(LR / lr)[:, None] ** 2 + noises[n]) for n, lr in best.items()}
+    return Sweep("mine", {n: Curve(LR, each, n) for n, each in losses.items()}, {})
 
 
 @pytest.mark.parametrize("power", [0.0, -1.0, 0.5])
@@ -52,9 +51,50 @@ def test_the_best_rate_and_its_exponent(power):
 
 def test_noise_leaves_it_undecided_and_an_edge_is_told():
     assert sweep(0.0, noise=8.0, draws=4).verdict == "undecided"
-    edge = Sweep("mine", LR, {1: np.linspace(1, 2, 9)[:, None] + np.zeros(8), 2: sweep(0).losses[1]}, {})
+    edge = Sweep("mine", {1: Curve(LR, np.linspace(1, 2, 9)[:, None] + np.zeros(8)), 2: sweep(0).curves[1]}, {})
     assert edge.best(1).low == 0.0
     assert edge.verdict == "not within the grid"
+
+
+def test_the_verdict_is_about_large_widths():
+    """Best rates at widths 1, 4, 16, 64: what small widths do does not count, what large ones do does."""
+    widths = (1, 4, 16, 64)
+    rates = {
+        "transfers": (1, 1, 1, 1),
+        "transfers from n = 4 on": (2, 1, 1, 1),
+        "transfers from n = 16 on": (4, 2, 1, 1),
+        "shifts like n^-0.5": (4, 2, 1, 0.5),
+        "shifts like n^-0.7": (4, 3, 1, 0.25),
+        "undecided": (1, 2, 2, 1),  # a slope of 0 over all, but it moves between the largest
+    }
+    for verdict, best in rates.items():
+        found = bent(dict(zip(widths, best, strict=True)))
+        assert found.verdict == verdict, found.exponents
+        assert found.start == (int(verdict.split()[4]) if " on" in verdict else 1)
+        assert found.exponent == found.exponents[found.start]
+
+
+def test_a_curve_asks_for_more_rates_until_the_best_is_well_inside():
+    lr = 2.0 ** np.arange(-3, 4)
+    for best, more in {0: (), -2: np.arange(-7, -3), 3: np.arange(4, 8), -9: np.arange(-7, -3)}.items():
+        curve = Curve(lr, np.exp(np.abs(np.log2(lr) - best))[:, None] + np.zeros(4))
+        np.testing.assert_allclose(curve.beyond, 2.0 ** np.asarray(more, float))
+    wide = 2.0 ** np.arange(-15.0, 16.0)
+    assert Curve(wide, wide[:, None] + np.zeros(4)).beyond == ()  # it ends somewhere
+
+
+def test_without_learning_rates_every_width_finds_its_own():
+    """The best rates are far from each other and from where the sweep begins."""
+    how = {"widths": [16, 1024], "steps": 2, "optimiser": ns.optim.SGD(100.0), "draws": 8, "progress": False}
+    found = ns.transfer(mlp(ns.dot), **how)
+    small, large = found[0].curves.values()
+    for curve in (small, large):
+        assert 2 <= np.argmin(curve.loss) < len(curve.lr) - 2
+        np.testing.assert_allclose(curve.lr[1:] / curve.lr[:-1], 2.0)
+    assert len(small.lr) < len(large.lr)
+    assert found[0].verdict.startswith("shifts like n^-")
+    again = ns.transfer(mlp(ns.dot), **how, lr=large.lr)
+    np.testing.assert_array_equal(again[0].curves[1024].losses, large.losses)  # rounds change no number
 
 
 def mlp(read):
@@ -83,7 +123,7 @@ def test_a_diverging_loss_is_no_error():
     found = ns.transfer(
         mlp(ns.dot), widths=[8, 16], steps=3, lr=[1, 2, 4], optimiser=ns.optim.SGD(1e100), draws=4, progress=False
     )
-    assert (found[0].loss(8) > 1e200).all()
+    assert (found[0].curves[8].loss > 1e200).all()
     assert np.isfinite([row["loss"] for row in found.rows()]).all()
 
 
@@ -112,9 +152,10 @@ def test_a_model_is_swept_in_both_parametrisations(monkeypatch):
     found = ns.transfer(TINY, **{**FEW, "progress": lambda *now: told.append(now)})
     assert told[-1] == (4, 4)  # two widths of two parametrisations
     assert [each.name for each in found] == ["sp", "mup"]
-    assert found["mup"].losses[32].shape == (3, 4)
-    np.testing.assert_allclose(found["sp"].losses[16], found["mup"].losses[16])  # the model as it is
-    assert (found["sp"].losses[32] != found["mup"].losses[32]).all()
+    sp, mup = (each.curves for each in found)
+    assert mup[32].losses.shape == (3, 4)
+    np.testing.assert_allclose(sp[16].losses, mup[16].losses)  # the model as it is
+    assert (sp[32].losses != mup[32].losses).all()
     with pytest.raises(KeyError, match="sp, mup were"):
         found["ntk"]
 
@@ -127,7 +168,7 @@ def test_the_losses_are_those_of_training():
     by = {weight: ns.optim.SGD(0.03 * dict(case.factors)[kind]) for weight, kind in made.kinds().items()}
     logits = ns.train(made.logits, made.loss, by, 2, schedule=lambda t: (t + 1) / 2, clip_norm=0.5)[-1]
     wanted = ns.Program(made.loss_of(logits)).draw(**case.widths, draws=400, seed=1, progress=False)
-    _, found, other = DrawTask(case, 0, 0, 400, 5, Numpy()).run()["losses"]
+    _, found, other = DrawTask(case, 0, 0, 400, 5, Numpy(), (0.01, 0.03, 0.09)).run()["losses"]
     error = np.sqrt(wanted.var() / 400 + found.var() / 400)
     assert abs(wanted.mean() - found.mean()) < 4 * error  # level 6e-5
     assert abs(wanted.mean() - other.mean()) > 6 * error  # three times the rate
@@ -135,7 +176,7 @@ def test_the_losses_are_those_of_training():
 
 def test_the_cost_counts_every_rate_and_draw():
     request = study().request
-    cases = [case for rule in request.sweeps for case in request.cases(rule)]
+    cases = [case for rule in request.checks for case in request.cases(rule)]
     assert study().estimate().random_numbers == 3 * 4 * sum(case.plan.random_numbers for case in cases)
 
 
@@ -143,8 +184,8 @@ def test_a_generator_gives_the_seed():
     given = {"widths": [8, 16], "steps": 1, "lr": [0.01, 0.02, 0.04], "draws": 4}
     seeds = ({}, {"rng": 0}, {"rng": np.random.default_rng(0)})
     one, same, other = (ns.transfer(mlp(ns.dot), **given, **seed) for seed in seeds)
-    np.testing.assert_array_equal(one[0].losses[8], same[0].losses[8])
-    assert (one[0].losses[8] != other[0].losses[8]).all()
+    np.testing.assert_array_equal(one[0].curves[8].losses, same[0].curves[8].losses)
+    assert (one[0].curves[8].losses != other[0].curves[8].losses).all()
 
 
 def test_a_width_without_a_law_is_told():
@@ -152,6 +193,35 @@ def test_a_width_without_a_law_is_told():
     assert list(found[0].refused) == [math.inf]
     assert "No law at width ∞" in " ".join(found.table().split())
     assert found.as_dict()["sweeps"][0]["refused"].keys() == {"inf"}
+
+
+@ns.program
+def attention(n):
+    x = ns.probe("stream", ns.tanh(ns.weight(n, 2, name="in") @ ns.data(X)))
+    y = x + ns.nn.attend(x, heads=1, scaling="linear").output
+    f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), y)
+    return ((f - T) ** 2).mean()
+
+
+OUTER = {"in": lambda fan_in, fan_out: fan_out, "head": lambda fan_in, fan_out: fan_out, None: 4.0}
+
+
+def test_models_have_no_infinite_width_and_the_remedy_has():
+    for study in (ns.transfer, ns.coord_check):
+        with pytest.raises(ValueError, match=r"finite for gpt2: .*with ns.nn.attend\(…, scaling='linear'\)"):
+            study(TINY, widths=[16, 32, math.inf])
+    by = {name: ns.optim.SGD(lr) for name, lr in OUTER.items()}
+    how = {"widths": [64, 256, math.inf], "steps": 1, "lr": [0.125, 0.25, 0.5], "draws": 4, "progress": False}
+    large, infinite = list(ns.transfer(attention, optimiser=by, **how)[0].curves.values())[1:]
+    np.testing.assert_allclose(infinite.loss, large.loss, rtol=0.2)
+
+
+@pytest.mark.slow
+def test_a_coordinate_check_of_attention_at_infinite_width():
+    check = ns.coord_check(attention, widths=[64, 256, math.inf], lr=OUTER, draws=8, progress=False)[0]
+    entry = check["loss"].entry
+    assert not check.refused
+    assert check.limit[entry].mean() == pytest.approx(check.draws[entry][-1].mean(), rel=0.2)
 
 
 def test_a_best_rate_at_an_end_says_which_rates_to_add():
@@ -166,9 +236,9 @@ def test_a_best_rate_at_an_end_says_which_rates_to_add():
 @pytest.mark.parametrize("optimiser", ["adam", "muon"])
 def test_other_optimisers(optimiser):
     found = ns.transfer(TINY, **{**FEW, "lr": None}, optimiser=optimiser)
-    assert found["mup"].losses[32].shape == (15, 4)
-    assert (found["mup"].loss(32) > 0).all()
-    assert found["mup"].loss(32).min() < found["mup"].loss(32)[0]
+    loss = found["mup"].curves[32].loss
+    assert (loss > 0).all()
+    assert 2 <= np.argmin(loss) < len(loss) - 2
 
 
 @pytest.mark.parametrize(

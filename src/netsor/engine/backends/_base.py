@@ -27,7 +27,6 @@ DEVICE_BLOCK_BYTES = {
 MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
-WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once
 
 
 class NoDeviceError(ArgumentError):
@@ -47,6 +46,7 @@ class Backend(ABC):
     threads: ClassVar[bool] = False  # whether to sample in several threads: else the library is parallel itself
     slowness: ClassVar[float] = 1.0  # seconds on a CPU, for each that a plan says
     library_bytes: ClassVar[float] = 0.0  # what the library takes itself
+    working: ClassVar[float] = 8.0  # times the bytes of a block's arrays that it may need, with temporary arrays
 
     def __post_init__(self) -> None:
         self.check()
@@ -116,11 +116,11 @@ class Backend(ABC):
         """
         if self.kind != "cpu":
             return self.library_bytes
-        return self.library_bytes + WORKING * max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
+        return self.library_bytes + self.working * max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
 
     def fits(self, plan: Plan, replicas: int) -> int:
         """So many replicas, halved until the device has the memory for them; an error if it has too little for one."""
-        one = float(WORKING * plan.bytes * self.itemsize / 8)
+        one = self.working * plan.bytes * self.itemsize / 8
         room = self.memory()
         if one > room:
             raise NoDeviceError(

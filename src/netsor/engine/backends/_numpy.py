@@ -79,7 +79,7 @@ def _add(made: Array, key: tuple[int, ...], width: int, following: Next) -> None
         made[i + 1 :, i] = made[i, i + 1 :]
 
 
-# Entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
+# Entries of a replica beyond which its matrices are multiplied one by one, by BLAS: it needs them compact
 MIN_BLAS_ENTRIES = 1024
 MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache

@@ -102,7 +102,7 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
 PAIRS_PER_BATCH = 2**13  # computed at once: their arrays fit a cache
 PRECISION = 3e-12  # bound of the remainder at which a series is long enough, relative to √(E[φ²] E[ψ²])
 TERMS = 64  # of the series that is tried first
-# Longer series: terms, and the number of pairs from which on their table costs less than conditioning, if there is a
+# Longer series: terms, and the number of pairs beyond which their table costs less than conditioning, if there is a
 # formula for E[ψ(v) | u] and if there is none.
 LONGER = ((256, 500, 8), (1024, 5000, 64))
 CORRELATION_RTOL = 4e-16  # of a correlation: two relative rounding errors of double precision

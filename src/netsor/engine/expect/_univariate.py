@@ -124,7 +124,7 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
             beyond, whole = size + log_density(x) + np.log(np.abs(x)), 0.5 * np.log(square) - 0.5 * FALL
         else:
             beyond, whole = 2 * size + log_density(x), np.log(square) - FALL
-        # points at which φ overflows are left out: the others tell whether it still matters
+        # points at which φ overflows are left out: the others show whether it still matters
         return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
 
 

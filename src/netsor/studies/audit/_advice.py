@@ -31,7 +31,7 @@ MATRICES = {
     "logits": "logits",
 }
 WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
-LONG = 120.0  # seconds of an audit from which on cheaper ways are named
+LONG = 120.0  # seconds of an audit beyond which cheaper ways are named
 FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: blocks, and by which factor fewer tokens
 H200 = 150.0  # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and ratios.md
 PLANNING = 5.0  # seconds that loading PyTorch and planning take before a GPU has work

@@ -91,7 +91,7 @@ class Departure(NamedTuple):
 
 
 def _apart(median: float, low: float, high: float) -> tuple[str, ...]:
-    """Three numbers with four digits, or as many as tell the first from the others."""
+    """Three numbers with four digits, or as many as distinguish the first from the others."""
     for digits in range(4, 18):
         said = tuple(f"{value:.{digits}g}" for value in (median, low, high))
         if said[0] not in said[1:]:

@@ -172,7 +172,7 @@ def _idle(name: str, models: Sequence[Lengths]) -> bool:
 
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
-    """Names without what they begin with in common, as far as the rest tells them apart, and not too long."""
+    """Names without their common beginning, as far as the rest distinguishes them, and not too long."""
     parts = [name.split(", ") for name in names]
     common = 0
     while len({tuple(part[: common + 1]) for part in parts}) == 1 and common < min(map(len, parts)):
@@ -208,7 +208,7 @@ def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Leng
 
 
 def _least(names: list[str], findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Of models in which a rule is found: the least so, and those that draws cannot tell from it."""
+    """Of models that a rule flags: the best one, and those that draws cannot distinguish from it."""
     if any(f.value is None or f.low is None or f.high is None for f in findings):
         return tuple(names)
     sign = 1 if findings[0].above else -1

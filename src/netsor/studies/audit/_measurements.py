@@ -221,7 +221,7 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def distinct(self) -> int:
-        """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
+        """How many different vectors the tokens begin as: they differ by learned positions, or by their ids."""
         model, ids = self.model, self.request.ids
         if isinstance(model, ProgramModel):
             return self.tokens

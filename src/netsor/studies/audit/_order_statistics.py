@@ -41,7 +41,7 @@ def quantile_confidence_interval(values: Array, q: float) -> tuple[float, float]
 
 
 def draws_needed(values: Array, threshold: float) -> int | None:
-    """About how many draws would tell the median from a threshold, if their law is as in these; None: too many.
+    """About how many draws would separate the median from a threshold, if their law is as in these; None: too many.
 
     With a share p of the law below the threshold, an interval of n draws leaves it out from n |p − ½| = z√n/2 + 1 on:
     z is the quantile of a normal at LEVEL/2 from above, and 1 since draws are counted in whole numbers.

@@ -225,7 +225,7 @@ def _names(models: Sequence[LengthResult]) -> list[str]:
 
 
 def _marks(mark: str, place: int, blocks: int) -> dict[str, Any]:
-    """Markers that tell curves apart without colours; on long curves at some blocks, at other ones of each curve."""
+    """Markers that distinguish curves without colours; on long curves at some blocks only, different for each curve."""
     step = max(1, blocks // 6)
     return {"marker": mark, "markersize": 3.5, "markerfacecolor": "none", "markevery": (place % step, step)}
 

@@ -70,7 +70,7 @@ class AuditCase:
 
     @property
     def status(self) -> str:
-        """What its law is to the model as it is drawn."""
+        """How its law relates to the model."""
         return self.model.status(**self.widths)
 
     def probes(self) -> Probes:
@@ -380,7 +380,7 @@ class Request(_study.Request):
         """All that is asked for, the first model before the next, short inputs before long ones, infinity last.
 
         Beside the models' own widths, infinite ones are measured at the first length alone: longer inputs have too few
-        draws to tell the two apart, and at infinity they cost the most.
+        draws to separate the two, and at infinity they cost the most.
         """
         assert self.widths is not None
         return [

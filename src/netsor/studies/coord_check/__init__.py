@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError, Rng, also_spelled, chosen_seed, one_of
+from ..._validate import Rng, also_spelled, chosen_seed
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
-from ...models import Transformer, read
+from ...models import Transformer
+from ...optim import NAMED
 from .._output_dir import out_path
-from . import _parametrisation, _request
+from .._training import is_function, subject_of
+from ._request import DRAWS, Request
 from ._results import CoordCheck
 from ._study import CoordCheckStudy
 
@@ -137,35 +139,27 @@ def coord_check(
     0
     """
     check_executor(executor, "processes")
-    if model is None:
-        raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
-    own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
     step: Any = optimiser
-    if own:
+    if is_function(model):
         model, step, lr, ids = of_module(model, widths, step, lr, ids)
-    several = isinstance(parametrisation, list | tuple)
-    given: Any = parametrisation if several else [parametrisation]
-    if parametrisation is None:
-        given = [] if own else ["sp", "mup"]
-    one_of(step, "optimiser", "", _parametrisation.OPTIMISERS)
-    described: Any = model if own or isinstance(model, Transformer) else read(model)
-    request = _request.Request(
+    described, rules = subject_of(model, parametrisation, step)
+    request = Request(
         described,
-        tuple(_parametrisation.parametrisation(each, step) for each in given),
+        rules,
         widths,
-        depths,
-        step,
         steps,
-        lr,
-        eps,
+        step,
         ids,
         targets,
         tokens,
-        draws,
+        DRAWS if draws is None else draws,
         grow,
+        vectors,
+        depths,
+        lr,
+        eps,
         promise,
         tolerance,
-        vectors,
         seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),
@@ -183,8 +177,8 @@ def of_module(
         return build, optimiser, lr, ids
     from ...torch._training import makes_module, training
 
-    first = next((n for n in widths or _request.WIDTHS if isinstance(n, int)), 0)
+    first = next((n for n in widths or Request.default_widths if isinstance(n, int)), 0)
     if not makes_module(build, first):
         return build, optimiser, lr, ids
-    lr = _request.RATES.get(optimiser) if lr is None and isinstance(optimiser, str) else lr
+    lr = NAMED[optimiser].lr if lr is None and optimiser in NAMED else lr
     return *training(build, first, optimiser, lr, ids), 0.0 if lr is None else lr, None

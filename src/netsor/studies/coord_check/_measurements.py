@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._parametrisation import Parametrisation
 from ._network import CHANGE, SIZE, UPDATE, Entry
-from ._parametrisation import Parametrisation
 from ._regression import Fit, fit, size
 from ._request import Request
 from ._rules import Verdict, advice, broken, finite, judged, worst

@@ -21,7 +21,7 @@ from ...language._graph import topological_order
 from ...language._operation import MatMul, SteppedMatMul
 from ...models import Transformer
 from ...models._training import WeightUse, training, unit_vectors
-from ...optim import SGD, Adam, Muon, Optimiser
+from ...optim import NAMED
 
 Bools = npt.NDArray[np.bool_]
 SIZE, CHANGE, UPDATE = "size", "change", "update"
@@ -144,7 +144,7 @@ def _after_steps(net: Network, every: list[Value], optimiser: str, steps: int) -
         return [step(every, net.loss, net.rates, optimiser, net.parameters)]
     rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
     eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
-    by = {key: with_memory(optimiser, rate, eps.get(key, 0.0)) for key, rate in rates.items()}
+    by = {key: NAMED[optimiser].memory(rate, eps.get(key, 0.0)) for key, rate in rates.items()}
     return train(every, net.loss, by, steps, net.parameters)[1:]
 
 
@@ -153,13 +153,6 @@ def _loss(net: Network, kept: list[tuple[str, int | None, Value]], after: list[A
     if net.again is None:
         return after[-1]
     return net.again(after[[name for name, _, _ in kept].index("vocabulary")])
-
-
-def with_memory(optimiser: str, rate: Any, eps: Any = 0.0) -> Optimiser:
-    """An optimiser for several steps, with PyTorch's defaults: Muon without a factor, Adam without eps unless given."""
-    if optimiser == "muon":
-        return Muon(rate, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0)
-    return SGD(rate) if optimiser == "sgd" else Adam(rate, eps=eps)
 
 
 def joined(found: Mapping[Entry, Scalar]) -> Program:

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ..._validate import ArgumentError, Rng, also_spelled, chosen_seed, one_of
+from ..._validate import Rng, also_spelled, chosen_seed
 from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
-from ...models import Transformer, read
+from ...models import Transformer
 from ...optim import Optimiser
 from .._output_dir import out_path
-from ..coord_check import _parametrisation
+from .._training import subject_of
 from ._request import DRAWS, STEPS, Request
 from ._results import Transfer
 from ._study import TransferStudy
-from ._sweep import Optimum, Sweep
+from ._sweep import Curve, Optimum, Sweep
 
-__all__ = ["Optimum", "Sweep", "Transfer", "transfer"]
+__all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
 
 
 @also_spelled(optimizer="optimiser", parametrization="parametrisation")
@@ -65,7 +65,8 @@ def transfer(
         The number of steps.
     lr : sequence of float, optional
         The learning rates, three or more. For a model they are those at its own width, which the parametrisation
-        scales. For a function they multiply the learning rates of the optimiser. By default 15, a factor of 2 apart.
+        scales. For a function they multiply the learning rates of the optimiser. By default each width has its own, a
+        factor of 2 apart: seven, and four more at an end as long as the best one is not well inside.
     optimiser : str, Optimiser or mapping
         "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
         name then has the learning rate 1. You can also write `optimizer` and `parametrization`.
@@ -125,32 +126,23 @@ def transfer(
     'shifts like n^-1.0'
     """
     check_executor(executor, "processes")
-    if model is None:
-        raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
-    own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
-    given: Any = parametrisation if isinstance(parametrisation, list | tuple) else [parametrisation]
-    if parametrisation is None:
-        given = [] if own else ["sp", "mup"]
-    by: Any = optimiser
-    if given:  # their learning rates depend on the optimiser
-        one_of(by, "optimiser", "", _parametrisation.OPTIMISERS)
-    described: Any = model if own or isinstance(model, Transformer) else read(model)
+    described, rules = subject_of(model, parametrisation, optimiser)
     request = Request(
         described,
-        tuple(_parametrisation.parametrisation(each, by) for each in given),
+        rules,
         widths,
         steps,
-        lr,
         optimiser,
         ids,
         targets,
         tokens,
-        weights,
-        schedule,
-        clip_norm,
         draws,
         grow,
         vectors,
+        lr,
+        weights,
+        schedule,
+        clip_norm,
         seed=chosen_seed(seed, rng),
         workers=workers,
         out=None if out is None else out_path(out),

@@ -6,10 +6,7 @@ At infinite width Gaussian expectations depend on the rate, and each has its own
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,16 +19,11 @@ from ..._executors import InlineExecutor
 from ..._program import Program
 from ..._validate import ArgumentError, shown
 from ...engine import ExactError, NoLimitError, Plan, Sampling
-from ...engine.backends import Backend, Numpy
 from ...language import Scalar, apply, hyperparameter, train
-from ...language._graph import topological_order
-from ...models import Transformer
 from ...models._training import training
-from ...optim import Optimiser
-from .._cache import Arrays, cache_key, derive_seed
-from .._cost import Draw, at_depth, planning_bytes
-from ..coord_check._cases import NO_DRAW, PART_DRAWS, PART_SECONDS, Build, call_build, draws_within
-from ..coord_check._network import with_memory
+from ...optim import NAMED, Optimiser
+from .._cache import Arrays
+from .._training import Build, TrainingCase, TrainingTask, call_build
 
 DIVERGED = 1e300  # the loss of a network that overflowed
 LR = "lr"
@@ -47,28 +39,12 @@ class OwnNetwork:
 
 
 @dataclass(frozen=True)
-class SweepCase:
-    """A network of one width, its batch, and the learning rates that it is trained with."""
+class SweepCase(TrainingCase):
+    """A network of one width, its batch, and what trains it, at a learning rate to be given."""
 
-    width: float
-    steps: int
-    lr: tuple[float, ...]
-    schedule: tuple[float, ...]  # what the learning rates of each step are multiplied by
+    schedule: tuple[float, ...] = ()  # what the learning rates of each step are multiplied by
     clip_norm: float | None = None
-    own: OwnNetwork | None = None
-    model: Transformer | None = None  # None: a program
-    ids: tuple[int, ...] = ()
-    targets: tuple[int, ...] = ()
-    optimiser: str = "sgd"
     factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
-    vectors: tuple[str, ...] = ()  # that are trained
-
-    @property
-    def widths(self) -> dict[str, float]:
-        """The widths by their names."""
-        if self.model is not None:
-            return dict(self.model.widths())
-        return {"n": math.inf} if math.isinf(self.width) else {}
 
     @property
     def program(self) -> Program:
@@ -78,7 +54,7 @@ class SweepCase:
     @property
     def plan(self) -> Plan:
         """What a draw takes, whatever the learning rate."""
-        return self.program.plan(**self.widths, lr=self.lr[len(self.lr) // 2])  # type: ignore[arg-type]
+        return self.program.plan(**self.widths, lr=1.0)  # type: ignore[arg-type]
 
     @property
     def refused(self) -> str:
@@ -86,25 +62,9 @@ class SweepCase:
         return _refused(self) if math.isinf(self.width) else ""
 
     @property
-    def key(self) -> dict[str, Any]:
-        """All that its draws depend on; a name is nothing to them."""
-        assert self.model is not None
-        fields = {name: getattr(self, name) for name in ("steps", "lr", "schedule", "clip_norm", "ids", "targets")}
-        fields |= {"optimiser": self.optimiser, "factors": self.factors}
-        fields |= {"vectors": self.vectors} if self.vectors else {}
-        fields["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
-        plain: dict[str, Any] = json.loads(json.dumps(fields))
-        return plain
-
-    def part_draws(self, backend: Backend) -> int:
-        """The draws of a part; each is drawn once for every learning rate."""
-        if self.model is None or not backend.threads:  # a device draws many together
-            return PART_DRAWS
-        return draws_within(PART_SECONDS, len(self.lr) * self.draw().seconds)
-
-    def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
-        """What a draw takes at one learning rate; of a deep network, as those of few blocks say."""
-        return _draw(self, dataclasses.replace(backend, precision="float64"))
+    def empty(self) -> bool:
+        """Whether there is no law."""
+        return bool(self.refused)
 
     def losses(self, rate: float, how: Sampling) -> Any:
         """The losses of all draws at a learning rate."""
@@ -123,10 +83,9 @@ def _program(case: SweepCase) -> Program:
     if case.model is not None:
         made, factors = training(case.model, case.ids, case.targets, case.vectors), dict(case.factors)
         kinds: dict[Any, str] = {**made.kinds(), **dict.fromkeys(made.vectors, "embedding")}
-        by = {parameter: with_memory(case.optimiser, factors[kind]) for parameter, kind in kinds.items()}
+        by = {parameter: NAMED[case.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
         logits = train(made.logits, made.loss, by, case.steps, made.parameters, **how)[-1]
         return Program(_finite(made.loss_of(logits)))
-    assert case.own is not None
     net = call_build(case.own.build, case.width)
     loss = net.output if isinstance(net, Program) else net
     if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
@@ -157,44 +116,15 @@ def _refused(case: SweepCase) -> str:
     return ""
 
 
-@lru_cache(maxsize=256)
-def _draw(case: SweepCase, backend: Backend) -> Draw:
-    if case.refused:
-        return NO_DRAW
-    if case.model is None:
-        return _planned(case, backend)
-    return at_depth(case.model, lambda shallow: _planned(dataclasses.replace(case, model=shallow), backend))
-
-
-def _planned(case: SweepCase, backend: Backend) -> Draw:
-    start = time.process_time()
-    plan = case.plan
-    seconds = time.process_time() - start
-    return Draw.of(plan, backend, seconds, planning_bytes(topological_order(case.program.outputs), False))
-
-
 @dataclass(frozen=True)
-class DrawTask:
-    """Some draws of a network at every learning rate: a task of a sweep."""
+class DrawTask(TrainingTask):
+    """Some draws of a network at some learning rates: a task of a sweep."""
 
-    case: SweepCase
-    place: int  # of the width: widths are drawn independently of each other, so that errors of a slope add up
-    index: int
-    draws: int
-    seed: int
-    backend: Backend
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """All that its numbers depend on."""
-        made = {"transfer": self.case.key, "place": self.place, "part": self.index}
-        return cache_key({**made, "draws": self.draws, "seed": self.seed}, self.backend)
+    lr: tuple[float, ...] = ()
 
     def run(self) -> Arrays:
-        """The losses, (rates, draws)."""
-        stream = derive_seed(self.seed, self.place, self.index)  # one for all rates
-        here = InlineExecutor()  # in this thread, where overflows raise no warning
-        how = Sampling(self.draws, stream, executor=here, progress=False, backend=self.backend)
-        losses = np.array([self.case.losses(rate, how) for rate in self.case.lr])
-        numbers = self.case.plan.random_numbers * self.draws * len(self.case.lr)
+        """The losses, (rates, draws); all rates see the same initialisations."""
+        how = self.sampling(executor=InlineExecutor())  # in this thread, where overflows raise no warning
+        losses = np.array([self.case.losses(rate, how) for rate in self.lr])
+        numbers = self.case.plan.random_numbers * self.draws * len(self.lr)
         return {"losses": losses, "random_numbers": np.array(numbers)}

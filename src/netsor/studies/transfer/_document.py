@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,18 +15,20 @@ from ..._mpl_style import COLUMN, MARKS, rendered, styled
 from ..coord_check._document import GROWTH, trained
 from ..coord_check._plots import TITLES
 from ._request import Request, width_text
-from ._sweep import OUTSIDE, TOLERANCE, TRANSFERS, UNKNOWN, Sweep
+from ._sweep import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 
 SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
 PANELS = 3  # in a row
 RULE = (
     "The loss at a learning rate is the geometric mean over initialisations, the same ones at every rate. The best "
-    "rate is the vertex of the parabola through the lowest point of the grid and its neighbours, in the logarithms of "
+    "rate is the vertex of the parabola through the lowest point of the curve and its neighbours, in the logarithms of "
     "both. Its 99 % interval is over bootstrap samples of initialisations, and reaches at least half a step of the "
-    "grid to either side. The exponent is the least-squares slope of the log best rate against the log width, over "
-    f"the finite widths. The rate transfers if the 99 % interval of the exponent is within ±{TOLERANCE}, and shifts "
-    "like n^a if the interval is outside it; otherwise the sweep is undecided. There is no verdict if the lowest loss "
-    "is at an end of the grid."
+    "grid to either side. Unless you give learning rates, a width begins with seven, and gets four more at an end "
+    "while fewer than two lie beyond the lowest point. The exponent from n on is the least-squares slope of the log "
+    "best rate against the log width, over the finite widths n and above; together these intervals have 99 %. The rate "
+    f"transfers from the smallest n on for which the interval lies within ±{TOLERANCE} and no interval from a larger "
+    "width on lies outside. It shifts like n^a if every interval lies outside on the same side; a is the exponent over "
+    "all widths. Otherwise the sweep is undecided. There is no verdict if the lowest loss is at an end of the grid."
 )
 FILES = {
     "transfer.csv": "every loss", "transfer.json": "", "transfer.pdf": "", "transfer.png": "the figure",
@@ -64,10 +65,8 @@ def headline(r: Request) -> str:
     batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own else f"; {GROWTH[r.grow]}"
     at = ", ".join(map(width_text, r.sizes))
-    return (
-        f"Loss after {_steps(r)}{name}{batch}, at {len(r.lr or ())} learning rates, {r.draws} initialisations at "
-        f"widths {at}{scale}"
-    )
+    rates = "" if r.lr is None else f", at {len(r.lr)} learning rates"
+    return f"Loss after {_steps(r)}{name}{batch}{rates}, {r.draws} initialisations at widths {at}{scale}"
 
 
 def _steps(r: Request) -> str:
@@ -76,41 +75,35 @@ def _steps(r: Request) -> str:
 
 def status(sweep: Sweep) -> str:
     """The status of a verdict."""
-    return OK if sweep.verdict == TRANSFERS else UNDECIDED if sweep.verdict in (UNKNOWN, OUTSIDE) else FLAG
+    return OK if sweep.transfers else UNDECIDED if sweep.verdict in (UNKNOWN, OUTSIDE) else FLAG
 
 
 def _item(sweep: Sweep) -> doc.Item:
     """The conclusion for one parametrisation, and what to do if there is none."""
     more = [f"No law at width {width_text(width)}: {why}." for width, why in sweep.refused.items()]
     if sweep.verdict == OUTSIDE:
-        low, high = ([n for n in sweep.widths if end(sweep.best(n))] for end in (_below, _above))
-        for some, what, rate in ((low, "smaller", sweep.lr[0]), (high, "larger", sweep.lr[-1])):
+        for end, what in ((0, "smaller"), (-1, "larger")):
+            some = [n for n, c in sweep.curves.items() if np.argmin(c.loss) == range(len(c.lr))[end]]
             if some:
+                rate = sweep.curves[some[0]].lr[end]
                 more.append(
                     f"At {_at(some)} the best rate is at the end of the grid: add rates {what} than {rate:.3g}."
                 )
-    elif sweep.verdict == UNKNOWN:
-        more.append("More draws, larger widths or a finer grid settle it.")
-    text = sweep.verdict if sweep.verdict == OUTSIDE else f"{sweep.verdict}; exponent {_exponent(sweep)}"
+        return doc.Item(status(sweep), sweep.name, sweep.verdict, more)
     if sweep.verdict == UNKNOWN:
-        text = f"exponent {_exponent(sweep)}, neither within ±{TOLERANCE} nor outside"
-    return doc.Item(status(sweep), sweep.name, text, more)
-
-
-def _below(best: Any) -> bool:
-    return bool(best.low == 0)
-
-
-def _above(best: Any) -> bool:
-    return bool(math.isinf(best.high))
+        more.append("More draws, larger widths or a finer grid settle it.")
+        text = f"exponent {_exponent(sweep)}, neither within ±{TOLERANCE} nor outside for all larger widths"
+        return doc.Item(status(sweep), sweep.name, text, more)
+    return doc.Item(status(sweep), sweep.name, f"{sweep.verdict}; exponent {_exponent(sweep)}", more)
 
 
 def _at(widths: Sequence[float]) -> str:
     return f"width{'s' * (len(widths) > 1)} {', '.join(map(width_text, widths))}"
 
 
-def _exponent(sweep: Sweep) -> str:
-    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in sweep.exponent))
+def _exponent(sweep: Sweep, start: float | None = None) -> str:
+    found = sweep.exponents[sweep.start if start is None else start]
+    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in found))
 
 
 def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
@@ -118,18 +111,24 @@ def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
     rows: list[list[str | Cell]] = []
     for width in request.sizes:
         cells = [
-            Cell(str(sweep.best(width))) if width in sweep.losses else Cell("no law", status="absent")
+            Cell(str(sweep.best(width))) if width in sweep.curves else Cell("no law", status="absent")
             for sweep in sweeps
         ]
         rows.append([f"n = {width_text(width)}", *cells])
-    rows.append(["exponent", *(Cell(_exponent(sweep), status=COLOUR_CLASSES[status(sweep)]) for sweep in sweeps)])
+    for start in request.at[:-1]:
+        cells = [
+            Cell(_exponent(sweep, start), status=COLOUR_CLASSES[status(sweep)] if start == sweep.start else "")
+            for sweep in sweeps
+        ]
+        rows.append([f"exponent from {width_text(start)} on" if len(request.at) > 2 else "exponent", *cells])
     return Table(["", *(sweep.name for sweep in sweeps)], rows)
 
 
 def _losses(sweep: Sweep) -> Table:
     """Losses, a column for each width."""
-    columns = [sweep.loss(width) for width in sweep.widths]
-    rows = [[f"{lr:.3g}", *(f"{column[k]:.3g}" for column in columns)] for k, lr in enumerate(sweep.lr)]
+    columns = [dict(zip(curve.lr.tolist(), curve.loss.tolist(), strict=True)) for curve in sweep.curves.values()]
+    every = sorted({lr for column in columns for lr in column})
+    rows = [[f"{lr:.3g}", *(f"{column[lr]:.3g}" if lr in column else "" for column in columns)] for lr in every]
     return Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
 
 
@@ -157,32 +156,34 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
         columns = min(len(sweeps), PANELS)
         rows = -(-len(sweeps) // columns)
         made = Figure(figsize=(COLUMN * max(1.0, 0.8 * columns) + 0.7, 2.6 * rows), layout="constrained")
-        panels = made.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        panels = made.subplots(rows, columns, sharey=True, squeeze=False)
         colours = {n: colormaps["viridis"](0.9 * k / (len(request.sizes) - 1)) for k, n in enumerate(request.sizes)}
-        top = SEEN * max(sweep.loss(width)[0] for sweep in sweeps for width in sweep.widths)
+        top = SEEN * max(curve.loss[0] for sweep in sweeps for curve in sweep.curves.values())
+        bottom = min(curve.loss.min() for sweep in sweeps for curve in sweep.curves.values()) / SEEN
         lines: dict[str, Any] = {}
         for axes, sweep in zip(panels.flat, sweeps, strict=False):
             for k, width in enumerate(sweep.widths):
                 style = {"color": colours[width], "marker": MARKS[k % len(MARKS)]}
-                lines[width_text(width)] = _line(axes, sweep, width, style, top)
-            axes.set(xscale="log", ylim=(0.0, top))
+                lines[width_text(width)] = _line(axes, sweep.curves[width], style, top)
+            axes.set(xscale="log", yscale="log", ylim=(bottom, top))
+            axes.yaxis.set_major_formatter("{x:g}")
             name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
             axes.set_title(f"{name} {sweep.verdict}")
         for axes in list(panels.flat)[len(sweeps) :]:
             axes.set_visible(False)
         for axes in panels[:, 0]:
             axes.set_ylabel(f"loss after {_steps(request)}")
-        for axes in panels[-1]:
+        for axes in panels.flat:
             axes.set_xlabel("learning rate")
         made.legend(lines.values(), lines.keys(), title="width", loc="outside right center")
     return made
 
 
-def _line(axes: Any, sweep: Sweep, width: float, style: dict[str, Any], top: float) -> Any:
+def _line(axes: Any, curve: Curve, style: dict[str, Any], top: float) -> Any:
     """The losses of one width, with the best rate; of those that diverge, the first is drawn."""
-    above = np.flatnonzero(sweep.loss(width) > top)
-    shown = slice(above[0] + 1 if len(above) else None)
-    lr, loss, error = sweep.lr[shown], np.minimum(sweep.loss(width)[shown], 10 * top), sweep.error(width)[shown]
+    above = np.flatnonzero(curve.loss > top)
+    shown = slice(next((k + 1 for k in above if k >= np.argmin(curve.loss)), None))
+    lr, loss, error = curve.lr[shown], np.minimum(curve.loss[shown], 10 * top), curve.error[shown]
     (line,) = axes.plot(lr, loss, ms=2.5, **style)
     axes.fill_between(
         lr,
@@ -192,6 +193,5 @@ def _line(axes: Any, sweep: Sweep, width: float, style: dict[str, Any], top: flo
         alpha=0.15,
         lw=0,
     )
-    at = int(np.argmin(loss))
-    axes.plot(sweep.best(width).lr, loss[at], ms=7, markeredgecolor="black", ls="", **style)
+    axes.plot(curve.best.lr, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
     return line

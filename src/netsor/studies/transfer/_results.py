@@ -25,7 +25,7 @@ class Transfer(Result):
     request : Request
         The arguments of the sweep.
     sweeps : sequence of Sweep
-        The losses of each parametrisation.
+        The curves of each parametrisation.
     random_numbers : int
         About how many random numbers were drawn.
     seconds : float

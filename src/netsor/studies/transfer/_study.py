@@ -1,85 +1,56 @@
-"""The study of a learning-rate sweep: what it takes, and what its draws say together."""
+"""The study of a learning-rate sweep: rounds of learning rates until the best one is inside, and what they say."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from ...engine._parallel import check_memory
-from ...engine._precision import LEAST, PATIENCE, check_single
-from ...engine.backends import Backend
-from .._cost import Cost, overhead_seconds, refuse_large, worker_count
-from .._study import Run, Study
-from ..coord_check._parametrisation import Parametrisation
+from .._parametrisation import Parametrisation
+from .._study import Run
+from .._training import TrainingStudy
 from ._cases import DrawTask, SweepCase
 from ._request import Request
 from ._results import Transfer
-from ._sweep import Sweep
+from ._sweep import Curve, Sweep
+
+Pair = tuple[int, SweepCase]
 
 
 @dataclass(frozen=True)
-class TransferStudy(Study[Transfer]):
+class TransferStudy(TrainingStudy[Transfer]):
     """A learning-rate sweep, of one parametrisation or several."""
 
     request: Request
 
-    @property
-    def _cases(self) -> list[tuple[int, SweepCase]]:
-        return [pair for rule in self.request.sweeps for pair in enumerate(self.request.cases(rule))]
-
-    def tasks(self) -> list[DrawTask]:
-        """The draws of all networks, the longest first."""
-        every = [task for place, case in self._cases if not case.refused for task in self.request.tasks(case, place)]
-        return sorted(every, key=lambda task: -task.case.width)
-
-    def estimate(self) -> Cost:
-        """What it takes, by the plans; refuses what cannot fit in memory at all."""
+    def tasks_of(self, case: SweepCase, place: int, lr: tuple[float, ...] | None = None) -> list[DrawTask]:
+        """The draws of one network, at the learning rates of the first round unless others are given."""
         request = self.request
-        draws, rates, sweeps = request.draws, len(request.lr or ()), len(request.sweeps)
-        seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
-        for case, part in zip(request.cases(request.sweeps[0]), request.part_draws, strict=True):
-            if case.model is not None:
-                refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(request.backend), math.ceil(draws / part)
-            alone = request.backend.threads and not request.own  # every worker plans what it draws
-            plans = rates if math.isinf(case.width) else count if alone else 1
-            seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
-            numbers += draw.numbers * draws * rates
-            one = max(one, draw.in_worker(min(draws, part), request.backend))
-            parts += sweeps * count
-        check_memory(one, f"a draw at widths {list(request.finite)}", "take smaller widths, or fewer tokens or steps")
-        workers = worker_count(request.workers, parts, one, request.backend)
-        overhead = overhead_seconds(workers, request.out is not None)
-        return Cost(sweeps * seconds, overhead, one, int(sweeps * numbers), workers)
-
-    def check(self) -> None:
-        """Refuse single precision that does not hold a law."""
-        if self.request.backend.precision == "float32":
-            for _, case in self._cases:
-                _check_single(case, self.request.backend, self.request.draws)
+        return [
+            DrawTask(case, place, index, draws, request.seed, request.backend, lr or request.grid)
+            for index, draws in request.parts(place)
+        ]
 
     def result(self, run: Run) -> Transfer:
-        """A sweep of each parametrisation."""
+        """A sweep of each parametrisation; without given learning rates, curves grow until they have their minimum."""
         run.wait()
-        sweeps = [self._sweep(run, rule) for rule in self.request.sweeps]
-        drawn, seconds = (float(sum(run[task][name] for task in run.tasks)) for name in ("random_numbers", "seconds"))
-        return Transfer(self.request, sweeps, int(drawn), seconds)
+        curves = {pair: self._curve(run, pair, self.request.grid) for pair in self.cases if not pair[1].empty}
+        while self.request.lr is None:
+            more = {pair: lr for pair, curve in curves.items() if (lr := curve.beyond)}
+            if not more:
+                break
+            tasks = [task for (place, case), lr in more.items() for task in self.tasks_of(case, place, lr)]
+            run.add(tasks)
+            run.wait(tasks, f"{self.request.name}: more learning rates")
+            curves |= {pair: curves[pair].joined(self._curve(run, pair, lr)) for pair, lr in more.items()}
+        sweeps = [self._sweep(rule, curves) for rule in self.request.checks]
+        return Transfer(self.request, sweeps, *self.spent(run))
 
-    def _sweep(self, run: Run, rule: Parametrisation) -> Sweep:
+    def _curve(self, run: Run, pair: Pair, lr: tuple[float, ...]) -> Curve:
+        tasks = self.tasks_of(pair[1], pair[0], lr)
+        return Curve(np.array(lr), np.concatenate([run[task]["losses"] for task in tasks], axis=1), pair[0])
+
+    def _sweep(self, rule: Parametrisation, curves: dict[Pair, Curve]) -> Sweep:
         cases = list(enumerate(self.request.cases(rule)))
-        losses = {
-            case.width: np.concatenate([run[task]["losses"] for task in self.request.tasks(case, place)], axis=1)
-            for place, case in cases
-            if not case.refused
-        }
-        refused = {case.width: case.refused for _, case in cases if case.refused}
-        return Sweep(rule.name, np.array(self.request.lr), losses, refused)
-
-
-@lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
-def _check_single(case: SweepCase, backend: Backend, draws: int) -> None:
-    if not case.refused and case.draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
-        check_single(case.plan, backend, draws)
+        found = {pair[1].width: curves[pair] for pair in cases if pair in curves}
+        return Sweep(rule.name, found, {case.width: case.refused for _, case in cases if case.refused})

@@ -1,9 +1,14 @@
 """What the losses of a learning-rate sweep say: the best rate at each width, and whether it moves with the width.
 
 The loss at a learning rate is the geometric mean over initialisations. The best rate is the vertex of the parabola
-through the lowest point of the grid and its neighbours, in the logarithms of both. Its interval is that of 99 % over
-bootstrap samples of initialisations, and half a step of the grid wide at least on either side. The exponent is the
-least-squares slope of log best rate against log width, with its own interval from the same samples.
+through the lowest point of the curve and its neighbours, in the logarithms of both. Its interval is that of 99 % over
+bootstrap samples of initialisations, and reaches at least half a step of the grid to either side.
+
+A curve begins with seven rates, a factor of 2 apart. While fewer than two rates lie beyond its lowest point on one
+side, four more are added there: the best rate and those of most bootstrap samples are then inside.
+
+The exponent *from n on* is the least-squares slope of log best rate against log width over the widths n and above.
+Together the intervals of all these exponents have 99 %.
 """
 
 from __future__ import annotations
@@ -20,7 +25,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
-SAMPLES = 2000  # bootstrap samples
+GRID = 2.0 ** np.arange(-3, 4)  # the first learning rates, over the middle one
+ADDED = 4  # learning rates of a later round, a factor of 2 apart
+MARGIN = 2  # learning rates beyond the best one: bootstrap samples move it, and a parabola has neighbours
+MOST_RATES = 31  # at a width: beyond a factor of 2^24 the loss does not depend on the learning rate as training does
+SAMPLES = 10_000  # bootstrap samples
 TOLERANCE = 0.1  # of an exponent, as in a coordinate check
 LARGEST = 1e300  # loss; 1/LARGEST is the smallest
 LEVEL = 1e-2  # of intervals; smaller ones would need more samples
@@ -52,123 +61,214 @@ class Optimum(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Curve:
+    """The losses at one width.
+
+    Parameters
+    ----------
+    lr : numpy.ndarray
+        The learning rates, ascending.
+    losses : numpy.ndarray
+        The losses (rates, draws); every rate has the same initialisations.
+    seed : int
+        Of the bootstrap samples; another one for each width.
+
+    Examples
+    --------
+    >>> from netsor.studies.transfer import Curve
+    >>> lr = 2.0 ** np.arange(-2, 3)
+    >>> curve = Curve(lr, 1.0 + np.log(lr)[:, None] ** 2 + 0.01 * np.arange(8))
+    >>> print(curve.best)
+    1 (0.71, 1.4)
+    """
+
+    lr: Floats
+    losses: Floats
+    seed: int = 0
+
+    @property
+    def logs(self) -> Floats:
+        """The logarithms of the losses."""
+        return np.asarray(np.log(np.clip(self.losses, 1 / LARGEST, LARGEST)))
+
+    @property
+    def loss(self) -> Floats:
+        """The geometric mean of the losses at each learning rate."""
+        return np.asarray(np.exp(self.logs.mean(axis=1)))
+
+    @property
+    def error(self) -> Floats:
+        """The standard error of the logarithm of the loss at each learning rate."""
+        return np.asarray(self.logs.std(axis=1, ddof=1) / math.sqrt(self.losses.shape[1]))
+
+    @property
+    def best(self) -> Optimum:
+        """The best learning rate."""
+        low, high = np.quantile(self.vertices, [LEVEL / 2, 1 - LEVEL / 2])
+        step = 0.5 * float(np.diff(np.log(self.lr)).max())
+        low, high = min(low, self.vertex - step), max(high, self.vertex + step)
+        at = int(np.argmin(self.loss))
+        ends = (0.0 if at == 0 else math.exp(low)), (math.inf if at == len(self.lr) - 1 else math.exp(high))
+        return Optimum(math.exp(self.vertex), *ends)
+
+    @property
+    def vertex(self) -> float:
+        """The logarithm of the best rate."""
+        return float(_vertex(np.log(self.lr), self.logs.mean(axis=1)[None])[0])
+
+    @cached_property
+    def vertices(self) -> Floats:
+        """The same of bootstrap samples."""
+        count = self.losses.shape[1]
+        share = np.random.default_rng([20, self.seed]).multinomial(count, np.full(count, 1 / count), size=SAMPLES)
+        return _vertex(np.log(self.lr), share @ self.logs.T / count)
+
+    @property
+    def beyond(self) -> tuple[float, ...]:
+        """The learning rates to add; none if the lowest loss is well inside."""
+        at, ratio = int(np.argmin(self.loss)), 2.0 ** np.arange(1, ADDED + 1)
+        if len(self.lr) >= MOST_RATES or MARGIN <= at < len(self.lr) - MARGIN:
+            return ()
+        return tuple((self.lr[-1] * ratio if at >= MARGIN else self.lr[0] / ratio[::-1]).tolist())
+
+    def joined(self, other: Curve) -> Curve:
+        """The curve with more learning rates."""
+        lr, losses = np.concatenate([self.lr, other.lr]), np.concatenate([self.losses, other.losses])
+        order = np.argsort(lr)
+        return Curve(lr[order], losses[order], self.seed)
+
+
+@dataclass(frozen=True, eq=False)
 class Sweep:
-    """The losses of one parametrisation.
+    """The curves of one parametrisation, and what they say together.
 
     Parameters
     ----------
     name : str
         Of the parametrisation.
-    lr : numpy.ndarray
-        The learning rates.
-    losses : mapping of float to numpy.ndarray
-        The losses (rates, draws) at each width.
+    curves : mapping of float to Curve
+        The losses at each width.
     refused : mapping of float to str
         The widths without a law, and why.
 
     Examples
     --------
-    >>> from netsor.studies.transfer import Sweep
+    >>> from netsor.studies.transfer import Curve, Sweep
     >>> lr = 2.0 ** np.arange(-4, 5)
     >>> losses = {n: 1.0 + np.log(lr * n)[:, None] ** 2 + 0.01 * np.arange(8) for n in (1.0, 2.0, 4.0)}
-    >>> sweep = Sweep("mine", lr, losses, {})
+    >>> sweep = Sweep("mine", {n: Curve(lr, each, int(n)) for n, each in losses.items()}, {})
     >>> print(sweep.best(2.0), sweep.verdict)
     0.5 (0.35, 0.71) shifts like n^-1.0
     """
 
     name: str
-    lr: Floats
-    losses: Mapping[float, Floats]
+    curves: Mapping[float, Curve]
     refused: Mapping[float, str]
 
     @property
     def widths(self) -> tuple[float, ...]:
         """The widths that have losses."""
-        return tuple(self.losses)
-
-    def loss(self, width: float) -> Floats:
-        """The geometric mean of the losses at each learning rate."""
-        return np.asarray(np.exp(self._logs(width).mean(axis=1)))
-
-    def _logs(self, width: float) -> Floats:
-        return np.log(np.clip(self.losses[width], 1 / LARGEST, LARGEST))
+        return tuple(self.curves)
 
     def best(self, width: float) -> Optimum:
         """The best learning rate at a width."""
-        vertex, low, high = _ends(*self._vertices[width])
-        step = 0.5 * float(np.diff(np.log(self.lr)).max())
-        low, high = min(low, vertex - step), max(high, vertex + step)
-        at = int(np.argmin(self.loss(width)))
-        ends = (0.0 if at == 0 else math.exp(low)), (math.inf if at == len(self.lr) - 1 else math.exp(high))
-        return Optimum(math.exp(vertex), *ends)
+        return self.curves[width].best
 
     @cached_property
-    def _vertices(self) -> dict[float, tuple[float, Floats]]:
-        """Log best rates: of all draws, and of bootstrap samples."""
-        found = {}
-        for place, width in enumerate(self.losses):
-            rng, logs = np.random.default_rng([20, place]), self._logs(width)
-            share = rng.multinomial(logs.shape[1], np.full(logs.shape[1], 1 / logs.shape[1]), size=SAMPLES)
-            means = share @ logs.T / logs.shape[1]
-            found[width] = float(_vertex(np.log(self.lr), logs.mean(axis=1)[None])[0]), _vertex(np.log(self.lr), means)
+    def exponents(self) -> dict[float, tuple[float, float, float]]:
+        """The exponent from each width on, but for the largest, with the ends of its interval."""
+        finite = sorted(width for width in self.curves if width < math.inf)
+        starts, found = finite[:-1], {}
+        for k, start in enumerate(starts):
+            x = np.log(finite[k:])
+            by = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+            curves = [self.curves[width] for width in finite[k:]]
+            value, samples = by @ [c.vertex for c in curves], by @ np.array([c.vertices for c in curves])
+            low, high = np.quantile(samples, [LEVEL / len(starts) / 2, 1 - LEVEL / len(starts) / 2])
+            found[start] = float(value), min(float(value), float(low)), max(float(value), float(high))
         return found
 
-    @property
-    def exponent(self) -> tuple[float, float, float]:
-        """The power of the width that the best learning rate goes like, and the ends of its interval."""
-        finite = [width for width in self.losses if width < math.inf]
-        x = np.log(finite)
-        by = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-        vertices = [self._vertices[width] for width in finite]
-        return _ends(float(by @ [v for v, _ in vertices]), by @ np.array([some for _, some in vertices]))
+    @cached_property
+    def _judged(self) -> tuple[str, float]:
+        """The verdict, and the smallest width that it is about."""
+        starts = list(self.exponents)
+        if any(not 0 < best.low <= best.high < math.inf for best in map(self.best, self.curves)):
+            return OUTSIDE, starts[0]
+        sides = [_side(low, high) for _, low, high in self.exponents.values()]
+        for k, start in enumerate(starts):
+            if sides[k] == "within" and not {"above", "below"} & set(sides[k:]):
+                return TRANSFERS if k == 0 else f"{TRANSFERS} from n = {start:,.0f} on", start
+        if sides[0] in ("above", "below") and len(set(sides)) == 1:
+            return f"shifts like n^{self.exponents[starts[0]][0]:.1f}", starts[0]
+        return UNKNOWN, starts[0]
 
     @property
     def verdict(self) -> str:
-        """Whether the exponent is within 0.1 of 0 ("transfers"), beyond it ("shifts like n^a"), or neither is known.
+        """What the exponents say.
 
-        "not within the grid": at some width the lowest loss is at an end of the grid.
+        "transfers", or "transfers from n = … on": from the smallest width on for which the interval lies within ±0.1
+        and no interval from a larger width on lies outside. "shifts like n^a": every interval lies above 0.1, or every
+        one below −0.1; a is the exponent over all widths. "not within the grid": at some width the lowest loss is at
+        an end of the grid. "undecided" otherwise.
         """
-        if any(not 0 < self.best(width).low <= self.best(width).high < math.inf for width in self.losses):
-            return OUTSIDE
-        value, low, high = self.exponent
-        if low >= -TOLERANCE and high <= TOLERANCE:
-            return TRANSFERS
-        return f"shifts like n^{value:.1f}" if low > TOLERANCE or high < -TOLERANCE else UNKNOWN
+        return self._judged[0]
 
-    def error(self, width: float) -> Floats:
-        """The standard error of the logarithm of the loss at each learning rate."""
-        logs = self._logs(width)
-        return np.asarray(logs.std(axis=1, ddof=1) / math.sqrt(logs.shape[1]))
+    @property
+    def transfers(self) -> bool:
+        """Whether the learning rate transfers, from some width on."""
+        return self.verdict.startswith(TRANSFERS)
+
+    @property
+    def start(self) -> float:
+        """The smallest width that the verdict is about."""
+        return self._judged[1]
+
+    @property
+    def exponent(self) -> tuple[float, float, float]:
+        """The exponent from `start` on, and the ends of its interval."""
+        return self.exponents[self.start]
 
     def rows(self) -> list[dict[str, Any]]:
         """The loss at every width and learning rate, one row each, with the standard error of its logarithm."""
         return [
-            {"parametrisation": self.name, "width": _plain(width), "lr": float(lr), "loss": loss, "log_error": error}
-            for width in self.losses
-            for lr, loss, error in zip(self.lr, self.loss(width).tolist(), self.error(width).tolist(), strict=True)
+            {"parametrisation": self.name, "width": _plain(width), "lr": lr, "loss": loss, "log_error": error}
+            for width, c in self.curves.items()
+            for lr, loss, error in zip(c.lr.tolist(), c.loss.tolist(), c.error.tolist(), strict=True)
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which has no infinity: an interval without an upper end has None, infinite width is "inf"."""
+        ends = ("value", "low", "high")
         return {
             "parametrisation": self.name,
-            "lr": self.lr.tolist(),
             "widths": [
                 {
                     "width": _plain(width),
-                    "loss": self.loss(width).tolist(),
-                    "best": {k: v if math.isfinite(v) else None for k, v in self.best(width)._asdict().items()},
+                    "lr": curve.lr.tolist(),
+                    "loss": curve.loss.tolist(),
+                    "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()},
                 }
-                for width in self.losses
+                for width, curve in self.curves.items()
             ],
-            "exponent": dict(zip(("value", "low", "high"), self.exponent, strict=True)),
+            "exponents": [
+                {"from": _plain(start), **dict(zip(ends, found, strict=True))}
+                for start, found in self.exponents.items()
+            ],
             "verdict": self.verdict,
+            "start": _plain(self.start),
             "refused": {str(_plain(width)): why for width, why in self.refused.items()},
         }
 
 
 def _plain(width: float) -> int | str:
     return "inf" if width == math.inf else int(width)
+
+
+def _side(low: float, high: float) -> str:
+    """Where an interval lies: within the tolerance, above or below it, or across one of its ends."""
+    if low >= -TOLERANCE and high <= TOLERANCE:
+        return "within"
+    return "above" if low > TOLERANCE else "below" if high < -TOLERANCE else "across"
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:
@@ -181,8 +281,3 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     bend = np.where(right > left, right - left, 1.0)
     vertex = 0.5 * (x0 + x1) - 0.5 * left * (x2 - x0) / bend
     return np.asarray(np.where(right > left, np.clip(vertex, x0, x2), x1))
-
-
-def _ends(value: float, samples: Floats) -> tuple[float, float, float]:
-    low, high = np.quantile(samples, [LEVEL / 2, 1 - LEVEL / 2])
-    return value, min(value, float(low)), max(value, float(high))

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..._files import fields
-from ..._validate import ArgumentError, shown
-from ...models import Transformer
-from ...models._description import idle
-from ...models._training import KINDS
+from .._files import fields
+from .._validate import ArgumentError, shown
+from ..models import Transformer
+from ..models._description import idle
+from ..models._training import KINDS
+from ..optim import NAMED
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
 VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
-OPTIMISERS = ("sgd", "muon", "adam")
 MAX_FILE_BYTES = 2**16  # bytes of a file: a parametrisation has some hundred
 LONGEST = 100  # characters of a name, which figures and tables show
 MAX_EXPONENT = 4.0  # an exponent, in size
@@ -80,12 +80,6 @@ class Parametrisation:
         return {"name": self.name, **kinds, **last, "promise": {"features": self.features, "logits": self.outputs}}
 
 
-# exponents of n in the learning rates of vectors, matrices and the head, by optimiser
-RATES = {
-    "sp": {"sgd": (0.0, 0.0, 0.0), "adam": (0.0, 0.0, 0.0), "muon": (0.0, 0.0, 0.0)},
-    "ntk": {"sgd": (0.0, -1.0, -1.0), "adam": (0.0, -0.5, -0.5), "muon": (0.0, -0.5, -0.5)},
-    "mup": {"sgd": (1.0, 0.0, -1.0), "adam": (0.0, -1.0, -1.0), "muon": (0.5, 0.0, -0.5)},
-}
 # exponents of n in eps of Adam for vectors and matrices, those of the entries of their gradients; the head has 0
 EPS_EXPONENTS = {"sp": 0.0, "ntk": -0.5, "mup": -1.0, "mean-field": -1.0}
 # exponents of n in the standard deviations of matrices and of the head, and in the multiplier of tied logits
@@ -98,7 +92,8 @@ STD_EXPONENTS = {
 WORDS = {
     "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
     "sp": "standard: matrices n^(−1/2), one learning rate for all; it makes no prediction, and is tested against 0",
-    "ntk": "of the neural tangent kernel: matrices n^(−1/2), their learning rates 1/n (n^(−1/2) of Adam and Muon)",
+    "ntk": "of the neural tangent kernel: matrices n^(−1/2), learning rates as its table has them for the optimiser: "
+    "features move like n^(−1/2), outputs do not shrink",
     "mup": "maximal updates (Tensor Programs IV and V): matrices n^(−1/2), the head 1/n, scores over d, learning rates "
     "as its table has them for the optimiser",
     "mean-field": "mean field: matrices and head 1/n, learning rates as those of maximal updates",
@@ -109,9 +104,9 @@ def known(name: str, optimiser: str) -> Parametrisation:
     """One of those that have a name."""
     if name == "fixed":
         return Parametrisation(name, WORDS[name])
-    vectors, matrices, head = RATES["mup" if name == "mean-field" else name][optimiser]
+    vectors, matrices, head = NAMED[optimiser].exponents["mup" if name == "mean-field" else name]
     std, last, tied = STD_EXPONENTS[name]
-    eps = Power(EPS_EXPONENTS[name] if optimiser == "adam" else 0.0)
+    eps = Power(EPS_EXPONENTS[name] if "eps" in NAMED[optimiser].takes else 0.0)
     kinds = {kind: Scaling(Power(), Power(vectors), eps) for kind in VECTORS}
     kinds |= {kind: Scaling(Power(std), Power(matrices), eps) for kind in MATRICES}
     kinds["head"] = Scaling(Power(last), Power(head))

@@ -1,0 +1,408 @@
+"""What coordinate checks and learning-rate sweeps share: networks trained for a few steps, in parts of draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from .._program import Program
+from .._validate import ArgumentError, Positive, check_fields, choice, one_of, whole
+from ..engine import Plan, Sampling
+from ..engine._parallel import check_memory
+from ..engine._precision import LEAST, PATIENCE, check_single
+from ..engine.backends import Backend, Numpy
+from ..language import Width
+from ..language._graph import topological_order
+from ..models import Transformer, read
+from ..models._training import VECTORS, refuse
+from ..optim import NAMED
+from . import _study
+from ._cache import cache_key, derive_seed
+from ._cost import Cost, Draw, at_depth, overhead_seconds, planning_bytes, refuse_large, worker_count
+from ._parametrisation import GROW, Parametrisation, parametrisation
+
+TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
+FEWEST = 4  # draws: an error needs some
+PART_DRAWS = 64  # at most
+PART_SECONDS = 20.0  # of one core, at most, but for a single draw: what an interrupted run loses
+NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
+NOT_IN_KEYS = ("width", "own")  # the model has its width; nothing of a program is kept on disk
+
+Build = Callable[[Any], Program]
+
+
+@dataclass(frozen=True)
+class TrainingCase:
+    """A network of one width with its batch: what is drawn."""
+
+    width: float
+    model: Transformer | None  # None: a program
+    ids: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+    optimiser: Any = "sgd"
+    steps: int = 1
+    vectors: tuple[str, ...] = ()  # that are trained
+    own: Any = None  # the program of the user, with what trains it
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The widths by their names."""
+        if self.model is not None:
+            return dict(self.model.widths())
+        return {"n": math.inf} if math.isinf(self.width) else {}
+
+    @property
+    @abstractmethod
+    def program(self) -> Program:
+        """What is measured."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan:
+        """What a draw takes."""
+
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Whether there is no law of anything at this width."""
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its draws depend on; a name is nothing to them."""
+        assert self.model is not None
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
+        found["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        plain: dict[str, Any] = json.loads(json.dumps(found))
+        return plain
+
+    def part_draws(self, backend: Backend, rates: int = 1) -> int:
+        """The draws of a part, a power of two: each part is planned again, so short ones would cost more."""
+        if self.model is None or not backend.threads:  # a device draws many together
+            return PART_DRAWS
+        draws = PART_SECONDS / (rates * self.draw().seconds)
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, draws)))))
+
+    def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
+        """What a draw takes; for a deep network, from the plans of shallow ones."""
+        return _draw(self, dataclasses.replace(backend, precision="float64"))
+
+
+@lru_cache(maxsize=256)
+def _draw(case: TrainingCase, backend: Backend) -> Draw:
+    if case.empty:
+        return NO_DRAW
+    if case.model is None:
+        return _planned(case, backend)
+    return at_depth(case.model, lambda shallow: _planned(dataclasses.replace(case, model=shallow), backend))
+
+
+def _planned(case: TrainingCase, backend: Backend) -> Draw:
+    start = time.process_time()
+    plan = case.plan
+    seconds = time.process_time() - start
+    return Draw.of(plan, backend, seconds, planning_bytes(topological_order(case.program.outputs), False))
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """Some draws of a network: a task of a study."""
+
+    case: Any  # of the study's own type
+    place: int  # of the width: widths are drawn independently of each other, so that errors of a slope add up
+    index: int
+    draws: int
+    seed: int
+    backend: Backend
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its numbers depend on."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("case", "backend")}
+        return cache_key({type(self).__name__: self.case.key, **found}, self.backend)
+
+    def sampling(self, **how: Any) -> Sampling:
+        """How it draws."""
+        stream = derive_seed(self.seed, self.place, self.index)
+        return Sampling(self.draws, stream, progress=False, backend=self.backend, **how)
+
+
+@dataclass(frozen=True)
+class TrainingRequest(_study.Request):
+    """A model or a function of the width, parametrisations, an optimiser and a batch, validated."""
+
+    model: Transformer | Build
+    rules: tuple[Parametrisation, ...] = ()  # none, for a program
+    widths: Sequence[float] | None = None
+    steps: Positive = 1
+    optimiser: Any = "sgd"
+    ids: Sequence[int] | None = None
+    targets: Sequence[int] | None = None
+    tokens: Positive | None = None
+    draws: Annotated[int, partial(whole, least=FEWEST)] = 16
+    grow: Annotated[str, choice(*GROW)] = "heads"
+    vectors: Sequence[str] = ()
+
+    default_widths: ClassVar[tuple[float, ...]]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if len({rule.name for rule in self.rules}) < len(self.rules):
+            names = [rule.name for rule in self.rules]
+            raise ArgumentError("parametrisation", names, "names that are all different")
+        self._set("widths", sizes_of("widths", self.default_widths if self.widths is None else self.widths))
+        self._set("vectors", self._vectors())
+        if isinstance(self.model, Transformer):
+            self._check_model(self.model)
+        else:
+            self._check_program()
+        if len(self.at) < 2:
+            raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _vectors(self) -> tuple[str, ...]:
+        """The vectors of a model that are trained."""
+        given = self.vectors
+        if isinstance(given, str) or not all(name in VECTORS for name in given):
+            raise ArgumentError("vectors", given, f"a sequence of {' and '.join(map(repr, VECTORS))}")
+        moves = None if self.own else NAMED[self.optimiser].memory(1.0, 0.0)
+        if given and (moves is None or moves.matrices_only):
+            why = "a program names what moves" if moves is None else f"{moves.name} moves matrices alone"
+            raise ArgumentError("vectors", given, f"left out: {why}")
+        return tuple(name for name in VECTORS if name in given)
+
+    def _check_model(self, model: Transformer) -> None:
+        refuse(model)
+        one_of(self.optimiser, "optimiser", "", tuple(NAMED))
+        if not self.rules:
+            raise ArgumentError("parametrisation", [], "one name or more")
+        if math.inf in self.sizes:
+            raise ArgumentError("widths", list(self.sizes), f"finite for {model.name}: {NO_LIMIT}")
+        ids, targets = batch_of(model, self.ids, self.targets, self.tokens, self.seed)
+        self._set("ids", ids)
+        self._set("targets", targets)
+        self.cases(self.rules[0])  # which refuses widths that the heads do not divide
+
+    def _check_program(self) -> None:
+        if not callable(self.model):
+            raise ArgumentError("model", self.model, "a model, or a function of the width")
+        for name in ("ids", "targets", "tokens"):
+            if getattr(self, name) is not None:
+                raise ArgumentError(name, getattr(self, name), "left out: a program has its batch in it")
+        if self.rules:
+            allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
+            raise ArgumentError("parametrisation", self.rules[0].name, allowed)
+
+    @property
+    def name(self) -> str:
+        """What is trained."""
+        return self.model.name if isinstance(self.model, Transformer) else getattr(self.model, "__name__", "program")
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a program of the user."""
+        return not isinstance(self.model, Transformer)
+
+    @property
+    def axis(self) -> str:
+        """What changes."""
+        return "width"
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The widths."""
+        return tuple(self.widths or ())
+
+    @property
+    def at(self) -> tuple[float, ...]:
+        """The finite widths: exponents are of these."""
+        return tuple(width for width in self.sizes if math.isfinite(width))
+
+    @property
+    def rates(self) -> int:
+        """The learning rates of a draw, about."""
+        return 1
+
+    @cached_property
+    def checks(self) -> tuple[Parametrisation, ...]:
+        """The parametrisations; of a program one, which is in its weights."""
+        return self.rules or (Parametrisation("program", "as it is written"),)
+
+    @abstractmethod
+    def cases(self, rule: Parametrisation) -> tuple[Any, ...]:
+        """One for each width."""
+
+    @cached_property
+    def part_draws(self) -> tuple[int, ...]:
+        """The draws of a part at each width: a parametrisation changes numbers, not what a draw takes."""
+        return tuple(case.part_draws(self.backend, self.rates) for case in self.cases(self.checks[0]))
+
+    def parts(self, place: int) -> list[tuple[int, int]]:
+        """The numbers of the parts at a width, with their draws."""
+        size = self.part_draws[place]
+        return list(enumerate(min(size, self.draws - start) for start in range(0, self.draws, size)))
+
+    def options(self) -> dict[str, Any]:
+        """What the manifest says of the options."""
+        names = ("steps", "ids", "targets", "draws", "grow", "vectors")
+        return {
+            "model": self.name,
+            "parametrisations": [rule.fields() for rule in self.checks],
+            "widths": ["inf" if width == math.inf else width for width in self.sizes],
+            "optimiser": self.optimiser if isinstance(self.optimiser, str) else str(self.optimiser),
+            **{name: getattr(self, name) for name in names},
+        }
+
+
+class TrainingStudy(_study.Study[_study.Found]):
+    """What the tasks of a check or a sweep are, and what they take."""
+
+    request: Any
+
+    @property
+    def cases(self) -> list[tuple[int, Any]]:
+        """All networks, each with the place of its width."""
+        return [pair for rule in self.request.checks for pair in enumerate(self.request.cases(rule))]
+
+    @abstractmethod
+    def tasks_of(self, case: Any, place: int) -> list[Any]:
+        """The draws of one network."""
+
+    def tasks(self) -> list[Any]:
+        """The draws of all networks, the longest first."""
+        every = [task for place, case in self.cases if not case.empty for task in self.tasks_of(case, place)]
+        return sorted(every, key=lambda task: -task.case.width)
+
+    def extra_seconds(self, case: Any, draw: Draw) -> float:
+        """What a network takes besides its draws."""
+        return 0.0
+
+    def estimate(self) -> Cost:
+        """What it takes, by the plans; refuses what cannot fit in memory at all."""
+        request = self.request
+        draws, rates, rules = request.draws, request.rates, len(request.checks)
+        seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
+        for place, case in enumerate(request.cases(request.checks[0])):
+            if case.model is not None:
+                refuse_large(case.model, len(case.ids), False, True)
+            draw, count = case.draw(request.backend), len(request.parts(place))
+            alone = request.backend.threads and not request.own  # every worker plans what it draws
+            plans = rates if math.isinf(case.width) else count if alone else 1
+            seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
+            seconds += self.extra_seconds(case, draw)
+            numbers += draw.numbers * draws * rates
+            one = max(one, draw.in_worker(min(draws, request.part_draws[place]), request.backend))
+            parts += rules * count
+        check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
+        workers = worker_count(request.workers, parts, one, request.backend)
+        overhead = overhead_seconds(workers, request.out is not None)
+        return Cost(rules * seconds, overhead, one, int(rules * numbers), workers)
+
+    def check(self) -> None:
+        """Refuse single precision that does not hold a law."""
+        if self.request.backend.precision == "float32":
+            for _, case in self.cases:
+                _check_single(case, self.request.backend, self.request.draws)
+
+    @staticmethod
+    def spent(run: _study.Run) -> tuple[int, float]:
+        """The random numbers and the seconds of all tasks."""
+        numbers, seconds = (sum(float(run[task][name]) for task in run.tasks) for name in ("random_numbers", "seconds"))
+        return int(numbers), seconds
+
+
+@lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
+def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
+    if not case.empty and case.draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
+        check_single(case.plan, backend, draws)
+
+
+NO_LIMIT = (
+    "after a step, heads of a fixed dimension and logits of a whole vocabulary have no limit that netsor computes; "
+    "write the network as a function of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot, "
+    "which may take inf"
+)
+
+
+def subject_of(model: Any, given: Any, optimiser: Any) -> tuple[Any, tuple[Parametrisation, ...]]:
+    """A model or a function of the width, and the parametrisations: SP and µP for a model, unless given."""
+    if model is None:
+        raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
+    own = is_function(model)
+    rules = given if isinstance(given, list | tuple) else [given] if given is not None else [] if own else ["sp", "mup"]
+    if rules:  # their learning rates depend on the optimiser
+        one_of(optimiser, "optimiser", "", tuple(NAMED))
+    described = model if own or isinstance(model, Transformer) else read(model)
+    return described, tuple(parametrisation(each, optimiser) for each in rules)
+
+
+def is_function(model: Any) -> bool:
+    """Whether it is a function of the width; some configurations of Hugging Face can be called too."""
+    return callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
+
+
+def call_build(build: Build, width: float) -> Any:
+    """What a function of the width returns; one that takes other arguments is refused."""
+    try:
+        inspect.signature(build).bind(width)
+    except TypeError as error:
+        name = getattr(build, "__name__", "program")
+        raise ArgumentError("model", name, f"a function of the width alone: {error}") from None
+    except ValueError:  # some functions written in C have no signature
+        pass
+    return build(Width("n") if math.isinf(width) else int(width))
+
+
+def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
+    """Widths or depths, sorted, each once."""
+    if given is None:
+        return None
+    try:
+        found = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
+    except TypeError:
+        raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
+    if any(2**53 <= v < math.inf for v in found):
+        raise ArgumentError(name, given, "below 2^53")
+    if not found or len(set(found)) < len(found):
+        raise ArgumentError(name, given, "one number or more, each once")
+    return tuple(found)
+
+
+def batch_of(
+    model: Transformer, ids: Sequence[int] | None, targets: Sequence[int] | None, tokens: int | None, seed: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids of the tokens, and a target for each: the next id, unless given."""
+    most = model.vocabulary or 1
+    if ids is not None and tokens is not None:
+        raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
+    if ids is None:
+        if targets is not None:
+            raise ArgumentError("targets", targets, "left out without ids: one target for each id")
+        count = TOKENS if tokens is None else tokens
+        every = np.random.default_rng([seed, 1]).integers(0, most, count + 1).tolist()
+        first, last = every[:-1], every[1:]
+    else:
+        every = [whole(i, "ids", least=0) for i in ids]
+        if targets is None and len(every) < 2:
+            raise ArgumentError("ids", every, "two or more, each the target of the one before; or give targets")
+        last = every[1:] if targets is None else [whole(i, "targets", least=0) for i in targets]
+        first = every[:-1] if targets is None else every
+    for name, some in (("ids", first), ("targets", last)):
+        if not some or max(some) >= most:
+            raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
+    if len(first) != len(last):
+        raise ArgumentError("targets", last, f"{len(first)}, one for each id")
+    if model.positions == "learned" and len(first) > (model.length or 0):
+        raise ArgumentError("tokens", len(first), f"at most {model.length}: so many positions {model.name} has")
+    return tuple(first), tuple(last)
