@@ -44,7 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     assert source is not None
     for path, options in ENTRY.findall(source.content_string):
         options = (options or "    options:\n") + OPTIONS
-        page = f"---\ntitle: {_name(path)}\n---\n\n::: {path}\n{options}\n[All names](../api.md)\n"
+        page = (
+            f"---\ntitle: {_name(path)}\nsearch:\n  boost: 0.3\n---\n\n::: {path}\n{options}\n[All names](../api.md)\n"
+        )
         files.append(File.generated(config, _file(path), content=page))
     return files
 

@@ -64,6 +64,8 @@ class Program:
     True
     """
 
+    _gaussian = True  # False: it stands for a network whose weights have another law, such as a uniform one
+
     def __init__(
         self,
         output: Value | tuple[Value, ...] | list[Value],
@@ -114,7 +116,7 @@ class Program:
             chosen = self.output[key]
         at = ", ".join(map(key_text, key if isinstance(key, tuple) else (key,)))
         part = Program(chosen, f"{self.name}[{at}]")
-        part._whole = self._whole
+        part._whole, part._gaussian = self._whole, self._gaussian
         return part
 
     def __iter__(self) -> Iterator[Program]:
@@ -485,9 +487,12 @@ class Program:
         return AtWidths(self.outputs, self._whole, bound, self._status(bound), numbers)
 
     def _status(self, widths: dict[str, float]) -> str:
-        """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width."""
+        """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width.
+
+        A network whose weights are not Gaussian has the same limit, and at finite width a law that differs.
+        """
         if all(width < inf for width in widths.values()):
-            return "exact"
+            return "exact" if self._gaussian else "same limit"
         if any(width < inf for width in widths.values()):
             return "conjectured"
         report = self.check()

@@ -102,7 +102,7 @@ def test_random_gradients_at_infinite_width(net):
 def test_more_random_gradients_at_infinite_width():
     """Against n = 10⁶: at 4,000 some programs are far from their limit still (p = 7e-11).
 
-    At most 10 of 250 may be refused (6 are): those in which one matrix acts again and again, as W and as W^T.
+    At most 3 of 250 may be refused (1 is): those in which one matrix acts again and again, as W and as W^T.
     """
     compared, refused = [], []
 
@@ -119,9 +119,9 @@ def test_more_random_gradients_at_infinite_width():
         assert disagreement(net, 1500, width=10**6) > LEVEL
 
     each()
-    assert len(refused) <= 10
+    assert len(refused) <= 3
     assert all("is not followed" in reason for reason in refused)
-    assert len(compared) >= 240
+    assert len(compared) >= 247
 
 
 def _correlation(net, **widths):

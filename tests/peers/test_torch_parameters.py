@@ -107,3 +107,20 @@ def test_every_name_has_a_page_and_an_example():
     for name in ns.torch.__all__:
         assert f"::: netsor.torch.{name}\n" in page
         assert ">>>" in getattr(ns.torch, name).__doc__
+
+
+def test_a_module_with_uniform_weights_has_the_same_limit():
+    """Its law at finite width is that of Gaussian weights of the same variance, and does not claim to be exact."""
+
+    def uniform():
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+
+    def gaussian():
+        made = uniform()
+        for each in made.parameters():
+            torch.nn.init.normal_(each, std=0.3)
+        return made
+
+    x = torch.ones(2, 8)
+    found = [ns.torch.program(build, x)[0].law(draws=10).status for build in (uniform, gaussian)]
+    assert found == ["same limit", "exact"]

@@ -282,8 +282,10 @@ class ProgramModel:
         return dict(self._widths)
 
     def status(self, **widths: float) -> str:
-        """What its law at these widths is."""
-        return "conjectured" if any(math.isinf(width) for width in widths.values()) else "exact"
+        """How its law at these widths relates to that of the network."""
+        if any(math.isinf(width) for width in widths.values()):
+            return "conjectured"
+        return "exact" if self.program._gaussian else "same limit"
 
     def replace(self, name: str) -> ProgramModel:
         """The same by another name."""

@@ -133,7 +133,8 @@ def read_network(
             right = np.zeros(p.shape, bool)
             right[np.arange(len(targets)), list(targets)] = True
         probes.append(Probe("logits", p, right))
-    return Network(Program(outputs if len(outputs) > 1 else outputs[0], name, probes), parts, laws, targets, masks)
+    program = laws.label(Program(outputs if len(outputs) > 1 else outputs[0], name, probes))
+    return Network(program, parts, laws, targets, masks)
 
 
 def probes_of(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:

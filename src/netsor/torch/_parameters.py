@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._program import Program
 from .._validate import Rng, chosen_seed
 from ._samples import Module, Sample, drawn
 
@@ -94,6 +95,11 @@ class Parameters(Mapping[str, Parameter]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def label(self, program: Program) -> Program:
+        """The program, with a note of whether the parameters that it stands for are Gaussian."""
+        program._gaussian = all(each.law not in ("uniform", "truncated normal") for each in self.values())
+        return program
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in")

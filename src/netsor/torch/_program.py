@@ -164,7 +164,7 @@ class Reader:
         if not values:
             raise UnsupportedError(f"{name} returns nothing that depends on a random parameter")
         self._check_twins(values)
-        return Program(values[0] if len(values) == 1 else tuple(values), name, self.probes)
+        return self.laws.label(Program(values[0] if len(values) == 1 else tuple(values), name, self.probes))
 
     def _made(self, node: Node) -> Any:
         name = name_of(node)

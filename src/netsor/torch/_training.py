@@ -73,7 +73,7 @@ def _loss(made: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     words = unit_vectors(parts.words[1].tolist()[:count], logits.width.factor) if parts.head == parts.words[0] else None
     loss = cross_entropy_of(logits, unit_vectors(targets, logits.width.factor), words)
     kept = [probe for probe in probes if probe.name in WATCHED]
-    return Program(loss, name, [*kept, Probe("logits", logits)])
+    return laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
 
 
 def _kind(optimiser: Any) -> str:

@@ -221,7 +221,7 @@ class Clusters:
                         splits[key] = _Split(found)
         alike = _alike(list(splits.values()), self.count)
         places = {key: split.places(*alike) for key, split in splits.items()}
-        groups = [FrameBatch(k, math.nan, len(clusters), {}, {}) for k, clusters in enumerate(alike[1])]
+        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(alike[1]) if len(some)]
         for value, is_source, key in entries:
             for number, where in places[key]:
                 group = groups[number]

@@ -19,13 +19,13 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, Span
-from ..passes._orders import PRODUCTS, SUMS, Bools, combined, through, union
+from ..passes._orders import PRODUCTS, SUMS, Bools, combined, parts_of, through, union
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
 from ._fluctuation_covariances import unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame
 from ._inner_products import paired_products, products, turned_scores
-from ._linear import LINEAR, SUM_RTOL, apply_linear, parts_of, taken
+from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
 from ._residual_features import GradientForm, ResidualFeatures
 from ._state import Fluctuation, State, pairs_meet
 

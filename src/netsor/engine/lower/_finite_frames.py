@@ -17,34 +17,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ...activations import Function
-from ...language._vector import Vector
 from .._ir import Register
 from .._ir_builder import Builder
 from .._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
 from ._components import FrameBatch, Number
-from ._residual_features import ResidualBasis
-
-Ints = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True, eq=False)
-class Application:
-    """A nonlinearity in the frames of a group at infinite width: φ(u_1, …; p) for k vectors of each frame."""
-
-    f: Function
-    rows: Sequence[Register]  # of each argument, (frames, k, directions)
-    reached: Sequence[int]  # and the directions along which it can have coordinates
-    params: Sequence[Register]  # (frames, k) each
-    vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
-    rests: ResidualBasis  # the outputs that are asked for products with these
-    linear: bool  # whether products with linear vectors are asked for too
-    number: Number  # of the value, for seeds
 
 
 class Frame(ABC):
@@ -63,13 +42,6 @@ class Frame(ABC):
     @abstractmethod
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
-
-    def apply(self, at: Application) -> tuple[Register, int, int]:
-        """The coordinates (frames, k, directions) of what a nonlinearity makes at infinite width.
-
-        And the directions along which they can be other than 0, and before which one all coordinates are 0.
-        """
-        raise TypeError(f"{type(self).__name__} frames are those of a finite width")
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """A frame that spans these vectors instead of this one, and their coordinates in it.

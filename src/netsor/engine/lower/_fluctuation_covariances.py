@@ -17,26 +17,17 @@ Products of two nonlinearities' outputs, and of one with (1, …, 1), have no kn
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 
 import numpy as np
 
 from ...language._vector import Vector
 from ..passes._orders import Bools, Sets, union
 from ._components import FrameBatch
-from ._infinite_frames import NO_VALUE, Directions, InfiniteWidthFrame
+from ._infinite_frames import NO_VALUE, Directions, Form, InfiniteWidthFrame
 from ._residual_features import ResidualFeatures, SourceTimesFeature, simple, tilted
 from ._state import Fluctuation, State, pairs_meet
 
 FindEpsilon = Callable[[Vector], Fluctuation]  # the ε part of a vector
-
-
-class Form(Enum):
-    """How the fluctuations of two blocks of directions are made."""
-
-    PLAIN = auto()
-    GRADIENT = auto()
-    UNKNOWN = auto()
 
 
 def form_of(frame: InfiniteWidthFrame, i: int, j: int, epsilon: FindEpsilon) -> Form:

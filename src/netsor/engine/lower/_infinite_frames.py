@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import Enum, auto
 
 import numpy as np
 
 from ...activations import Function
 from ...language._scalar import MULTIPLY
+from ...language._vector import Vector
 from .._error import InfiniteError
 from .._expectation_ops import NODES
 from .._ir import Register
@@ -28,8 +29,8 @@ from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed
-from ._components import FrameBatch, Number
-from ._finite_frames import Application, Frame, of_each, spanned
+from ._components import FrameBatch, Ints, Number
+from ._finite_frames import Frame, of_each, spanned
 from ._residual_features import ResidualBasis, ResidualFeatures
 from ._rotary_angles import Angles, Floats
 
@@ -52,6 +53,14 @@ class Directions:
         return bit_range(self.start, self.stop)
 
 
+class Form(Enum):
+    """How the fluctuations of two blocks of directions are made: see `_fluctuation_covariances`."""
+
+    PLAIN = auto()
+    GRADIENT = auto()
+    UNKNOWN = auto()
+
+
 @dataclass(eq=False)
 class RotaryFluctuations:
     """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
@@ -64,6 +73,20 @@ class RotaryFluctuations:
         """More differences."""
         self.gaps = np.concatenate([self.gaps, gaps])
         self.normals.append(normals)
+
+
+@dataclass(frozen=True, eq=False)
+class Application:
+    """A nonlinearity in the frames of a group at infinite width: φ(u_1, …; p) for k vectors of each frame."""
+
+    f: Function
+    rows: Sequence[Register]  # of each argument, (frames, k, directions)
+    reached: Sequence[int]  # and the directions along which it can have coordinates
+    params: Sequence[Register]  # (frames, k) each
+    vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
+    rests: ResidualBasis  # the outputs that are asked for products with these
+    linear: bool  # whether products with linear vectors are asked for too
+    number: Number  # of the value, for seeds
 
 
 class NestedNonlinearity(Exception):
@@ -85,7 +108,7 @@ class InfiniteWidthFrame(Frame):
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
-        self.forms: dict[tuple[int, int], Any] = {}  # of the fluctuations of a source and features that were asked for
+        self.forms: dict[tuple[int, int], Form] = {}  # of the fluctuations of a source and features that were asked for
         self.before: dict[int, int] = {}  # the directions that come before a direction: see `_fluctuation_covariances`
         self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
@@ -103,7 +126,10 @@ class InfiniteWidthFrame(Frame):
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
 
     def apply(self, at: Application) -> tuple[Register, int, int]:
-        """Features: coordinates along what they are functions of, and along directions of their own."""
+        """Features: coordinates (frames, k, directions) along what they are functions of, and along new directions.
+
+        And the directions along which they can be other than 0, and before which one all coordinates are 0.
+        """
         build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
         count = at.rows[0].shape[1]
         if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):

@@ -16,12 +16,10 @@ import numpy as np
 
 from ...language._array import Operation, Value, rule_for
 from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
-from ...language._scalar import Scalar
-from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import Append
-from ..passes._orders import combined, sets_of
+from ..passes._orders import combined, parts_of, sets_of
 from ._state import Ints, LoweredVector, RotaryPositions, State
 
 SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
@@ -55,12 +53,6 @@ def _without_rounding(
     found = np.asarray(lead.value)[0]
     small = np.abs(found) <= SUM_RTOL * np.asarray(terms.value)[0]
     return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else lead
-
-
-def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
-    """The vectors that a linear operation combines, and its coefficients if it has any."""
-    by = next((x for x in value.op.inputs if isinstance(x, Scalar)), None)
-    return [x for x in value.op.inputs if isinstance(x, Vector)], by
 
 
 def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:

@@ -21,8 +21,7 @@ from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
 from ._components import FrameBatch
-from ._finite_frames import Application
-from ._infinite_frames import may_compare_arguments, tie_equal_arguments
+from ._infinite_frames import Application, InfiniteWidthFrame, QmcFrame, may_compare_arguments, tie_equal_arguments
 from ._inner_products import paired_products
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
@@ -170,6 +169,7 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     parts, start, sets = [], math.inf, np.zeros((*value.shape, blocks), dtype=object)
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
+        assert isinstance(frame, InfiniteWidthFrame | QmcFrame)
         lead, along, first = frame.apply(_application(s, value, op, group))
         start = min(start, first)
         parts.append((places, lead))

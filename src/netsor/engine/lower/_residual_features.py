@@ -323,7 +323,7 @@ class SourceTimesFeature(ResidualFeatures):
         return (self.stop - self.start) * self.arguments.shape[1]
 
     @property
-    def gradient(self) -> None:  # type: ignore[override]
+    def gradient(self) -> None:
         """They come from gradients, and are none: e was put in for u."""
 
     @property

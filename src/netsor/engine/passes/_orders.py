@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...language._array import Value, VectorAccess
 from ...language._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Root, Scale, Source, Take
-from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
+from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ...language._score import MASKED_SOFTMAX
 from ...language._vector import Vector
 from ._operations import AdjointCorrection, Coefficients, Span
@@ -77,6 +77,12 @@ def align(sets: npt.NDArray[Any], x: Value, ndim: int) -> npt.NDArray[Any]:
     return sets.reshape((1,) * (ndim - x.ndim) + sets.shape)
 
 
+def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
+    """The vectors that a linear operation combines, and its coefficients if it has any."""
+    by = next((x for x in value.op.inputs if isinstance(x, Scalar)), None)
+    return [x for x in value.op.inputs if isinstance(x, Vector)], by
+
+
 def combined(x: Value, given: Sequence[Sets], some: Bools | None) -> Sets:
     """The sets of what a linear operation makes: of its coefficients those count that are marked."""
     match x.op:
@@ -130,8 +136,7 @@ class Orders:
         if x not in self._small:
             found: Any = np.zeros(1, dtype=object)
             if _is_linear(x):
-                vectors = [v for v in x.op.inputs if isinstance(v, Vector)]
-                by = next((c for c in x.op.inputs if not isinstance(c, Vector)), None)
+                vectors, by = parts_of(x)
                 found = combined(x, [self.small_bits(v) for v in vectors], None if by is None else self.of(by) == ONE)
                 if by is not None:
                     found = found | combined(x, [self.bits(v) for v in vectors], self.of(by) == SMALL)
@@ -176,7 +181,8 @@ class Orders:
         return made.reshape(shape)
 
     def _sets(self, x: Vector) -> Sets:
-        given = [self.bits(v) for v in x.op.inputs if isinstance(v, Vector)]
+        vectors, by = parts_of(x)
+        given = [self.bits(v) for v in vectors]
         match x.op:
             case Gaussian(source, mean, factor):  # several values may have the same one
                 own = self._initial.get(source)
@@ -193,7 +199,6 @@ class Orders:
             case Span(y, known):
                 return self.directions(y, known)
         if _is_linear(x):
-            by = next((c for c in x.op.inputs if not isinstance(c, Vector)), None)
             return combined(x, given, None if by is None else self.of(by) == ONE)
         made = self._new(x.shape)
         for atom in made.ravel():  # its mean need not be 0
