@@ -48,7 +48,8 @@ def test_json_is_the_contract(folder):
         assert [each["width"] for each in sweep["widths"]] == [16, 32]
         assert all(each["lr"] == [0.02, 0.08, 0.32, 1.28] for each in sweep["widths"])
         assert all(len(each["loss"]) == 4 for each in sweep["widths"])
-        assert sweep["exponent"]["low"] <= sweep["exponent"]["value"] <= sweep["exponent"]["high"]
+        assert [each["from"] for each in sweep["exponents"]] == [16]
+        assert all(each["low"] <= each["value"] <= each["high"] for each in sweep["exponents"])
     first, second = (sweep["widths"][0]["loss"] for sweep in found["sweeps"])
     assert first[0] == pytest.approx(second[0])  # at the width of the model both are the model
     assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "tiny.json"]  # no --out: nothing is written
