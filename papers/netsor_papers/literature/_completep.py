@@ -25,7 +25,7 @@ STORED = {
     1.0: (2.679e-05, 4.479e-05, 3.390e-05, 3.194e-05, 2.121e-05, 3.175e-05, 2.528e-05, 3.074e-05, 2.683e-05, 2.832e-05,
           2.207e-05, 2.292e-05),
 }  # fmt: skip
-FACTOR = 3.0  # of medians of 50 networks on other data; fixed before any number was seen
+FACTOR = 3.0  # of medians of 50 networks on other data; chosen after a first run of the notebook's code
 ROUNDING = 1e-10  # relative: far above the rounding of doubles, far below what is stored; fixed likewise
 
 
