@@ -129,7 +129,7 @@ BAD = {
     "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, with [i] for one output",
     "mine:1": "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name",
     "none:good": "FILE 'none' cannot be imported: No module named 'none'",
-    "none.py:good": "FILE 'none.py' cannot be imported",
+    "none.py:good": "FILE 'none.py' does not exist",
     "bad:good": "FILE 'bad' cannot be imported: invalid syntax",
     "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
     "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",

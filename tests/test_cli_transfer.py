@@ -45,10 +45,11 @@ def test_json_is_the_contract(folder):
     assert len(found["ids"]) == len(found["targets"]) == 2
     assert [sweep["parametrisation"] for sweep in found["sweeps"]] == ["sp", "mup"]
     for sweep in found["sweeps"]:
-        assert sweep["lr"] == [0.02, 0.08, 0.32, 1.28]
         assert [each["width"] for each in sweep["widths"]] == [16, 32]
+        assert all(each["lr"] == [0.02, 0.08, 0.32, 1.28] for each in sweep["widths"])
         assert all(len(each["loss"]) == 4 for each in sweep["widths"])
-        assert sweep["exponent"]["low"] <= sweep["exponent"]["value"] <= sweep["exponent"]["high"]
+        assert [each["from"] for each in sweep["exponents"]] == [16]
+        assert all(each["low"] <= each["value"] <= each["high"] for each in sweep["exponents"])
     first, second = (sweep["widths"][0]["loss"] for sweep in found["sweeps"])
     assert first[0] == pytest.approx(second[0])  # at the width of the model both are the model
     assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "tiny.json"]  # no --out: nothing is written
@@ -85,8 +86,10 @@ def test_a_function_of_the_width(folder):
     (sweep,) = json.loads(result.stdout)["sweeps"]
     assert sweep["parametrisation"] == "program"
     assert [each["width"] for each in sweep["widths"]] == [16, 64, "inf"]
-    limit = sweep["widths"][-1]["loss"]
-    assert limit == pytest.approx([(1 - 3.75 * lr) ** 2 for lr in sweep["lr"]], rel=1e-6)  # |x|² + |x|²/2 = 1.875
+    limit = sweep["widths"][-1]
+    assert limit["loss"] == pytest.approx(
+        [(1 - 3.75 * lr) ** 2 for lr in limit["lr"]], rel=1e-6
+    )  # |x|² + |x|²/2 = 1.875
     assert all(each["best"]["low"] < 1 / 3.75 < each["best"]["high"] for each in sweep["widths"])
 
 

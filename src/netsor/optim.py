@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ._array_api import array_namespace
 from ._validate import TraceError, as_floats, one_of, real, shown, whole
 
 Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
@@ -381,9 +380,16 @@ NAMES = " or ".join([", ".join(list(NAMED)[:-1]), list(NAMED)[-1]])  # "sgd, muo
 # Functions of entries, for arrays of any library
 
 
+def _library(*arrays: Array) -> Any:
+    """The array library of some arrays; numpy is not imported for the names of optimisers, which a help text has."""
+    from ._array_api import array_namespace
+
+    return array_namespace(*arrays)
+
+
 def unit(g: Array, eps: float) -> Array:
     """g/(|g| + eps), and 0 for g = 0."""
-    xp = array_namespace(g)
+    xp = _library(g)
     down = xp.abs(g) + eps
     return g / (down if eps else xp.where(down > 0, down, 1.0))
 
@@ -401,14 +407,14 @@ def _average_square(v: Array, g: Array, keep: float) -> Array:
 
 
 def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> Array:
-    xp = array_namespace(m, v)
+    xp = _library(m, v)
     down = xp.sqrt(v) * (first / math.sqrt(second)) + first * eps  # a division, and not three
     return m / (down if eps else xp.where(down > 0, down, 1.0))
 
 
 def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Array:
     """The polar factor of matrices (…, rows, columns), or its Newton–Schulz polynomial."""
-    xp = array_namespace(g)
+    xp = _library(g)
     if iterations is None:
         u, s, v = xp.linalg.svd(g, full_matrices=False)
         kept = s > MUON_SINGULAR_VALUE_RTOL * s[..., :1]

@@ -149,9 +149,9 @@ def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
     asked = []
     block = _sampler._block
 
-    def counted(plan, seed, replicas):
+    def counted(plan, seed, replicas, *where):
         asked.append(replicas)
-        return block(plan, seed, replicas)
+        return block(plan, seed, replicas, *where)
 
     monkeypatch.setattr(_sampler, "_block", counted)
     x = ns.gelu(ns.weight(n, n, batch=3) @ ns.gaussian(n))

@@ -1,4 +1,4 @@
-"""Published results on transformers at initialisation, each compared with the exact law."""
+"""Published results on wide networks, each compared with the exact law."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def literature(
     workers
         Worker processes; all cores, if None.
     quick
-        A first look in about a minute: smaller networks, fewer draws; the report says which.
+        A first look in about two minutes: smaller networks, fewer draws; the report says which.
     progress
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 

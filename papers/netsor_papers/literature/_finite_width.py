@@ -73,7 +73,8 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _mean(numbers: Numbers, label: str, which: str) -> Estimate:
-    return Estimate(*map(float, numbers[label][which]))
+    value, error = numbers[label][which]
+    return Estimate(float(value), float(error))
 
 
 def _diagonal(numbers: Numbers) -> Claim:

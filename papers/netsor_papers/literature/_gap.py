@@ -61,10 +61,10 @@ def parts(quick: bool) -> list[Part]:
     made = []
     for head_dim in (None, *HEAD_DIMS):
         for tokens in (*LENGTHS, *LONGER[1:]) if head_dim is None else LONGER:
-            draws = 4 if tokens > 500 else 40 if quick else 200
-            given = {"tokens": tokens, "head_dim": head_dim, "draws": draws * (1 if quick or tokens < 500 else 4)}
+            draws = (4 if tokens > 500 else 40) if quick else (16 if tokens > 500 else 200)
             name = "model" if head_dim is None else f"head {head_dim}"
-            made.append(Part(f"{name} {tokens}", spectra, given, 0.2 + 0.3 * given["draws"] * (tokens / 500) ** 2.5))
+            given = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
+            made.append(Part(f"{name} {tokens}", spectra, given, 0.2 + 0.3 * draws * (tokens / 500) ** 2.5))
     return made
 
 
@@ -146,7 +146,9 @@ def draw(numbers: Numbers) -> Any:
             places = sorted(int(part.rsplit(" ", 1)[1]) for part in numbers if part.startswith(name))
             values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in places]
             axes.plot(places, values, "o-", ms=3, color=colour, label=words)
-        axes.set(xscale="log", yscale="log", xlabel="tokens T", ylabel=label)
+        axes.set(xscale="log", yscale="log" if key == "gap" else "linear", xlabel="tokens T", ylabel=label)
+    both[0].set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
+    both[0].minorticks_off()
     both[1].axhline(1.0, color=GREY, lw=0.6, ls=":")
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

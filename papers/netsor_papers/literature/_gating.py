@@ -67,7 +67,7 @@ def parts(quick: bool) -> list[Part]:
     """At every N of the notebook, and in the limit."""
     draws = 4000 if quick else 20_000
     return [
-        Part(f"{name} {width}", order, {"name": name, "width": width, "draws": draws}, 0.3 + 3e-5 * draws)
+        Part(f"{name} {width}", order, {"name": name, "width": width, "draws": draws}, 0.1)
         for name, (*_, printed) in RUNS.items()
         for width in (*printed, None)
     ]

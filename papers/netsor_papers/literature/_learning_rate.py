@@ -70,7 +70,8 @@ def best(nodes: Array, outputs: Array) -> Array:
     before = np.maximum(at - 1, 0)
     rise = off[one, at] - off[one, before]
     share = np.divide(-off[one, before], rise, out=np.ones(len(off)), where=crossed.any(axis=1) & (rise > 0))
-    return grid[before] + share * (grid[at] - grid[before])
+    found: Array = grid[before] + share * (grid[at] - grid[before])
+    return found
 
 
 def optima(network: str, width: int | None, draws: int, seed: int) -> Arrays:
@@ -110,7 +111,8 @@ def slope(numbers: Numbers, network: str, first: int, last: int) -> Estimate:
     """The exponent of the width in the mean distance, between two widths."""
     low, high = distance(numbers, network, first), distance(numbers, network, last)
     error = math.hypot(low.error / low.value, high.error / high.value)
-    return Estimate(math.log(high.value / low.value), error) / math.log(last / first)
+    size = math.log(last / first)
+    return Estimate(math.log(high.value / low.value) / size, error / size)
 
 
 def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
@@ -140,7 +142,8 @@ def _rate(numbers: Numbers, network: str, first: int, last: int, words: str, sta
 def groups(numbers: Numbers, width: int) -> Array:
     """The distance of the mean of three networks."""
     rate = numbers[f"linear {width}"]["rate"]
-    return np.abs(rate[: len(rate) // NETWORKS * NETWORKS].reshape(-1, NETWORKS).mean(axis=1) - 1)
+    made: Array = np.abs(rate[: len(rate) // NETWORKS * NETWORKS].reshape(-1, NETWORKS).mean(axis=1) - 1)
+    return made
 
 
 def _change(numbers: Numbers) -> Claim:

@@ -35,6 +35,7 @@ from netsor.studies import (
 from .._figures import FIGURE_SECONDS, FILES, FigureResult, drawn, file_names
 from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, OUTSIDE, UNDECIDED
 from . import (
+    _completep,
     _deepscale,
     _dong,
     _finite_width,
@@ -44,6 +45,7 @@ from . import (
     _hron,
     _learning_rate,
     _noci,
+    _subcritical,
     _temperature,
     _tensor_programs,
     _unit_scaling,
@@ -63,6 +65,8 @@ MODULES = (
     _gating,
     _finite_width,
     _gap,
+    _completep,
+    _subcritical,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
@@ -96,7 +100,7 @@ def document(
         for r in results
     ]
     notes = [Paragraph(UNREAD_NOTE)] if any(result.unread for result in results) else []
-    subject = "Published results on transformers at initialisation, compared with the exact law of the same network."
+    subject = "Published results on wide networks, compared with the exact law of the same network."
     warning = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
     sections = [Section("", [Paragraph(warning, "warning")])] if quick else []
     wrong = [(r, claim) for r in results for claim in claims[r.name] if claim.verdict == DISAGREES]

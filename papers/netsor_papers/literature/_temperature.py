@@ -30,7 +30,8 @@ COLOURS = dict(zip(LENGTHS, (GREEN, ORANGE, VERMILLION, BLACK), strict=True))
 
 def share(tokens: int, beta: float, head_dim: int = FIXED_NORM) -> Estimate:
     """E Σ_j a_j² for scores β⟨q, k⟩/√d."""
-    return attention_std(tokens, head_dim, scale=beta / math.sqrt(head_dim)) ** 2
+    square: Estimate = attention_std(tokens, head_dim, scale=beta / math.sqrt(head_dim)) ** 2
+    return square
 
 
 def entropy(tokens: int, beta: float) -> float:
@@ -41,7 +42,7 @@ def entropy(tokens: int, beta: float) -> float:
     nodes, weights = np.polynomial.legendre.leggauss(40)
     places = beta * (nodes + 1) / 2
     slopes = [b * (1 - share(tokens, b).value) for b in places]
-    return math.log(tokens) + beta / 2 * float(weights @ slopes) - beta**2 * (1 - share(tokens, beta).value)
+    return float(math.log(tokens) + beta / 2 * (weights @ slopes) - beta**2 * (1 - share(tokens, beta).value))
 
 
 def own_share(tokens: int, b: float, dimension: float) -> Estimate:
@@ -66,7 +67,7 @@ def cosine(tokens: int, b: float, rho: float) -> float:
     own = own_share(tokens, b, math.inf).value
     other = (1 - own) / (tokens - 1)
     two = rho + (1 - rho) * (2 * own * other + (tokens - 2) * other**2)
-    return two / (rho + (1 - rho) * (own**2 + (tokens - 1) * other**2))
+    return float(two / (rho + (1 - rho) * (own**2 + (tokens - 1) * other**2)))
 
 
 def _where(law: Callable[[float], Estimate], low: float, high: float) -> Estimate:
@@ -99,8 +100,8 @@ def parts(quick: bool) -> list[Part]:
     """All of it takes seconds, so a quick run is the same."""
     lengths = list(LENGTHS)
     made = [Part(f"normal {d}", normal_scores, {"lengths": lengths, "head_dim": d}, 1.0) for d in (FIXED_NORM, 128)]
-    made += [Part(f"own {d}", own_scores, {"lengths": lengths, "dimension": d}, 3.0) for d in (*DIMENSIONS, None)]
-    return [*made, Part("entropy", entropies, {"lengths": lengths, "shares": list(SHARES)}, 3.0)]
+    made += [Part(f"own {d}", own_scores, {"lengths": lengths, "dimension": d}, 1.2) for d in (*DIMENSIONS, None)]
+    return [*made, Part("entropy", entropies, {"lengths": lengths, "shares": list(SHARES)}, 2.0)]
 
 
 def _scales(numbers: Numbers, label: str) -> dict[int, Estimate]:

@@ -24,6 +24,7 @@ from ._options import MAX_EXACT_INT, WIDTH
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
 LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
+MAX_LISTED = 6  # functions that an error names
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
 
@@ -81,6 +82,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
             f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
         )
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
+    if module_name.endswith(".py") and not Path(module_name).exists():
+        raise click.UsageError(f"FILE {shown(module_name)} does not exist")
     try:
         module = _module(module_name)
     except (KeyboardInterrupt, BrokenPipeError):
@@ -90,7 +93,9 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
-        raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}")
+        known = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+        listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
+        raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
     return LoadedProgram(target, module_name, match["name"], value, values, match["index"])
 
 

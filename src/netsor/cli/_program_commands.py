@@ -71,7 +71,8 @@ def law_command(
             }
         )
         return
-    echo(f"{label}: {law.status}, from {law.random_numbers} random numbers a replica")
+    sampled = f", from {law.random_numbers:,} random numbers a replica" if law.random_numbers else ""
+    echo(f"{label}: {law.status}{sampled}")
     for note in law.notes:
         echo(f"note: {note}")
     for name, found in moments.items():

@@ -327,15 +327,15 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
-@click.option("--quick", is_flag=True, help="A first look, in about a minute.")
+@click.option("--quick", is_flag=True, help="A first look, in about two minutes.")
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
     """Compare published results with exact laws.
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong temperature learning-rate gating
-    finite-width gap; the default is all of them. An interrupted run resumes where it stopped. Files in the folder that
-    no earlier run wrote are never overwritten.
+    finite-width gap completep subcritical; the default is all of them. An interrupted run resumes where it stopped.
+    Files in the folder that no earlier run wrote are never overwritten.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 

@@ -38,7 +38,7 @@ from ._width import Width
 
 CLIP_EPS = 1e-6  # added to the norm, as `torch.nn.utils.clip_grad_norm_` does
 NAMELESS = "a parameter without a name"
-MATRICES = "matrices"  # the key of all weights that have none of their own
+MATRICES = "matrices"  # the key of all weights without a key
 LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
 
 
@@ -332,7 +332,7 @@ def _tied(leaf: Value) -> np.ndarray | None:
     rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
     _, which = np.unique(rows, axis=0, return_inverse=True)
     between = rows[:, 1:] @ rows[:, 1:].T
-    random = np.diagonal(between) > 0  # biases that begin as the same numbers are parameters of their own
+    random = np.diagonal(between) > 0  # biases that begin as the same numbers are separate parameters
     same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
     size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
     if (np.abs(between) > 1e-12 * size)[~same].any():
@@ -418,7 +418,7 @@ class _ByParameter:
                     raise TraceError(
                         "step",
                         f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one "
-                        f"{name}: give the batch, or make them weights of their own",
+                        f"{name}: give the batch, or make them separate weights",
                     )
                 case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
                     self.given[source] = checked(each, name)

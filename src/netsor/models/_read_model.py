@@ -37,7 +37,7 @@ def hub_cached(model: str) -> Path | None:
 
 def hub_advice(model: str) -> str:
     """What to do about an id that is not in the cache."""
-    if ID.fullmatch(model) is None or model.startswith("."):
+    if ID.fullmatch(model) is None or model.startswith(".") or model.endswith(".json"):
         return ""
     return (
         f". As an id of Hugging Face's hub it is not in the cache of this machine: `hf download {model} config.json` "

@@ -83,7 +83,7 @@ class Attention:
             sigma = getattr(self, name)
             object.__setattr__(self, name, scale(sigma, name, "Attention"))
             if getattr(self, name) == 0 and name in ("sigma_v", "sigma_o"):
-                raise TraceError("Attention", name, sigma, "a finite number above 0 (sigma_q, sigma_k may be 0)")
+                raise TraceError("Attention", name, sigma, "a positive number (sigma_q and sigma_k may be 0)")
         if not callable(self.function):
             raise TraceError("Attention", "function", self.function, "a function of rows of scores")
         if self.mask is not None:

@@ -55,7 +55,7 @@ class Parametrisation:
     name: str
     words: str
     kinds: Mapping[str, Scaling] = field(default_factory=dict)  # those that are not here do not change
-    logits: Power = CONSTANT  # a multiplier of tied logits, which have no weights of their own
+    logits: Power = CONSTANT  # a multiplier of tied logits, which have no separate weights
     scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head instead of the width
     features: float = 0.0  # the promise for all activations
     outputs: float = 0.0  # the promise for logits and loss

@@ -199,7 +199,7 @@ def test_a_model_in_ten_lines_of_a_test(inline):
         sharp.assert_ok("growth", "entropy")
     plain = ns.audit(MODEL, quick=True)
     plain.assert_ok("growth", "entropy")
-    with pytest.raises(ValueError, match="limit is not measured of gpt2: only one of the two widths"):
+    with pytest.raises(ValueError, match="limit is not measured of gpt2: infinite width was not asked for"):
         plain.assert_ok("limit")
     with pytest.raises(ValueError, match="'entrophy' is not a rule; the rules are growth, "):
         plain.assert_ok("entrophy")

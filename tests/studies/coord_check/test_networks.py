@@ -125,7 +125,7 @@ def test_a_small_transformer():
     assert found["sp"] is sp
     with pytest.raises(KeyError, match="is not watched; embedding, position"):
         sp.update("heads")
-    with pytest.raises(KeyError, match="was not checked; sp, mup were"):
+    with pytest.raises(KeyError, match="was not asked for; sp, mup were"):
         found["ntk"]
     shown = found._repr_html_()
     assert "update of" in shown
@@ -225,6 +225,6 @@ def test_a_limit_of_0_is_told_as_a_bound():
     row = next(row for row in _document.rows(check, check.updates, "update of")[1] if row[0] == "q")
     assert row[3] == f"≤ {high:.2g}"
     text = to_text(_document.document([check]), verbose=True)
-    assert "≤ means that it is not told from 0" in " ".join(text.split())
+    assert "≤ means that it may be 0" in " ".join(text.split())
     assert "as expected if its interval of level 1e-4 lies within 0.1" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80

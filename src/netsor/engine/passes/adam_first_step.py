@@ -123,7 +123,7 @@ def _over_length(along: Any, *rows: Any) -> Any:
 
 
 def eps_error(value: Value, eps: float, optimiser: str = "Adam", what: str = "the entries") -> ExactError:
-    """What is said of eps > 0 at infinite width."""
+    """The error for eps > 0 at infinite width."""
     return ExactError(
         value,
         f"a step of {optimiser} with eps={eps:g} at infinite width, where {what} of a gradient vanish",

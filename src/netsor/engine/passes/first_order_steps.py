@@ -29,7 +29,7 @@ from ...language._vector import Vector, mix
 from .._error import ExactError
 from ._rewrite import Context, rewritten
 
-MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated for itself
+MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated separately
 
 
 class _Given(Reverse):
@@ -46,16 +46,16 @@ class _Given(Reverse):
 
 
 def expand_first_order(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
-    """The program with no factor n^(−1/2) left, n the width of this name."""
+    """The program without factors n^(−1/2); n is the width of this name."""
     return _eliminate_common_subexpressions(rewritten(outputs, context, _Perturbed(context, unit).change), context)
 
 
 class _Perturbed:
-    """A program of which some vectors move by n^(−1/2) Δ, n the width of the name `unit`."""
+    """A program in which some vectors move by n^(−1/2) Δ; n is the width named `unit`."""
 
     def __init__(self, context: Context, unit: str) -> None:
         self.context, self.unit = context, unit
-        self.moved: dict[Value, Any] = {}  # y_j, each a value of its own, and Δ_j
+        self.moved: dict[Value, Any] = {}  # y_j, each a separate value, and Δ_j
         self.scores: list[Value] = []  # that saw changes
         self.count = 0  # of these
 
@@ -156,7 +156,7 @@ def _eliminate_common_subexpressions(outputs: Sequence[Value], context: Context)
 
 
 def _key(value: Value) -> object:
-    """What two values have in common that are made by the same operation of the same inputs."""
+    """A key that two values share if the same operation makes them from the same inputs."""
     found: list[object] = [type(value.op), value.shape]
     for each in fields(value.op):
         match getattr(value.op, each.name):

@@ -1,6 +1,6 @@
-"""Expands optimiser steps: the matrix after its steps is the matrix before, plus a mix of vectors that are there.
+"""Expands optimiser steps: the matrix after its steps is the matrix before, plus outer products of known vectors.
 
-Identity (docs/step.md): with G_s = Σ_i l_i r_i^T over the uses of W in step s, what an optimiser makes of them is a sum
+Identity (docs/step.md): with G_s = Σ_i l_i r_i^T over the uses of W in step s, the optimiser's update is a sum
 W' = a W + Σ_s c_s G_s, with orthogonalised sums and functions of entries among the terms. It acts as W' x = a W x +
 Σ_s c_s Σ_i ⟨r_i, x⟩ l_i, and W'^T v as a W^T v + Σ_s c_s Σ_i ⟨l_i, v⟩ r_i. Momentum makes the c_s of earlier steps. A
 matrix whose entries an optimiser needs is drawn: see `trained_entries`.
@@ -54,7 +54,7 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
     entries = TrainedEntries(values, context, draw_often_used)
     made: dict[object, Vector] = {}  # W x, however often it is asked for
     matrices: dict[object, _History] = {}
-    leaves: dict[Value, dict[Any, Any]] = {}  # what optimisers remember of initial vectors, by value
+    leaves: dict[Value, dict[Any, Any]] = {}  # the state of optimisers for initial vectors, by value
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
@@ -101,7 +101,7 @@ def _rates(op: SteppedMatMul | SteppedParameter, number: int, value: Value, cont
 
 
 class _Uses(NamedTuple):
-    """The uses of some matrices in one step: l (matrices, K), r (1 or matrices, K), and for each what it is of G."""
+    """The uses of some matrices in one step: l (matrices, K), r (1 or matrices, K), and the part of G of each."""
 
     left: Vector
     right: Vector
@@ -109,7 +109,7 @@ class _Uses(NamedTuple):
 
 
 class _History(NamedTuple):
-    """Matrices after some steps, and what the optimisers of these remember."""
+    """Matrices after some steps, and the state of their optimisers."""
 
     w: Combination
     states: Mapping[Any, Any]
@@ -203,7 +203,7 @@ class _Matrices:
     def _multiples(self, by: Coefficient, y: Vector) -> list[Vector]:
         return [order.times(y) for order in self.orders(by)]
 
-    # What optimisers make of sums of gradients
+    # The functions of gradients that optimisers need, besides sums
 
     def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
         """g/(|g| + ε̂), entry by entry."""
@@ -337,7 +337,7 @@ class _Leaf:
         self.infinite = any(math.isinf(size) for size in context.bound.values())
 
     def after(self, op: SteppedParameter, states: Mapping[Any, Any]) -> tuple[Value, dict[Any, Any]]:
-        """The parameter after the step, and what optimisers remember of it."""
+        """The parameter after the step, and the state of its optimiser."""
         rule = op.rule
         sizes = [partial(_nth, op, k) for k in range(len(op.d))]
         scaled = [self._coefficient(size, rule) * single(d) for d, size in zip(op.d, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Numbers that depend on the widths, and linear combinations with them: what an optimiser makes of gradients.
+"""Numbers that depend on the widths, and linear combinations with them: how an optimiser combines gradients.
 
 A learning rate may be a function of the widths. At infinite widths its power of n is found at huge ones, and all powers
 in a coefficient are counted together: what is left must be of order 1, or of order n^(−1/2), which a score may see.
@@ -44,7 +44,7 @@ def value_of(number: Number) -> Scalar:
 
 
 def largest(bound: Mapping[str, float]) -> dict[str, float]:
-    """The widths, with a large number in place of infinity."""
+    """The widths, with a large number instead of infinity."""
     return {name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1] for name, size in bound.items()}
 
 

@@ -263,7 +263,7 @@ def _loss(facts: RuleInput, threshold: float) -> Verdict:
 
 def _limit(facts: RuleInput, threshold: float) -> Verdict:
     if facts.limit is None:
-        return Verdict("only one of the two widths was measured", NOT_APPLICABLE)
+        return Verdict("infinite width was not asked for, or has no limit", NOT_APPLICABLE)
     names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in facts.limit]
     outside, doubtful, worst = 0, 0, (0.0, "")
     columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]

@@ -31,7 +31,7 @@ class Check(Mapping[str, Verdict]):
     request : Request
         What was asked.
     rule : Parametrisation
-        The parametrisation, with what it promises.
+        The parametrisation, with the exponents that it promises.
     draws : mapping of Entry to sequence of numpy.ndarray
         An array of replicas for each width (or depth), of √(mean square) of an activation (`entry.what` is "size"), of
         its change ("change"), and of what a kind of weight adds to its own outputs ("update").
@@ -66,8 +66,8 @@ class Check(Mapping[str, Verdict]):
 
     def __repr__(self) -> str:
         counts = Counter(v.verdict for v in self.verdicts)
-        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        return f"<Check of {self.request.name}, {self.name}: of {len(self.verdicts)} activations {told}>"
+        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return f"<Check of {self.request.name}, {self.name}: of {len(self.verdicts)} activations {listed}>"
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # verdicts hold arrays, which have no truth value
 

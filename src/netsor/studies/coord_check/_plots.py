@@ -64,7 +64,7 @@ def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
         )
         if check.limit is not None and entry in check.limit:
             value, low, high = check.limit_size(entry)
-            if low > 0:  # what is not told from 0 has no place on a logarithmic axis
+            if low > 0:  # a limit that may be 0 has no place on a logarithmic axis
                 axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
                 axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
         lines[entry.name] = drawn

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..._document import Document
-from .._output_dir import to_csv, to_dataframe
-from .._study import Result
+from .._output_dir import to_csv
+from .._training import ByParametrisation
 from ._document import document
 from ._measurements import Check
 from ._network import CHANGE
 from ._request import Request
 
 
-class CoordCheck(Result):
+class CoordCheck(ByParametrisation[Check]):
     """A coordinate check: one `Check` for each parametrisation, by its name or its place; `ns.coord_check` makes it.
 
     Print it for the table; `save(folder)` writes the report, the figures and the tables.
@@ -24,7 +23,7 @@ class CoordCheck(Result):
     ----------
     request : Request
         The arguments of the check.
-    checks : sequence of Check
+    parts : sequence of Check
         The result for each parametrisation.
     random_numbers : int
         About how many random numbers were drawn.
@@ -46,48 +45,23 @@ class CoordCheck(Result):
 
     request: Request
 
-    def __init__(self, request: Request, checks: Sequence[Check], random_numbers: int, seconds: float):
-        self.request, self.checks = request, tuple(checks)
-        self.random_numbers, self.seconds = random_numbers, seconds
-
     def __repr__(self) -> str:
-        found = "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.checks)
+        found = "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.parts)
         return f"<CoordCheck of {self.request.name}: {found}; print it for the table>"
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
-        return document(self.checks, manifest)
+        return document(self.parts, manifest)
 
     def _files(self) -> dict[str, bytes]:
         from ._plots import figure_files  # matplotlib is slow to import
 
-        pdf, png = figure_files(self.checks, CHANGE, "pdf", "png")
+        pdf, png = figure_files(self.parts, CHANGE, "pdf", "png")
         return {
             "coord-check.csv": to_csv(self.rows()),
             "coord-check.json": json.dumps(self.as_dict(), indent=1, allow_nan=False).encode(),
             "coord-check.pdf": pdf,
             "coord-check.png": png,
         }
-
-    def _spent(self) -> dict[str, Any]:
-        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
-
-    def __len__(self) -> int:
-        return len(self.checks)
-
-    def __iter__(self) -> Iterator[Check]:
-        return iter(self.checks)
-
-    def __getitem__(self, key: str | int) -> Check:
-        if isinstance(key, int):
-            return self.checks[key]
-        for check in self.checks:
-            if check.name == key:
-                return check
-        raise KeyError(f"{key!r} was not checked; {', '.join(c.name for c in self.checks)} were")
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All measurements, one row each, as in the CSV file."""
-        return [row for check in self.checks for row in check.rows()]
 
     def as_dict(self) -> dict[str, Any]:
         """What `netsor coord-check --json` prints."""
@@ -105,11 +79,7 @@ class CoordCheck(Result):
             "draws": r.draws,
             "grow": None if r.own else r.grow,
             "tolerance": r.tolerance,
-            "checks": [check.as_dict() for check in self.checks],
+            "checks": [check.as_dict() for check in self.parts],
             "random_numbers": self.random_numbers,
             "seconds": round(self.seconds, 3),
         }
-
-    def to_dataframe(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return to_dataframe(self.rows())

@@ -36,7 +36,7 @@ RULE = (
 
 LIMIT = (
     " Verdicts do not use the limit. Its error is two standard errors and the quadrature error of its Gaussian "
-    "expectations; ≤ means that it is not told from 0."
+    "expectations; ≤ means that it may be 0."
 )
 
 
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
         What is judged: `what` it is ("change", "update" or "size"), the `name` of the activation or kind of weight, and
         the `block`, None of what is not in a block; of several depths the first, the middle and the last are 1, 2, 3.
     promised : float or None
-        The exponent that the parametrisation promises; None if it promises nothing of this.
+        The exponent that the parametrisation promises; None if it promises none.
     fit : Fit or None
         What was measured; None if a replica is 0, or not finite: there is no exponent then.
     verdict : str
@@ -135,10 +135,10 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
     lines = []
     for words, some in alike.items():
         several, names = "s" * (len(some) > 1), _listed([u.entry.name for u in some])
-        told = ", ".join(str(u.through) for u in some)
+        found = ", ".join(str(u.through) for u in some)
         lines.append(
             f"scale the learning rate{several} of {names} by {words}: the exponent{several} of the "
-            f"update{several}, {told}, should be {some[0].promised:g}"
+            f"update{several}, {found}, should be {some[0].promised:g}"
         )
     if not lines:
         before = {s.entry.name: s.exponent for s in sizes}
