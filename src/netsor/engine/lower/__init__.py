@@ -60,6 +60,8 @@ from ._reused_weights import adjoint, along, span
 from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
 from ._state import LoweredVector, State
 
+REPLICAS = 64  # in which lost parts of order n^(−1/2) are looked for: scores may decide whether there are any
+
 
 @dataclass(frozen=True)
 class PlanQuery:
@@ -120,7 +122,7 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = narrow_with_origins(outputs)
     places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
-    nested, rule = frozenset[int](), SmallPartsRule.WHERE_NEEDED
+    nested, rule, first = frozenset[int](), SmallPartsRule.WHERE_NEEDED, None
     while True:
         context = Context(bound, {}, prices=prices, numbers=numbers, small_parts=rule)
         for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place is not needed
@@ -130,22 +132,27 @@ def make_plan(
         facts = ProgramAnalysis(made, narrowed, context, names, frozenset(without), picked)
         try:
             plan = _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)))
-            if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
-                return plan
-            nested, rule = frozenset(), SmallPartsRule.EVERYWHERE
         except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
             nested |= {error.group}
-        except UnknownEpsilonPart:
+        except (UnknownEpsilonPart, ExactError) as error:
+            if first is not None:  # right but for some replicas, which are refused when they are drawn
+                return first
+            if isinstance(error, ExactError):
+                raise
             nested, rule = frozenset(), SmallPartsRule.NOWHERE
+        else:
+            if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
+                return plan
+            first, nested, rule = plan, frozenset(), SmallPartsRule.EVERYWHERE
 
 
 def _loses_small_parts(plan: Plan) -> bool:
-    """Whether vectors differ by small parts alone, which structure did not tell: it shows in any one replica."""
+    """Whether vectors differ by small parts alone, which structure did not tell: it shows in some replicas."""
     if not any(step.kind == "lost" for step in plan.steps):
         return False
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the user's functions: `law` shows them
-        return any(np.isnan(found).any() for found in block(plan, Streams(0, 0), 1))
+        return any(np.isnan(found).any() for found in block(plan, Streams(0, 0), REPLICAS))
 
 
 def _lowered(s: State) -> Plan:
