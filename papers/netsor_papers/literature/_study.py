@@ -45,6 +45,7 @@ from . import (
     _hron,
     _learning_rate,
     _noci,
+    _peri_ln,
     _subcritical,
     _temperature,
     _tensor_programs,
@@ -67,6 +68,7 @@ MODULES = (
     _gap,
     _completep,
     _subcritical,
+    _peri_ln,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
