@@ -13,6 +13,7 @@ BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#009e73", 
 GREY = "#777777"
 BLACK = "#000000"
 MARKS = ("o", "s", "^", "D", "v", "P", "X")  # of curves, which differ without colours too
+MARK_OF = dict(zip((BLUE, VERMILLION, GREEN, ORANGE, BLACK, SKY, PURPLE), MARKS, strict=True))  # by colour
 
 STYLE = {
     "font.size": 8.0,

@@ -176,6 +176,7 @@ def test_a_tied_score_of_small_vectors_is_refused_too():
         ns.Program(ns.dot(w @ x, w @ x)).law(n=inf)
 
 
+@pytest.mark.slow
 def test_a_recurrent_state_that_nearly_converged():
     """Ten steps of a contraction: states differ by 1e-10 and less, and the matrix acts on all of them."""
     w = ns.weight(n, n, std=0.1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from netsor import language as ns
-from netsor._mpl_style import BLUE, GREEN, GREY, VERMILLION, new
+from netsor._mpl_style import BLUE, GREEN, GREY, MARK_OF, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.studies import Arrays, derive_seed
@@ -173,9 +173,10 @@ def draw(numbers: Numbers) -> Any:
         widths = [n for n in WIDTHS if f"{name} {n}" in numbers]
         means = np.array([numbers[f"{name} {n}"]["own"] for n in widths])
         words = name.replace("relu", "ReLU, depth").replace("tanh", "tanh, depth")
-        left.errorbar(widths, means[:, 0], 4 * means[:, 1], fmt="o-", ms=3, color=colour, label=words)
+        left.errorbar(widths, means[:, 0], 4 * means[:, 1], fmt=f"{MARK_OF[colour]}-", ms=3, color=colour, label=words)
         if name.startswith("relu"):
-            right.plot(widths, [variance(numbers, f"{name} {n}").value for n in widths], "o-", ms=3, color=colour)
+            found = [variance(numbers, f"{name} {n}").value for n in widths]
+            right.plot(widths, found, marker=MARK_OF[colour], ms=3, color=colour)
             right.axhline(first_order(int(name.split()[1])), color=colour, lw=0.8, ls=":")
     left.axhline(1.0, color=GREY, lw=0.6, ls=":")
     left.set(xscale="log", xlabel="width n", ylabel="E Θ / Θ$_∞$, diagonal")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from netsor import language as ns
-from netsor._mpl_style import BLUE, GREY, ORANGE, VERMILLION, new
+from netsor._mpl_style import BLUE, GREY, MARK_OF, ORANGE, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.studies import Arrays, derive_seed
@@ -188,7 +188,7 @@ def draw(numbers: Numbers) -> Any:
         for name, (words, colour) in LOOKS.items():
             places = sorted(int(part.rsplit(" ", 1)[1]) for part in numbers if part.startswith(name))
             values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in places]
-            axes.plot(places, values, "o-", ms=3, color=colour, label=words)
+            axes.plot(places, values, marker=MARK_OF[colour], ms=3, color=colour, label=words)
         axes.set(xscale="log", yscale="log" if key == "gap" else "linear", xlabel="tokens T", ylabel=label)
     both[0].set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
     both[0].minorticks_off()

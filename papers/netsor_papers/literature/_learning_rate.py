@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from netsor import language as ns
-from netsor._mpl_style import BLACK, BLUE, GREY, VERMILLION, new
+from netsor._mpl_style import BLACK, BLUE, GREY, MARK_OF, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.studies import Arrays, derive_seed
@@ -204,7 +204,7 @@ def draw(numbers: Numbers) -> Any:
     left, right = figure.subplots(1, 2)
     for network, (label, colour) in LINES.items():
         stds = [numbers[f"{network} {n}"]["rate"].std(ddof=1) for n in WIDTHS]
-        left.plot(WIDTHS, stds, "o-", ms=3, color=colour, label=label)
+        left.plot(WIDTHS, stds, marker=MARK_OF[colour], ms=3, color=colour, label=label)
     left.set(xscale="log", yscale="log", xlabel="width n", ylabel="standard deviation of η/η$_∞$")
     made = np.array([np.quantile(groups(numbers, n), (0.05, 0.5, 0.95)) for n in WIDTHS])
     right.fill_between(WIDTHS, made[:, 0], made[:, 2], color=GREY, alpha=0.3, lw=0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from netsor import language as ns
-from netsor._mpl_style import BLUE, ORANGE, VERMILLION, new
+from netsor._mpl_style import BLUE, MARK_OF, ORANGE, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.studies import Arrays
@@ -106,7 +106,8 @@ def draw(numbers: Numbers) -> Any:
     for label, found in numbers.items():
         norm, kind = label.split()
         logs = found["log"].mean(axis=0)
-        axes.plot(PLACES, logs[0] - logs, STYLES[kind], marker="o", ms=3, color=LOOKS[norm], label=f"{norm}, {kind}")
+        look = {"color": LOOKS[norm], "marker": MARK_OF[LOOKS[norm]], "ms": 3}
+        axes.plot(PLACES, logs[0] - logs, STYLES[kind], **look, label=f"{norm}, {kind}")
     axes.set(xscale="log", xlabel="block", ylabel="log growth since block 4")
     axes.set_xticks(PLACES, map(str, PLACES))
     axes.minorticks_off()

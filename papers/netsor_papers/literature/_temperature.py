@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from netsor._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, new
+from netsor._mpl_style import BLACK, BLUE, GREEN, GREY, MARK_OF, ORANGE, VERMILLION, new
 from netsor.laws import Estimate
 from netsor.nn import attention_std
 from netsor.studies import Arrays
@@ -213,7 +213,7 @@ def draw(numbers: Numbers) -> Any:
         (f"normal {FIXED_NORM}", BLUE, "normal scores"),
     ):
         line = [row["over_limit"] for row in rows({label: numbers[label]})]
-        right.plot(LENGTHS, line, "o-", ms=3, color=colour, label=words)
+        right.plot(LENGTHS, line, marker=MARK_OF[colour], ms=3, color=colour, label=words)
     right.axhline(1.0, color=GREY, lw=0.6, ls=":")
     right.set(xscale="log", xlabel="tokens T", ylabel="critical scale over its limit", ylim=(0.75, 2.3))
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2)
