@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from netsor import language as ns
-from netsor._mpl_style import BLUE, GREEN, MARKS, ORANGE, VERMILLION, new
+from netsor._mpl_style import BLUE, GREEN, MARK_OF, ORANGE, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
 from netsor.studies import Arrays
@@ -169,8 +169,9 @@ def draw(numbers: Numbers) -> Any:
     figure = new(2.6)
     left, right = figure.subplots(1, 2)
     shown, without = {}, numbers["stack none"]["growth"].mean(axis=0)
-    for (kind, (label, colour)), mark in zip(LOOKS.items(), MARKS, strict=False):
-        style: dict[str, Any] = {"marker": mark, "ms": 6 if kind == "none" else 3, "mfc": "none", "color": colour}
+    for kind, (label, colour) in LOOKS.items():
+        size = 6 if kind == "none" else 3  # so that it is seen below the others
+        style: dict[str, Any] = {"marker": MARK_OF[colour], "ms": size, "mfc": "none", "color": colour}
         if kind in HEADS:
             values = numbers[f"head {kind}"]["spectrum"].mean(axis=0)
             (shown[label],) = left.plot(range(1, len(values) + 1), values, **style)
