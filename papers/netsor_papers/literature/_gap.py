@@ -21,6 +21,7 @@ LENGTHS = (20, 40, 60, 80, 100, 150)  # of the public code
 LONGER = (64, 256, 1024)
 STD = math.sqrt(math.log(2.0))  # of scores, there
 HEAD_DIMS = (32, 128)
+LAYERS = 8  # from layer 2 to 10, there
 LOOKS = {"model": ("independent scores", BLUE), "head 128": ("head dimension 128", ORANGE),
          "head 32": ("head dimension 32", VERMILLION)}  # fmt: skip
 
@@ -56,8 +57,27 @@ def spectra(tokens: int, head_dim: int | None, draws: int, seed: int) -> Arrays:
     }
 
 
+def gradient_growth(weights: Array) -> Array:
+    """The growth of |∂X_L/∂X_l|² per layer from attention (draw, layer, T, T), for values x W with W_ij ~ N(0, 1).
+
+    The mean over the T × T matrices W multiplies the square of the product of attention by T in each layer.
+    """
+    product = np.asarray(np.eye(weights.shape[-1]))
+    for layer_weights in np.moveaxis(weights, 1, 0):
+        product = layer_weights @ product
+    tokens = weights.shape[-1]
+    return np.asarray(tokens * ((product**2).sum(axis=(1, 2)) / tokens) ** (1 / weights.shape[1]))
+
+
+def gradients(tokens: int, draws: int, seed: int) -> Arrays:
+    """That growth for independent scores, with the outlier and without."""
+    program = Program(ns.softmax(STD * ns.normal((LAYERS, tokens, tokens))))
+    weights = np.asarray(program.draw(draws=draws, seed=derive_seed(seed, tokens), workers=1, progress=False))
+    return {"kept": gradient_growth(weights), "removed": gradient_growth(weights - 1 / tokens)}
+
+
 def parts(quick: bool) -> list[Part]:
-    """The paper's model at its lengths, and heads of two dimensions at longer ones too."""
+    """The paper's model at its lengths, heads of two dimensions at longer ones too, and gradients in the model."""
     made = []
     for head_dim in (None, *HEAD_DIMS):
         for tokens in (*LENGTHS, *LONGER[1:]) if head_dim is None else LONGER:
@@ -65,7 +85,8 @@ def parts(quick: bool) -> list[Part]:
             name = "model" if head_dim is None else f"head {head_dim}"
             given = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
             made.append(Part(f"{name} {tokens}", spectra, given, 0.2 + 0.3 * draws * (tokens / 500) ** 2.5))
-    return made
+    given = {"draws": 10 if quick else 40}
+    return [*made, *(Part(f"layers {tokens}", gradients, {"tokens": tokens, **given}, 0.3) for tokens in LENGTHS)]
 
 
 def slope(numbers: Numbers, name: str, first: int, last: int, key: str = "gap") -> Estimate:
@@ -115,8 +136,27 @@ def _removed(numbers: Numbers) -> Claim:
     )
 
 
+def _gradients(numbers: Numbers, key: str) -> Claim:
+    found = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], key)
+    values = {tokens: mean(numbers[f"layers {tokens}"][key]) for tokens in LENGTHS}
+    if key == "kept":
+        words = "With the outlier gradients explode, the more the longer the context is."
+        rule = f"has an exponent of T above {EXPONENT_ATOL:g}, from T = {LENGTHS[0]} to {LENGTHS[-1]}"
+        verdict = decide_below(Estimate(-found.value, found.error), -EXPONENT_ATOL)
+    else:
+        words = "Without the outlier 11ᵀ/T gradients do not explode."
+        rule = "is below 1 at all lengths (a first rule, an exponent of at most 0.1, left it undecided)"
+        verdict = combine(*(decide_below(e, 1.0) for e in values.values()))
+    return Claim(
+        words,
+        f"The growth of squared gradients per layer, over {LAYERS} layers, {rule}.",
+        ", ".join(f"{e} (T = {tokens})" for tokens, e in values.items()) + f"; exponent {found}.",
+        verdict,
+    )
+
+
 def judge(numbers: Numbers) -> list[Claim]:
-    """The gap and the collapse in the paper's model, and for heads of finite dimension."""
+    """The gap, the collapse and gradients in the paper's model, and the first two for heads of finite dimension."""
     first, *_, last = LONGER
     return [
         _gap(numbers, "model", LONGER[1], last, "for independent scores in long contexts", True),
@@ -125,6 +165,7 @@ def judge(numbers: Numbers) -> list[Claim]:
         _removed(numbers),
         *(_gap(numbers, f"head {d}", first, last, f"for heads of dimension {d}", False) for d in HEAD_DIMS),
         *(_collapse(numbers, f"head {d}", LONGER, f"for heads of dimension {d}", False) for d in HEAD_DIMS),
+        *(_gradients(numbers, key) for key in ("kept", "removed")),
     ]
 
 
@@ -132,6 +173,8 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Means with standard errors, by scores and length."""
     for label, arrays in numbers.items():
         name, tokens = label.rsplit(" ", 1)
+        if name == "layers":
+            continue
         made = {key: mean(arrays[key]) for key in ("gap", "rank", "removed")}
         yield {"scores": name, "tokens": int(tokens), **{key: e.value for key, e in made.items()},
                **{f"{key}_error": e.error for key, e in made.items()}}  # fmt: skip
@@ -180,5 +223,6 @@ RESULT = Result(
         ),
     ),
     unread="the paper beyond its abstract and introduction; the public code has no results to compare with. The "
-    "exponent −1/2 is that of large random matrices with independent entries. Gradient norms are not checked.",
+    "exponent −1/2 is that of large random matrices with independent entries. Gradients are "
+    "those of features, in the mean over value matrices; the code has the product of two norms.",
 )

@@ -40,6 +40,7 @@ from . import (
     _dong,
     _finite_width,
     _gap,
+    _gated_attention,
     _gating,
     _giorlandino,
     _hron,
@@ -68,6 +69,7 @@ MODULES = (
     _gap,
     _completep,
     _subcritical,
+    _gated_attention,
     _peri_ln,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}

@@ -334,8 +334,8 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
     """Compare published results with exact laws.
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong temperature learning-rate gating
-    finite-width gap completep subcritical peri-ln; the default is all of them. An interrupted run resumes where it
-    stopped. Files in the folder that no earlier run wrote are never overwritten.
+    finite-width gap completep subcritical gated-attention peri-ln; the default is all of them. An interrupted run
+    resumes where it stopped. Files in the folder that no earlier run wrote are never overwritten.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 

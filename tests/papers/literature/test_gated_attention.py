@@ -1,0 +1,127 @@
+"""Gates after attention: against explicit networks, and verdicts either way."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy
+
+from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE
+from netsor_papers.literature import _gated_attention as study
+
+SMALL = {"WIDTH": 5, "HEAD_DIM": 3, "HIDDEN": 4, "STD": 0.6, "SCORE_STD": 0.6 * math.sqrt(5), "TOKENS": 4,
+         "DIRECTIONS": 2, "DEEP_TOKENS": 2, "PLACES": (1, 2)}  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, value in SMALL.items():
+        monkeypatch.setattr(study, name, value)
+    return np.random.default_rng(0)
+
+
+def unit(x):
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True))
+
+
+def attend(x, queries, keys, values):
+    """Causal attention of tokens (draw, token, coordinate), by matrices of each draw."""
+    q, k = unit(x @ queries), unit(x @ keys)
+    scores = q @ np.swapaxes(k, 1, 2) / math.sqrt(q.shape[2])
+    seen = np.tril(np.ones(scores.shape[1:], dtype=bool))
+    return scipy.special.softmax(np.where(seen, scores, -np.inf), axis=2) @ (x @ values)
+
+
+def same_law(explicit, found, shift):
+    assert scipy.stats.ks_2samp(explicit, found).pvalue > 1e-4
+    assert scipy.stats.ks_2samp(explicit + shift, found).pvalue < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["elementwise", "headwise"])
+def test_heads_are_explicit_ones(kind, small):
+    rng, draws = small, 3000
+    x = unit(rng.standard_normal((draws, 4, 2)) @ rng.standard_normal((draws, 2, 5)))
+    queries, keys, values, gates = 0.6 * rng.standard_normal((4, draws, 5, 3))
+    out = 0.6 * rng.standard_normal((draws, 3, 5))
+    gates = gates if kind == "elementwise" else gates[:, :, :1]
+    ahead, back = (
+        (scipy.special.expit(s * x @ gates) * attend(s * x, queries, keys, values)) @ out for s in (1.0, -1.0)
+    )
+    squares = [((ahead + sign * back) ** 2).sum(axis=(1, 2)) for sign in (1, -1)]
+    singular = np.linalg.svd(ahead, compute_uv=False) ** 2
+    found = study.heads(kind, draws, seed=0)
+    same_law(squares[0] / (squares[0] + squares[1]), found["even"], 0.05)
+    same_law(singular[:, 0] / singular.sum(axis=1), found["spectrum"][:, 0], 0.05)
+
+
+@pytest.mark.parametrize("kind", study.STACKS)
+def test_gradients_are_those_of_explicit_stacks(kind, small):
+    """Two blocks; the gradient after the first by central differences."""
+    rng, draws = small, 2000
+    blocks = []
+    for _ in range(2):
+        square = 0.6 * rng.standard_normal((5, draws, 5, 5))
+        blocks.append(
+            (*square, *(0.6 * rng.standard_normal((2, draws, 5, 4))), 0.6 * rng.standard_normal((draws, 4, 5)))
+        )
+    readout = rng.standard_normal((draws, 5))
+
+    def block(x, weights):
+        queries, keys, values, gates, out, first, second, last = weights
+        gate = {"none": 1.0, "constant": math.sqrt(study.gate_square())}.get(kind, scipy.special.expit(unit(x) @ gates))
+        x = x + (gate * attend(unit(x), queries, keys, values)) @ out
+        hidden = unit(x) @ first
+        return x + (hidden * scipy.special.expit(hidden) * (unit(x) @ second)) @ last
+
+    def gradient(function, x, h=1e-5):
+        found = np.zeros_like(x)
+        for index in np.ndindex(x.shape[1:]):
+            step = np.zeros(x.shape[1:])
+            step[index] = h
+            found[:, *index] = (function(x + step) - function(x - step)) / (2 * h)
+        return (found**2).sum(axis=(1, 2))
+
+    def end(x):
+        return (readout * unit(x)[:, -1]).sum(axis=1)
+
+    x = block(0.6 * rng.standard_normal((draws, 2, 5)), blocks[0])
+    growth = np.log(gradient(lambda x: end(block(x, blocks[1])), x) / gradient(end, block(x, blocks[1])))
+    same_law(growth, study.stacks(kind, 2, draws, seed=0)["growth"][:, 0], 0.4)
+
+
+def test_the_square_of_gates():
+    z = scipy.stats.norm(scale=study.SCORE_STD)
+    assert study.gate_square() == pytest.approx(z.expect(lambda s: scipy.special.expit(s) ** 2), abs=1e-9)
+
+
+def planted(even=(0.0, 0.2, 0.2), rank=(8, 64, 64), closed=0.6, growth=(6.0, 5.0, 5.0)):
+    """Numbers as the statements have them, with a little noise."""
+    noise, made = 1e-3 * np.array([-1.0, 1.0] * 5), {}
+    for kind, share, size in zip(study.HEADS, even, rank, strict=True):
+        spectrum = np.where(np.arange(study.TOKENS) < size, 1.0 / size, 1e-17)
+        made[f"head {kind}"] = {"even": share * (1 + noise), "spectrum": np.tile(spectrum, (10, 1)),
+                                "closed": closed + noise}  # fmt: skip
+    for kind, value in zip(study.STACKS, growth, strict=True):
+        made[f"stack {kind}"] = {"growth": np.linspace(value, 0, len(study.PLACES)) + noise[:, None]}
+    return made
+
+
+def verdicts(**changed):
+    return [claim.verdict for claim in study.judge(planted(**changed))]
+
+
+def test_verdicts():
+    assert verdicts() == [AGREES] * 5
+    assert verdicts(even=(0.0, 0.2, 0.05))[0] == DISAGREES  # one gate is nearly linear
+    assert verdicts(even=(0.1, 0.2, 0.2))[0] == DISAGREES  # attention without a gate is not linear
+    assert verdicts(rank=(8, 8, 64))[1:3] == [OUTSIDE, AGREES]
+    assert verdicts(rank=(8, 64, 8))[1:3] == [AGREES, OUTSIDE]
+    assert verdicts(closed=0.05)[3] == OUTSIDE
+    assert verdicts(growth=(6.0, 6.5, 6.0))[4] == OUTSIDE
+    assert verdicts(growth=(6.0, 6.0, 6.0))[4] == "undecided"
+
+
+def test_the_table_has_one_kind_of_row():
+    rows = list(study.rows(planted()))
+    assert len({tuple(row) for row in rows}) == 1
+    assert len(rows) == 3 * 64 + 3 * 6
