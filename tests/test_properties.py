@@ -70,6 +70,7 @@ def test_limit_programs_have_symbols_for_widths(built):
     assert np.isfinite(np.concatenate([a.ravel() for a in built.net.simulate(draws=2, **built.widths)])).all()
 
 
+@pytest.mark.slow
 def test_the_programs_are_of_every_kind():
     """Every operation, and every verdict, in one of 100; and what is made for the limit mostly has one."""
     nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(100)]

@@ -285,6 +285,7 @@ def test_hard_pairs_of_many_replicas():
             assert bound + error[k, 0, 0] < 1e-9 * np.sqrt(a[k, 0] * b[k, 0])
 
 
+@pytest.mark.slow
 def test_parameters_by_replica():
     f = Function("scaled", lambda u, p, q: np.tanh(p * u) + q * u)
     rng = np.random.default_rng(9)

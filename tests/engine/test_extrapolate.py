@@ -162,6 +162,7 @@ def test_coverage_of_laws(name):
     assert np.abs(z).max() < 6
 
 
+@pytest.mark.slow
 def test_errors_of_densities_count_kernels():
     """The limit is N(0, 1), estimated from draws at every width. Without the kernels, errors were 6 times too small."""
     x = ns.gaussian(n, 2)

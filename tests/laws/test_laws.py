@@ -204,6 +204,7 @@ def test_a_point_mass():
 # Kernel estimates
 
 
+@pytest.mark.slow
 def test_kernel_estimate_is_scipys():
     draws = np.random.default_rng(1).standard_normal(100_000) ** 3 / 3
     y = np.linspace(draws.min(), draws.max(), 500)

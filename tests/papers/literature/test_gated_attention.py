@@ -9,6 +9,8 @@ import scipy
 from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE
 from netsor_papers.literature import _gated_attention as study
 
+from ...keep import keep
+
 SMALL = {"WIDTH": 5, "HEAD_DIM": 3, "HIDDEN": 4, "STD": 0.6, "SCORE_STD": 0.6 * math.sqrt(5), "TOKENS": 4,
          "DIRECTIONS": 2, "DEEP_TOKENS": 2, "PLACES": (1, 2)}  # fmt: skip
 
@@ -54,7 +56,7 @@ def test_heads_are_explicit_ones(kind, small):
     same_law(singular[:, 0] / singular.sum(axis=1), found["spectrum"][:, 0], 0.05)
 
 
-@pytest.mark.parametrize("kind", study.STACKS)
+@pytest.mark.parametrize("kind", keep(study.STACKS, "elementwise"))
 def test_gradients_are_those_of_explicit_stacks(kind, small):
     """Two blocks; the gradient after the first by central differences."""
     rng, draws = small, 2000

@@ -21,6 +21,7 @@ def test_the_variance_has_the_closed_form_of_wide_networks():
     assert abs(square.value - (2 * (2 + 10 / 9) + 17 / 81)) < 4 * square.error < 0.6
 
 
+@pytest.mark.slow
 def test_limits():
     assert study.optima("linear", None, 2, seed=0)["rate"] == pytest.approx(1.0, abs=1e-12)
     assert study.optima("over n", None, 2, seed=0)["rate"] == pytest.approx(1.0, abs=1e-9)

@@ -45,6 +45,7 @@ def test_the_program_has_the_law_of_literal_networks():
     assert stats.ks_2samp(drawn[:, 0, 6], exact[:, 3, 12]).pvalue < 1e-4  # another entry is rejected
 
 
+@pytest.mark.slow
 def test_recursion_and_program_agree_at_infinite_width():
     found = study.tangent_limit([2], seed=0)
     assert np.allclose(found["ours"], found["recursion"], rtol=1e-12)

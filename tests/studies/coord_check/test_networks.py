@@ -205,6 +205,7 @@ def test_the_limit_has_its_quadrature_error():
         check.limit_size(Entry("size", "nothing"))
 
 
+@pytest.mark.slow
 def test_a_limit_of_0_is_told_as_a_bound():
     """With scores of 1/n, queries and keys do not move at infinite width; quadrature makes that more than 0."""
 

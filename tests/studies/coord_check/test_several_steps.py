@@ -122,7 +122,7 @@ def moved_vectors(program):
     return {value.op.rule.name for value in values if isinstance(value.op, SteppedParameter)}
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("optimiser", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_biases_and_gains_move_if_asked_for(optimiser):
     rule = parametrisation("mup", optimiser)
     for vectors, moved in (((), set()), (("gain",), {"gain"}), (["gain", "bias"], {"bias", "gain"})):
