@@ -19,6 +19,7 @@ JAX = {"backend": "jax", "device": "cpu"}
         *(pytest.param(case, 0.3, marks=pytest.mark.slow) for case in CASES if case != "many columns, inf"),
     ],
 )
+@pytest.mark.slow
 def test_jax_finds_numpys_likelihoods(case, noise):
     assert_same_heights(case, noise, **JAX)
 

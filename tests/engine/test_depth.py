@@ -165,6 +165,7 @@ def test_turned_frames_have_the_literal_law(name, monkeypatch):
 # 25 programs with 13 comparisons each, at 1e-8: a false alarm with probability 3e-6
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(programs(steps=14))
+@pytest.mark.slow
 def test_random_programs_with_turned_frames_have_the_literal_law(built):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)

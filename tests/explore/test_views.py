@@ -65,7 +65,8 @@ def test_the_code_makes_the_numbers(layer, capsys):
     assert str(laws[0].with_error.kurtosis()) in printed
 
 
-@pytest.mark.parametrize("heads", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("heads", [3, 2])
+@pytest.mark.slow
 def test_the_picture_holds_the_laws(heads):
     """Densities above; below, the difference from the limit; in the file, every number."""
     view = Layer(heads=heads).view()

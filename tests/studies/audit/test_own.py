@@ -75,7 +75,8 @@ def gpt2(tied):
     return ns.probe("logits", p)
 
 
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.slow
 def test_gradients_of_a_program_are_those_of_the_same_network(tied):
     """Drawn literally in numpy, every matrix and every row of the embedding; and by the description of the network."""
     model = ns.models.Transformer(name="gpt2", **(TINY | {"activation": "gelu_tanh", "tied": tied}))

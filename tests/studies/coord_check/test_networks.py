@@ -111,6 +111,7 @@ def test_transformers_by_other_optimisers(optimiser):
     assert not found["sp"].kept
 
 
+@pytest.mark.slow
 def test_a_small_transformer():
     found = ns.coord_check(CONFIG, widths=[64, 1024], draws=32, tokens=2, progress=False)
     sp, mup = found
