@@ -9,6 +9,7 @@ always).
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
@@ -70,6 +71,8 @@ class OnDevice:
 def library(device: str) -> Library:
     """PyTorch's own factors and solutions; loops where these fail."""
     xp = OnDevice(device)
+    with LOADING:
+        torch.linalg.cholesky(torch.eye(1, device=device))
 
     def cholesky(a: Array) -> Array:
         lower, failed = torch.linalg.cholesky_ex(a)
@@ -98,6 +101,8 @@ MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
 OF_FUNCTIONS = ("apply", "kernel", "moments", "nodes")  # kinds of steps that call functions of the program
 
 
+# PyTorch loads its linear algebra at the first call, which fails if two threads make it at once.
+LOADING = threading.Lock()
 _tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
 
 
@@ -143,17 +148,17 @@ class Torch(Device):
         start = part.start
         while start < part.stop:
             replicas = min(size, max(self._first(plan), start))
-            with torch.no_grad():
-                work = _Block(self, seed, start, replicas)
-                mean, columns = run(plan, work.draw, work.constant, work.compute)
             needed = min(replicas, part.stop - start)
+            with torch.no_grad():
+                work = _Block(self, seed, start, replicas, needed)
+                mean, columns = run(plan, work.draw, work.constant, work.compute)
             yield mean[:needed], columns[:needed]
             tick(needed)
             start += replicas
 
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
         """Step by step; constants are copied to the device once."""
-        work = _Block(self, 0, 0, 0)
+        work = _Block(self, 0, 0, 0, 0)
 
         def found(drawn: Mapping[Register, Any]) -> Any:
             with torch.no_grad():
@@ -184,10 +189,10 @@ def _tables(freedom: tuple[int, ...], precision: str, device: str) -> tuple[Chi,
 
 
 class _Block:
-    """The work for one block."""
+    """The work for the replicas of a block that are needed; random numbers are drawn for all of it."""
 
-    def __init__(self, backend: Torch, seed: int, start: int, replicas: int) -> None:
-        self.backend, self.seed, self.start, self.replicas = backend, seed, start, replicas
+    def __init__(self, backend: Torch, seed: int, start: int, replicas: int, needed: int) -> None:
+        self.backend, self.seed, self.start, self.replicas, self.needed = backend, seed, start, replicas, needed
         self.library = library(backend.device)
         self.dtype = getattr(torch, backend.precision)
         self.known: dict[Register, Array] = {}
@@ -210,7 +215,8 @@ class _Block:
 
         def normals(*shape: int) -> Array:
             dtype = getattr(torch, precision)
-            return torch.randn((self.replicas, *shape), generator=generator, dtype=dtype, device=self.backend.device)
+            whole = torch.randn((self.replicas, *shape), generator=generator, dtype=dtype, device=self.backend.device)
+            return whole[: self.needed]
 
         if step.kind == "normals":
             return normals(*step.out.shape).to(self.dtype)
