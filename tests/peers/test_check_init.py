@@ -14,8 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
 from netsor.torch._check_init import _own_reference, compare  # noqa: E402
-from netsor.torch._init_tests import holm, pass_tests  # noqa: E402
-from netsor.torch._reference import reference_of  # noqa: E402
+from netsor.torch._init_tests import holm, pass_tests, reference_of  # noqa: E402
 
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
 from .test_torch_modules import MODULES  # noqa: E402
@@ -154,7 +153,7 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
     found = ns.torch.check_init(Decoder, IDS, weights=tmp_path / "bad.safetensors")
     assert found.first.where == "layers.2.down.weight"
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "bad.safetensors").read_bytes()[:-5])
-    with pytest.raises(ValueError, match="is no safetensors file: offsets and shapes differ"):
+    with pytest.raises(ValueError, match="is no safetensors file: "):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "cut.safetensors")
     _write(tmp_path / "less.safetensors", {"embed.weight": made.embed.weight})
     with pytest.raises(ValueError, match=r"weights=.* must be a file that can be read: No such file"):

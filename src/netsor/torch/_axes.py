@@ -8,7 +8,7 @@ Tensors that depend on no random parameter stay torch tensors. A view of coordin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +55,18 @@ class Vectors:
         """The axis that holds the coordinates, from 0."""
         return next(i for i, parts in enumerate(self.axes) if COORDINATES in parts)
 
+    @property
+    def from_end(self) -> int:
+        """The same axis, counted from the end: −1 is the last."""
+        return self.axis - len(self.axes)
+
     def _size(self, part: int) -> int:
         return self.value.width.factor if part == COORDINATES else self.value.shape[part]
 
     @property
     def last(self) -> bool:
         """Whether the coordinates are along the last axis."""
-        return self.axis == len(self.axes) - 1
+        return self.from_end == -1
 
     def plain(self) -> Vector:
         """The vectors, in the shape of the tensor without the axis of the coordinates."""
@@ -185,6 +190,10 @@ class Scalars:
         """With fewer scores left."""
         allowed = np.broadcast_to(allowed, self.shape)
         return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
+
+    def rearranged(self, f: Callable[[Any], Any]) -> Scalars:
+        """The same scalars in another order or shape: f acts on them and on the mask."""
+        return Scalars(f(self.base), self.factor, None if self.allowed is None else f(self.allowed))
 
 
 @dataclass(frozen=True, eq=False)

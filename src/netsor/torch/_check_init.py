@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +14,21 @@ import torch
 from .._document import FLAG, Block, Document, Item, Items, Paragraph, Section, to_text
 from .._html_report import to_cell
 from .._validate import ArgumentError
+from ..models import read
 from ._export import Module, Node, UnsupportedError, outputs_of_modules, path_of
 from ._forward_backward import as_found, forward_backward
-from ._init_tests import Test, correlation_tests, holm, parameter_tests, pass_tests
+from ._init_tests import (
+    Reference,
+    Test,
+    correlation_tests,
+    holm,
+    parameter_tests,
+    pass_tests,
+    reference_of,
+)
 from ._network import inputs_of
 from ._parameters import Parameter, with_declared
 from ._program import captured
-from ._reference import Reference, reference_of
-from ._safetensors import load
 from ._structure import Structure, structure
 
 BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
@@ -95,13 +103,8 @@ class InitCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        found = [vars(each) for each in self.findings]
-        return {
-            **vars(self),
-            "ok": self.ok,
-            "findings": found,
-            "first": None if self.first is None else vars(self.first),
-        }
+        first = None if self.first is None else vars(self.first)
+        return {**vars(self), "ok": self.ok, "findings": [vars(each) for each in self.findings], "first": first}
 
     def __str__(self) -> str:
         return to_text(self._document())
@@ -112,9 +115,8 @@ class InitCheck:
     def _document(self) -> Document:
         verdict = f"ok: {self.name} agrees with {self.reference}"
         if self.first is not None:
-            verdict = (
-                f"FLAG: {self.name} departs from {self.reference}, first at {self.first.where} ({self.first.what})"
-            )
+            first = f"{self.first.where} ({self.first.what})"
+            verdict = f"FLAG: {self.name} departs from {self.reference}, first at {first}"
         subject = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass"
         items = [Item(FLAG, each.where, f"{each.what}: {each.text} ({_p(each)})") for each in self.findings]
         more = len(items) - MOST_SHOWN
@@ -122,10 +124,8 @@ class InitCheck:
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
             notes.append(f"{len(self.undeclared)} parameters without a declared law: {some}")
-        blocks: list[Block] = [
-            Items(items[:MOST_SHOWN]),
-            *map(Paragraph, [*notes, *(f"note: {note}" for note in self.notes)]),
-        ]
+        notes += [f"note: {note}" for note in self.notes]
+        blocks: list[Block] = [Items(items[:MOST_SHOWN]), *map(Paragraph, notes)]
         return Document(f"Initialisation of {self.name}", verdict, subject, [Section("", blocks)])
 
 
@@ -135,8 +135,8 @@ OWN = "its own initialisation"
 OWN_NOTE = "without reference, the module is compared with its own function, so a mistake inside that is not found"
 
 
-def _p(found: InitFinding) -> str:
-    return "exact" if found.what in EXACT else f"p = {found.p:.1g}" if found.p >= 1e-300 else "p < 1e-300"
+def _p(finding: InitFinding) -> str:
+    return "exact" if finding.what in EXACT else f"p = {finding.p:.1g}" if finding.p >= 1e-300 else "p < 1e-300"
 
 
 def check_init(
@@ -192,16 +192,16 @@ def check_init(
     """
     if not 0 < level < 1:
         raise ArgumentError("level", level, "between 0 and 1")
-    made = _made(module, seed)
-    reference = _own_reference(module, made) if reference is None else reference
+    real = _real_module(module, seed)
+    reference = _own_reference(module, real) if reference is None else reference
     if weights is not None:
-        load(made, weights)
-    given, named = inputs_of(made, args), dict(kwargs or {})
-    known = reference_of(reference, given, named)
+        load_weights(real, Path(weights))
+    inputs, named = inputs_of(real, args), dict(kwargs or {})
+    known = reference_of(reference, inputs, named)
     if reference is not module:
-        return compare(made, given, named, known, declared or {}, draws, level, seed)
-    found = compare(made, given, named, replace(known, name=OWN), declared or {}, draws, level, seed)
-    return replace(found, notes=[*found.notes, OWN_NOTE])
+        return compare(real, inputs, named, known, declared or {}, draws, level, seed)
+    check = compare(real, inputs, named, replace(known, name=OWN), declared or {}, draws, level, seed)
+    return replace(check, notes=[*check.notes, OWN_NOTE])
 
 
 def compare(
@@ -229,38 +229,62 @@ def compare(
     tests = [test for name, law in declared_laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
     tests += [*correlation_tests(numbers, declared_laws), *_ties(module, known, net)]
     adjusted = holm([test.p for test in tests])
-    found = [
-        InitFinding(t.where, t.what, float(p), t.text) for t, p in zip(tests, adjusted, strict=True) if p < level / 2
-    ]
+    pairs = zip(tests, adjusted, strict=True)
+    findings = [InitFinding(t.where, t.what, float(p), t.text) for t, p in pairs if p < level / 2]
     count = len(tests)
     if net is not None and not notes:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
-        found, count = found + after, count + more
-    first = min(found, key=_position(module), default=None)
+        findings, count = findings + after, count + more
+    first = min(findings, key=_position(module), default=None)
     rest = [name for name in numbers if name not in declared_laws]
-    return InitCheck(type(module).__name__, known.name, found, first, count, draws, rest, notes)
+    return InitCheck(type(module).__name__, known.name, findings, first, count, draws, rest, notes)
 
 
-def _made(module: Any, seed: int) -> Any:
+def _real_module(module: Any, seed: int) -> Any:
     if isinstance(module, torch.nn.Module):
         return module
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = module()
-    if not isinstance(made, torch.nn.Module):
+        real = module()
+    if not isinstance(real, torch.nn.Module):
         raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
-    return made
+    return real
 
 
-def _own_reference(module: Any, made: Any) -> Any:
-    from ..models import read
+def load_weights(module: Any, path: Path) -> None:
+    """Put the numbers of a .safetensors file, or of those that an .index.json names, into all parameters."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file  # it executes nothing: a header of JSON, then numbers
+    except ImportError as error:
+        raise ImportError(f"weights={str(path)!r} needs safetensors: pip install safetensors ({error})") from error
+    try:
+        index = json.loads(path.read_text())["weight_map"].values() if path.suffix == ".json" else [path.name]
+        tensors = {name: x for file in sorted(set(index)) for name, x in load_file(path.parent / file).items()}
+    except OSError as error:
+        raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"weights={str(path)!r} is no safetensors file: {error}") from None
+    names: dict[int, list[str]] = {}  # of each parameter: a tied one has several, and is in the file once
+    for name, p in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    with torch.no_grad():
+        for p in module.parameters():
+            name = next((name for name in names[id(p)] if name in tensors), None)
+            if name is None:
+                raise ArgumentError("weights", str(path), f"a file with the parameter {names[id(p)][0]}")
+            if tensors[name].shape != p.shape:
+                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)} in {path}, not {tuple(p.shape)}")
+            p.copy_(tensors[name])
 
-    if hasattr(made, "config"):
+
+def _own_reference(module: Any, real: Any) -> Any:
+    if hasattr(real, "config"):
         try:
-            return read(made.config)
+            return read(real.config)
         except (ValueError, TypeError):
             if isinstance(module, torch.nn.Module):
-                return lambda: type(made)(made.config)
+                return lambda: type(real)(real.config)
     if isinstance(module, torch.nn.Module):
         raise ArgumentError("reference", None, "given: a configuration, or a function that makes a module as declared")
     return module
@@ -268,17 +292,17 @@ def _own_reference(module: Any, made: Any) -> Any:
 
 def _ties(module: Any, known: Reference, net: Any) -> list[Test]:
     """Parameters that are one and are declared to be two, and the other way round."""
-    found: list[Test] = []
+    tests: list[Test] = []
     first: dict[int, str] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         own = first.setdefault(id(p), name)
         if own != name and known.laws is not None and name in known.laws:
-            found.append(Test(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own"))
+            tests.append(Test(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own"))
     declared = net is not None and net.head is not None and net.words is not None and known.laws is None
     if declared and (net.head == net.words[0]) != known.tied:
         said = "logits are tied to the embedding" if not known.tied else "logits are not tied to the embedding"
-        found.append(Test(net.head, "tie", 0.0, f"{said}, against what is declared"))
-    return found
+        tests.append(Test(net.head, "tie", 0.0, f"{said}, against what is declared"))
+    return tests
 
 
 def _pass_findings(
@@ -287,20 +311,20 @@ def _pass_findings(
     """Departures of the real pass, in the order of the network; and the number of tests."""
     law = known.measure(draws, seed)
     ran = forward_backward(net, numbers, known.targets, known.masks)
-    found: dict[tuple[str, int], float] = {}
+    real: dict[tuple[str, int], float] = {}
     laws: dict[tuple[str, int], Any] = {}
     for name, k in _in_order(ran.quantities, len(net.blocks)):
         if name in law and law[name].reshape(draws, -1).shape[1] == len(ran.quantities[name]):
-            found[name, k] = float(ran.quantities[name][k])
+            real[name, k] = float(ran.quantities[name][k])
             laws[name, k] = law[name].reshape(draws, -1)[:, k]
     masks = _mask_findings(net, ran.weights, known.masks)
     findings = list(masks.values())
-    for (name, k), p in zip(found, pass_tests(found, laws), strict=True):
+    for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
         if p < level and not (k in masks and name in ORDER[:4]):  # what a wrong mask changes
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
-            text = f"{found[name, k]:.4g}, and 99 % of initialisations as declared are from {low:.4g} to {high:.4g}"
+            text = f"{real[name, k]:.4g}, and 99 % of initialisations as declared are from {low:.4g} to {high:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
-    return findings, len(found) + len(net.blocks)
+    return findings, len(real) + len(net.blocks)
 
 
 def _in_order(quantities: Mapping[str, Any], blocks: int) -> list[tuple[str, int]]:
@@ -332,31 +356,31 @@ def _returned_by(net: Structure, node: Node) -> str:
 
 def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> dict[int, InitFinding]:
     """By block."""
-    found = {}
-    for k, (block, made, mask) in enumerate(zip(net.blocks, weights, masks, strict=True)):
-        if made is None or made.shape[-2:] != mask.shape:
+    findings = {}
+    for k, (block, attention, mask) in enumerate(zip(net.blocks, weights, masks, strict=True)):
+        if attention is None or attention.shape[-2:] != mask.shape:
             continue
-        used = (made > 0).any(axis=0)
+        used = (attention > 0).any(axis=0)
         wrong = np.argwhere(used != mask)
         if len(wrong):
             i, j = wrong[0]
             verb = "attends" if used[i, j] else "does not attend"
             text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
-            found[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
-    return found
+            findings[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
+    return findings
 
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     """Where a finding is along the network: a parameter at its module, a quantity at the end of its module."""
     paths = [path for path, _ in module.named_modules()]
 
-    def place(found: InitFinding) -> tuple[int, int]:
-        if found.what.startswith("grad_"):  # the backward pass comes last, wherever it ends
+    def place(finding: InitFinding) -> tuple[int, int]:
+        if finding.what.startswith("grad_"):  # the backward pass comes last, wherever it ends
             return len(paths), 2
-        inside = [k for k, path in enumerate(paths) if path == found.where or path.startswith(f"{found.where}.")]
+        inside = [k for k, path in enumerate(paths) if path == finding.where or path.startswith(f"{finding.where}.")]
         if inside:
             return inside[-1], 1
-        owner = found.where.rpartition(".")[0]
+        owner = finding.where.rpartition(".")[0]
         return (paths.index(owner), 0) if owner in paths else (len(paths), 1)
 
     return place

@@ -1,8 +1,13 @@
-"""A PyTorch module as the network that an audit measures: its streams, branches, attention and logits have probes."""
+"""A PyTorch module as the network that an audit measures, or that a coordinate check trains.
+
+Its streams, branches, attention and logits have probes; for training it has a loss and the learning rates of its
+optimiser.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +16,12 @@ import torch
 
 from .._program import Program
 from .._validate import ArgumentError
+from ..language import Vector
+from ..language._graph import topological_order
+from ..language._operation import MatMul
 from ..language._probe import Probe
+from ..models._training import cross_entropy_of, unit_vectors
+from ..optim import NAMED
 from ._export import Graph, Module, UnsupportedError, name_of
 from ._parameters import Parameters, parameters
 from ._program import Reader, captured
@@ -19,6 +29,9 @@ from ._samples import fresh
 from ._structure import Block, Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
+TRAINING_TOKENS = 4  # of the batch of a training step, unless ids are given: what a draw costs grows with their square
+WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
+KINDS = {each: name for name, known in NAMED.items() for each in known.in_torch}  # classes of torch.optim
 
 
 def network(
@@ -50,11 +63,6 @@ def network(
     Program
         What `ns.audit` takes.
 
-    Raises
-    ------
-    UnsupportedError
-        If an operation cannot be read, or no blocks are found.
-
     Examples
     --------
     >>> ns.audit(ns.torch.network(build, ids), gradients=True)  # doctest: +SKIP
@@ -74,15 +82,15 @@ def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | No
     """
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
-    made: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
+    instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
     if args is None:
-        tables = [part.num_embeddings for part in made.modules() if isinstance(part, torch.nn.Embedding)]
+        tables = [part.num_embeddings for part in instance.modules() if isinstance(part, torch.nn.Embedding)]
         if not tables:
             raise ArgumentError("args", None, "the inputs of the module: it has no embedding of ids")
         args = list(range(1, min(tokens or TOKENS, tables[0] - 1) + 1))
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
     ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids
-    return (ids, ids) if list(inspect.signature(made.forward).parameters)[1:2] == ["targets"] else (ids,)
+    return (ids, ids) if list(inspect.signature(instance.forward).parameters)[1:2] == ["targets"] else (ids,)
 
 
 def networks(
@@ -144,10 +152,10 @@ def probes_of(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]
     for stack in parts.stacks:
         probes.append(Probe("embedding", _tokens(reader, stack[0].before)))
         for block in stack:
-            found, mask = _attention(reader, block)
+            attention, mask = _attention(reader, block)
             masks.append(mask)
             named = {**block.branches, **({} if block.middle is None else {"middle": block.middle})}
-            probes += [*found, *(Probe(name, _tokens(reader, node)) for name, node in named.items())]
+            probes += [*attention, *(Probe(name, _tokens(reader, node)) for name, node in named.items())]
             probes.append(Probe("stream", _tokens(reader, block.stream)))
     return probes, masks
 
@@ -166,7 +174,7 @@ def _tokens(reader: Reader, node: Any) -> Any:
 
 def _attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
     """Scores and weights of the attention branch, (heads, tokens, tokens), with one mask for all heads."""
-    found: list[Probe] = []
+    probes: list[Probe] = []
     masks: list[Any] = []
     for node in block.softmaxes:
         for what, value, allowed in reader.softmaxes.get(node, ()):
@@ -175,8 +183,8 @@ def _attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
             masks = masks or [every[0]]
             if (every != masks[0]).any():
                 raise UnsupportedError(f"the heads of {block.path} have masks that differ: an audit knows one a block")
-            found.append(Probe(what, value.reshape(-1, *size), masks[0]))
-    return found, masks[0] if masks else None
+            probes.append(Probe(what, value.reshape(-1, *size), masks[0]))
+    return probes, masks[0] if masks else None
 
 
 def targets_of(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
@@ -191,3 +199,84 @@ def targets_of(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     ids = tuple(parts.words[1].tolist())
     bidirectional = len(parts.stacks) == 1 and all(mask is None or mask.all() for mask in masks)
     return ids if bidirectional else ids[1:]
+
+
+def training(
+    build: Callable[[int], Module],
+    width: int,
+    optimiser: str | Callable[[Module], Any],
+    lr: Any,
+    ids: Sequence[int] | None,
+) -> tuple[Callable[[int], tuple[Program, Any]], str]:
+    """A function of the width that returns the program of the loss and its learning rates; the name of the step.
+
+    `width` is one at which an optimiser is made, to see what it is.
+    """
+    kind = optimiser if isinstance(optimiser, str) else _kind(optimiser(build(width)))
+
+    def at(width: int) -> tuple[Program, Any]:
+        def factory() -> Module:
+            return build(width)
+
+        net = _loss(factory, inputs_of(factory, None if ids is None else list(ids), TRAINING_TOKENS))
+        if isinstance(optimiser, str):
+            return net, lr
+        products = [value.op for value in topological_order(net.outputs) if isinstance(value.op, MatMul)]
+        names = {product.weight.source.name for product in products}
+        rates = _rates(factory(), optimiser)
+        return net, {name: rates.get(str(name), 0.0) for name in names}
+
+    at.__name__ = getattr(build, "__name__", "module")
+    return at, kind
+
+
+def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
+    """The loss of the first step, with every table and matrix as a weight that an optimiser moves."""
+    graph, laws, name = captured(factory, args, {}, None)
+    parts = structure(graph)
+    reader = Reader(graph, laws, streams=parts.streams, trained=True)
+    reader.program(name)
+    probes, masks = probes_of(reader, parts)
+    targets = targets_of(parts, masks)
+    if parts.logits is None or parts.words is None or targets is None or len(targets) < 2:
+        raise UnsupportedError(f"{name} returns no logits for the tokens of one sequence: there is no loss to train by")
+    logits: Any = reader.value(reader.env[parts.logits])
+    assert isinstance(logits, Vector)
+    count = len(targets)
+    logits = logits.reshape(-1)[:count]
+    words = unit_vectors(parts.words[1].tolist()[:count], logits.width.factor) if parts.head == parts.words[0] else None
+    loss = cross_entropy_of(logits, unit_vectors(targets, logits.width.factor), words)
+    kept = [probe for probe in probes if probe.name in WATCHED]
+    return laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
+
+
+def _kind(optimiser: Any) -> str:
+    name = type(optimiser).__name__
+    if name not in KINDS or not hasattr(optimiser, "param_groups"):
+        raise ArgumentError("optimiser", name, f"an optimiser of torch.optim: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
+    """The learning rate of each parameter; Muon's own factor of it is in it."""
+    step = optimiser(module)
+    names = {id(p): name for name, p in module.named_parameters()}
+    rates: dict[str, float] = {}
+    for group in step.param_groups:
+        for p in group["params"]:
+            rate = float(group["lr"])
+            if type(step).__name__ == "Muon":
+                rows, columns = p.shape
+                matched = group.get("adjust_lr_fn") == "match_rms_adamw"
+                rate *= 0.2 * math.sqrt(max(rows, columns)) if matched else math.sqrt(max(1.0, rows / columns))
+            if id(p) in names:
+                rates[names[id(p)]] = rate
+    return rates
+
+
+def makes_module(build: Any, width: int) -> bool:
+    """Whether a function of the width returns a PyTorch module."""
+    try:
+        return isinstance(build(width), torch.nn.Module)
+    except Exception:  # errors of a program are reported where it is made
+        return False

@@ -14,7 +14,8 @@ from .._program import Program
 from ..language import TraceError, Value
 from ..language._array import Take
 from ..language._probe import Probe
-from ._aten_ops import OPS, VALUES, Call, numbers
+from ._aten_arithmetic import VALUES, Call, numbers
+from ._aten_ops import apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._draws import Draws, Random
 from ._export import (
@@ -170,10 +171,8 @@ class Reader:
         name = name_of(node)
         target = str(node.target) if name != "getitem" else "getitem"
         try:
-            if name not in OPS:
-                raise Refusal("this operation is not supported; docs/torch.md lists those that are")
-            call = Call(self.draws, name, self._arguments(node), node.meta.get("val"), self._probe_of(node))
-            return OPS[name](call)
+            call = Call(self.draws, node.meta.get("val"), self._probe_of(node))
+            return apply_op(name, call, self._arguments(node))
         except Exception as error:
             said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
             reason = said.get(type(error), f"{type(error).__name__}: {error}")

@@ -82,7 +82,7 @@ def structure(graph: Graph) -> Structure:
     for node in graph.nodes:
         for path in paths_of(node):
             inside.setdefault(path, []).append(node)
-    found: list[tuple[Block, ...]] = []
+    stacks: list[tuple[Block, ...]] = []
     for paths in _numbered(inside):
         blocks: list[Block] = []
         for path in paths:
@@ -92,16 +92,16 @@ def structure(graph: Graph) -> Structure:
                 break
             blocks.append(block)
         if len(blocks) == len(paths):
-            found.append(tuple(blocks))
-    found = found or _loops(graph) or _whole(graph)
-    if not 1 <= len(found) <= 2:
+            stacks.append(tuple(blocks))
+    stacks = stacks or _loops(graph) or _whole(graph)
+    if not 1 <= len(stacks) <= 2:
         raise UnsupportedError(
             "no blocks were found: an audit needs modules with numbered paths, such as layers.0, layers.1, each of "
-            f"which adds branches to a stream (1, tokens, width); stacks of such modules found: {len(found)}"
+            f"which adds branches to a stream (1, tokens, width); stacks of such modules found: {len(stacks)}"
         )
     order = {node: k for k, node in enumerate(graph.nodes)}
-    found.sort(key=lambda stack: order[stack[0].stream])
-    return Structure(graph, tuple(found), *_head(graph, found))
+    stacks.sort(key=lambda stack: order[stack[0].stream])
+    return Structure(graph, tuple(stacks), *_head(graph, stacks))
 
 
 def _loops(graph: Graph) -> list[tuple[Block, ...]]:
@@ -112,20 +112,19 @@ def _loops(graph: Graph) -> list[tuple[Block, ...]]:
             if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
                 starts.setdefault(match[1], node)
     order = {node: k for k, node in enumerate(graph.nodes)}
-    found = []
+    stacks = []
     for paths in _numbered(starts):
         cuts = [order[starts[path]] for path in paths]
         blocks: list[Block] = []
         for path, start, stop in zip(paths, cuts, [*cuts[1:], len(order)], strict=True):
             nodes = graph.nodes[start:stop]
-            before = (
-                blocks[-1].stream if blocks else next(filter(partial(_random, graph), nodes[0].all_input_nodes), None)
-            )
+            random = (x for x in nodes[0].all_input_nodes if _random(graph, x))
+            before = blocks[-1].stream if blocks else next(random, None)
             block = None if before is None else _block(graph, path, nodes, before, None)
             blocks += [] if block is None else [block]
         if len(blocks) == len(paths) > 1:
-            found.append(tuple(blocks))
-    return found
+            stacks.append(tuple(blocks))
+    return stacks
 
 
 def _numbered(inside: Iterable[str]) -> list[list[str]]:
@@ -218,17 +217,25 @@ def _terms(graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]) -> l
 
 
 def _back(
-    graph: Graph, roots: Iterable[Node], stop: Iterable[Node] = (), within: set[Node] | None = None
+    graph: Graph,
+    roots: Iterable[Node],
+    stop: Iterable[Node] = (),
+    within: set[Node] | None = None,
+    ends: Callable[[Node], Any] = lambda x: False,
 ) -> Iterator[Node]:
-    """All that nodes depend on and that is random, the nearest first, up to nodes that stop it, and inside a block."""
-    ended, pending, seen = set(stop), list(roots), set(roots)
+    """All that nodes depend on and that is random, the nearest first.
+
+    The search goes up to nodes in `stop`, stays inside `within`, and does not go past nodes for which `ends` is true.
+    """
+    stopped, pending, seen = set(stop), list(roots), set(roots)
     while pending:
         for x in pending.pop(0).all_input_nodes:
-            inside = x not in ended and (within is None or x in within)
+            inside = x not in stopped and (within is None or x in within)
             if x not in seen and inside and x.op == "call_function" and _random(graph, x):
                 seen.add(x)
-                pending.append(x)
                 yield x
+                if not ends(x):
+                    pending.append(x)
 
 
 def matrix_of(graph: Graph, node: Node) -> str | None:
@@ -243,19 +250,8 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
 
 def _nearest(graph: Graph, root: Node, carriers: Iterable[Node]) -> list[Node]:
     """The matrices that act last before a node."""
-    if matrix_of(graph, root):
-        return [root]
-    ended, found, pending, seen = set(carriers), [], [root], {root}
-    while pending:
-        for x in pending.pop(0).all_input_nodes:
-            if x in seen or x in ended or x.op != "call_function" or not _random(graph, x):
-                continue
-            seen.add(x)
-            if matrix_of(graph, x):
-                found.append(x)
-            else:
-                pending.append(x)
-    return found
+    is_matrix = partial(matrix_of, graph)
+    return [root] if is_matrix(root) else list(filter(is_matrix, _back(graph, [root], carriers, ends=is_matrix)))
 
 
 def _matrices(
@@ -283,14 +279,14 @@ def _matrices(
         for soft in (x for x in _back(graph, [branch], carriers, own) if name_of(x) in SOFTMAX):
             for kind, node in zip(("query", "key", "value"), _attended(graph, soft), strict=True):
                 say(kind, near(node) if node not in carriers else [])
-    found: dict[str, list[str]] = {}
+    parameters: dict[str, list[str]] = {}
     for node in nodes:
         parameter = matrix_of(graph, node)
         if parameter is not None:
             said = kinds.get(parameter) or {"in" if _shape(node.args[0])[-1] == width else "out"}
-            place = found.setdefault(said.pop() if len(said) == 1 else "qkv", [])
-            place += [] if parameter in place else [parameter]
-    return found
+            same = parameters.setdefault(said.pop() if len(said) == 1 else "qkv", [])
+            same += [] if parameter in same else [parameter]
+    return parameters
 
 
 def _active(matrices: list[Node]) -> list[Node]:
@@ -315,8 +311,8 @@ def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
     if name_of(soft) == "scaled_dot_product_attention":
         return tuple(soft.args[:3])
     products = ("matmul", "bmm", "baddbmm")
-    made = (x for x in _back(graph, [soft]) if name_of(x) in products and not matrix_of(graph, x))
-    score, pending = next(made, None), list(soft.users)
+    scores = (x for x in _back(graph, [soft]) if name_of(x) in products and not matrix_of(graph, x))
+    score, pending = next(scores, None), list(soft.users)
     if score is None:
         raise UnsupportedError(f"a softmax in {path_of(soft)} is of other numbers than products of queries and keys")
     at = 1 if name_of(score) == "baddbmm" else 0

@@ -175,7 +175,7 @@ def of_module(
     """A function of the width, its step, learning rates and ids; of one that makes modules, as one of programs."""
     if "torch" not in sys.modules:  # without it there is no module
         return build, optimiser, lr, ids
-    from ...torch._training import makes_module, training
+    from ...torch._network import makes_module, training
 
     first = next((n for n in widths or Request.default_widths if isinstance(n, int)), 0)
     if not makes_module(build, first):

@@ -1,0 +1,333 @@
+"""Sums, products, powers, functions, means and norms of the tensors of a module, as ATen operations ask for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import language as ns
+from ._axes import Coordinates, Floats, Pairs, Refusal, Root, Scalars, Shape, Vectors, along_last
+from ._draws import Draws, Random
+from ._rotary import settled
+
+MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0
+Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates or Random
+VALUES = (Vectors, Scalars, Coordinates, Pairs, Random)
+
+
+class Call:
+    """One node of the graph: the random objects, what the node returns (shapes alone), and how to add probes."""
+
+    def __init__(self, draws: Draws, made: Any, probe: Callable[..., None]) -> None:
+        self.draws, self.made, self.probe = draws, made, probe
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the result."""
+        return tuple(self.made.shape)
+
+    def vectors(self, x: Tensor) -> Vectors:
+        """The argument as vectors; given numbers have their coordinates along the last axis."""
+        x = self.settled(x)
+        if isinstance(x, torch.Tensor) and x.ndim and x.is_floating_point():
+            return Vectors.of(along_last(numbers(x), -1))
+        if not isinstance(x, Vectors):
+            raise Refusal(f"needs vectors, got {kind(x)}")
+        return x
+
+    def settled(self, x: Tensor) -> Tensor:
+        """Vectors, scalars or numbers: nothing that waits to be recognised."""
+        if isinstance(x, Random):
+            return self.draws.vectors(x)
+        if isinstance(x, Pairs):
+            raise Refusal("pairs of coordinates that are not set end to end")
+        return settled(x) if isinstance(x, Coordinates) else x
+
+
+def kind(x: Tensor) -> str:
+    """What an argument is, for messages."""
+    names = {Vectors: "vectors", Scalars: "scalars", Coordinates: "coordinates", Random: "a parameter"}
+    return names.get(type(x), "numbers" if isinstance(x, torch.Tensor | float | int | bool) else type(x).__name__)
+
+
+def numbers(x: Any) -> Floats:
+    """Constants as an array."""
+    return np.asarray(x.detach().cpu().double().numpy() if isinstance(x, torch.Tensor) else x, dtype=float)
+
+
+def as_list(x: Any) -> list[Any]:
+    """Axes or sizes, of which there may be one."""
+    return list(x) if isinstance(x, list | tuple) else [x]
+
+
+def _aligned(a: Vectors, b: Vectors) -> tuple[ns.Vector, ns.Vector, int]:
+    """Both, and where their coordinates are, counted from the last axis."""
+    if b.from_end != a.from_end:
+        raise Refusal("vectors whose coordinates are along different axes meet")
+    return a.plain(), b.plain(), a.from_end
+
+
+def _uniform(c: Floats, at: int) -> Floats | None:
+    """Constants without the axis of the coordinates, if they do not differ along it."""
+    if c.ndim < -at:
+        return c
+    c = np.moveaxis(c, at, -1)
+    return c[..., 0] if c.shape[-1] == 1 or np.ptp(c, axis=-1).max() == 0 else None
+
+
+def _without(s: Scalars, at: int) -> ns.Scalar:
+    """Scalars without the axis of the coordinates, which they must have once for all of them."""
+    value = s.value
+    if value.ndim < -at:
+        return value
+    if value.shape[at] != 1:
+        raise Refusal("scalars that differ along the coordinates of vectors")
+    return value[(..., 0, *(slice(None),) * (-at - 1))]
+
+
+def _vectors(value: ns.Vector, at: int) -> Vectors:
+    return Vectors.of(value, value.ndim + 1 + at)
+
+
+def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """The sum of any two tensors."""
+    if isinstance(b, VALUES) and not isinstance(a, VALUES):
+        a, b = b, a
+    pair = [x for x in (a, b) if isinstance(x, Coordinates)]
+    if pair and all(isinstance(x, Coordinates) or x is pair[0].x for x in (a, b)):
+        left, right = Coordinates.of(a), Coordinates.of(b)
+        if left.x is right.x and left.shape[-1] == right.shape[-1]:
+            return left.add(right)
+    a, b = call.settled(a), call.settled(b)
+    if isinstance(a, Scalars) and isinstance(b, Vectors):
+        a, b = b, a
+    return _add_to_vectors(call, a, b) if isinstance(a, Vectors) else _add_to_scalars(call, a, b)
+
+
+def _add_to_vectors(call: Call, a: Vectors, b: Tensor) -> Tensor:
+    if isinstance(b, Vectors):
+        x, y, at = _aligned(a, b)
+        return _vectors(x + y, at)
+    at = a.from_end
+    if isinstance(b, Scalars):
+        if len(b.shape) >= -at and b.shape[at] != 1:  # one for each coordinate: relative positions of heads
+            return add(call, call.draws.scalars(a), b)
+        return _vectors(a.plain() + _without(b, at), at)
+    c = numbers(b)
+    if not c.any():
+        return a.expand(np.broadcast_shapes(a.shape, c.shape))
+    if (c <= MASKED).any():
+        return add(call, call.draws.scalars(a), b)
+    same = _uniform(c, at)
+    return _vectors(a.plain() + (along_last(c, at) if same is None else same), at)
+
+
+def _add_to_scalars(call: Call, a: Scalars, b: Tensor) -> Scalars:
+    plain = Scalars(a.base, a.factor).value  # without the mask, which the sum has again
+    if isinstance(b, Scalars):
+        total = Scalars(plain + Scalars(b.base, b.factor).value)
+        for scores in (a, b):
+            total = total if scores.allowed is None else total.masked(scores.allowed)
+        return total
+    c = numbers(b)
+    shape = np.broadcast_shapes(a.shape, c.shape)
+    if not c.any():
+        return a if a.shape == shape else Scalars(a.value + c)
+    if (low := c <= MASKED).any():
+        return _add_to_scalars(call, a, np.where(low, 0.0, c)).masked(np.broadcast_to(~low, shape))
+    root = a.root
+    if root is not None and root.power == 1 and a.factor == 1 and c.size == 1:
+        return Scalars(plain + c, root=Root(root.vectors, root.eps + float(c.ravel()[0])))
+    return Scalars(plain + c) if a.allowed is None else Scalars(plain + c).masked(a.allowed)
+
+
+def add_scaled(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
+    """a + alpha · other."""
+    return add(call, a, other if alpha == 1 else multiply(call, other, float(alpha)))
+
+
+def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
+    """The product of any two tensors."""
+    b = other
+    if isinstance(b, VALUES) and not isinstance(a, VALUES):
+        a, b = b, a
+    if not isinstance(a, VALUES):
+        return torch.as_tensor(numbers(a) * numbers(b))
+    if isinstance(a, Vectors | Coordinates | Random) and not isinstance(b, VALUES):
+        return _scaled(call, a, numbers(b))
+    a, b = call.settled(a), call.settled(b)
+    if isinstance(a, Scalars) and isinstance(b, Vectors):
+        a, b = b, a
+    if isinstance(a, Vectors):
+        return _multiply_vectors(call, a, b)
+    if isinstance(b, Scalars):
+        return Scalars(a.value * b.value)
+    c = numbers(b)
+    if c.size == 1 and c.ndim <= len(a.shape):
+        return Scalars(a.base, a.factor * float(c.ravel()[0]), a.allowed)
+    return Scalars(a.value * c)
+
+
+def _multiply_vectors(call: Call, a: Vectors, b: Vectors | Scalars) -> Vectors:
+    if a is b:
+        x = a.plain()
+        square = _vectors(x * x, a.from_end)
+        call.draws.squares[square.value] = a
+        return square
+    if isinstance(b, Vectors):
+        x, y, at = _aligned(a, b)
+        return _vectors(x * y, at)
+    root = b.root
+    one_each = tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
+    if root is not None and root.power == -0.5 and root.vectors is a and b.shape == one_each:
+        return _vectors(ns.rms_norm(a.plain(), root.eps, gain=b.factor), a.from_end)
+    return _vectors(_without(b, a.from_end) * a.plain(), a.from_end)
+
+
+def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
+    if isinstance(a, Coordinates):
+        return a.scale(c)
+    if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
+        return a
+    a = call.vectors(a)
+    at = a.from_end
+    same = _uniform(c, at)
+    if same is None and at == -1:
+        return Coordinates.of(a).scale(c)
+    if same is None:
+        return _vectors(a.plain() * along_last(np.broadcast_to(c, a.shape), at), at)
+    return a.expand(np.broadcast_shapes(a.shape, c.shape)) if (same == 1).all() else _vectors(same * a.plain(), at)
+
+
+def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
+    """The quotient; vectors are divided by numbers and scalars."""
+    if not isinstance(other, VALUES):
+        return multiply(call, a, 1.0 / numbers(other))
+    if not isinstance(other, Scalars):
+        raise Refusal(f"divides by {kind(other)}: only numbers and scalars can divide")
+    if isinstance(a, VALUES):
+        return multiply(call, a, _raised(other, -1.0))
+    return Scalars(numbers(a) / other.value)
+
+
+def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
+    """x^k: of vectors for k = 1, 2, …"""
+    x, k = call.settled(x), float(numbers(exponent))
+    if isinstance(x, Scalars):
+        return _raised(x, k)
+    if not 1 <= k <= 8 or k != int(k):
+        raise Refusal(f"the power {k:g} of coordinates: positive integers up to 8 are read")
+    product = x
+    for _ in range(int(k) - 1):
+        product = multiply(call, x, product)
+    return product
+
+
+def rsqrt(call: Call, x: Tensor) -> Scalars:
+    """x^(−1/2), of scalars."""
+    if not isinstance(x, Scalars):
+        raise Refusal(f"of {kind(x)}: only of scalars, such as a mean square")
+    return _raised(x, -0.5)
+
+
+def _raised(x: Scalars, k: float) -> Scalars:
+    """x^k; of a mean square it waits to be multiplied by the vectors."""
+    if x.root is None:
+        return Scalars(1.0 / x.value if k == -1 else x.value**k)
+    root = Root(x.root.vectors, x.root.eps, x.root.power * k)
+    return Scalars(1.0 / x.base if k == -1 else x.base**k, x.factor**k, root=root)
+
+
+def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
+    """A function of coordinates or of scalars, by a function of the language that takes both."""
+
+    def apply(call: Call, x: Tensor) -> Tensor:
+        x = call.settled(x)
+        return Scalars(f(x.value)) if isinstance(x, Scalars) else _vectors(f(x.plain()), x.from_end)
+
+    return apply
+
+
+def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: bool = False) -> Tensor:
+    """Means, or sums, over axes: of coordinates they are scalars."""
+    x = call.settled(x)
+    over = sorted({axis % len(x.shape) for axis in (range(len(x.shape)) if dim is None else as_list(dim))})
+    factor = float(math.prod(x.shape[axis] for axis in over) if total else 1)
+    if keepdim:
+        shape = [1 if i in over else size for i, size in enumerate(x.shape)]
+    else:
+        shape = [size for i, size in enumerate(x.shape) if i not in over]
+    if isinstance(x, Scalars):
+        return Scalars(x.value.mean(axis=tuple(over)).reshape(*shape), factor)
+    rest = tuple(axis - (axis > x.axis) for axis in over if axis != x.axis)  # among the axes of the vectors
+    if x.axis not in over:
+        averages = Vectors.of(x.plain().mean(axis=rest), x.axis - sum(a < x.axis for a in over))
+        return multiply(call, averages.view(shape), factor)
+    square = call.draws.squares.get(x.value)
+    if square is None or square.axes != x.axes or rest:
+        scalars = ns.mean_dot(x.plain(), ns.ones(x.plain().width))
+        return Scalars((scalars.mean(axis=rest) if rest else scalars).reshape(*shape), factor)
+    return Scalars(_mean_squares(square).reshape(*shape), factor, root=None if total else Root(square))
+
+
+def _mean_squares(x: Vectors) -> ns.Scalar:
+    one = x.plain()[..., None]
+    return ns.mean_dot(one, one)[..., 0, 0]
+
+
+def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Scalars:
+    """The Euclidean norm of vectors."""
+    x = call.vectors(x)
+    if float(ord) != 2 or dim is None or [a % len(x.shape) for a in as_list(dim)] != [x.axis] or not keepdim:
+        raise Refusal("norms are read if they are Euclidean, of vectors, and keep the axis of the coordinates")
+    squares = _mean_squares(x).reshape(*(1 if i == x.axis else n for i, n in enumerate(x.shape)))
+    return Scalars(squares**0.5, math.sqrt(x.shape[x.axis]), root=Root(x, power=0.5))
+
+
+def clamp(call: Call, x: Tensor, min: float = math.inf, max: Any = None) -> Tensor:
+    """A bound that keeps a norm from being 0, which changes nothing: zero vectors stay zero."""
+    if not isinstance(x, Scalars) or x.root is None or float(min) > 1e-6 or max is not None:
+        raise Refusal("bounds are read where they keep a norm from being 0")
+    return x
+
+
+def variance(
+    call: Call,
+    x: Tensor,
+    dim: Any = (),
+    keepdim: bool = False,
+    unbiased: bool = True,
+    correction: Any = None,
+    root: bool = False,
+) -> Scalars:
+    """The variance of coordinates, or its root."""
+    x = call.vectors(x)
+    if [a % len(x.shape) for a in as_list(dim)] != [x.axis]:
+        raise Refusal("variances are read over the coordinates of vectors")
+    first, square = (mean(call, y, x.axis, keepdim).value for y in (x, multiply(call, x, x)))
+    size = x.shape[x.axis]
+    free = size - float(unbiased if correction is None else correction)
+    squares = (square - first * first) * (size / free)
+    return Scalars(squares**0.5 if root else squares)
+
+
+def normalised(
+    f: Callable[..., ns.Vector],
+    call: Call,
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer or root mean square norm over the last axis, with its weight and bias."""
+    x = call.vectors(x)
+    if len(normalized_shape) > 1 or not x.last:
+        raise Refusal("norms are read over the last axis alone, which must hold the coordinates")
+    y: Tensor = Vectors.of(f(x.plain(), eps))
+    y = y if weight is None else multiply(call, y, weight)
+    return y if bias is None else add(call, y, bias)
