@@ -8,7 +8,7 @@ from scipy import stats
 import netsor as ns
 from netsor.laws import Provenance
 from netsor.laws._attention_head import Head
-from netsor.laws._gaussian_mixture import compress
+from netsor.laws._mixture_components import compress
 
 from ..keep import keep
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from netsor.laws._attention_limit import power_rules
+from netsor.laws._attention_head import power_rules
 
 COUNTS = (1, 2, 3, 7, 16, 100)
 

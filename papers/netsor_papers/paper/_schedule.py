@@ -21,7 +21,8 @@ from netsor.engine._rng_keys import generator
 from netsor.engine.backends import Backend, Numpy
 from netsor.laws import Empirical, Estimate, HeadSum, Law, Mixture
 from netsor.laws._distance_estimator import kl_terms
-from netsor.laws._gaussian_mixture import GaussianMixture1D, compress
+from netsor.laws._gaussian_mixture import GaussianMixture1D
+from netsor.laws._mixture_components import compress
 from netsor.laws._replicas import Replicated, jackknife
 from netsor.studies import Arrays, Store, cache_key, derive_seed
 

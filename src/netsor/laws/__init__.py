@@ -1,13 +1,13 @@
 """Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
 
 from ._attention_limit import HeadSum, head_sum
-from ._compare import distances, kl, kolmogorov, paper_kl, plot, sliced_wasserstein, total_variation, wasserstein1
-from ._empirical import Empirical
+from ._compare import distances, kl, kolmogorov, plot, sliced_wasserstein, total_variation, wasserstein1
+from ._distance_estimator import paper_kl
 from ._estimate import Estimate
 from ._joint import Joint
 from ._law import Law
 from ._law_base import LawError, Provenance, load
-from ._mixture import Mixture
+from ._mixture import Empirical, Mixture
 
 __all__ = [
     "Empirical",

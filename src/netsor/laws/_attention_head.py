@@ -1,4 +1,7 @@
-"""The law of w, what one head adds to the variance of an output: independent samples, kept as small rules."""
+"""The law of w, what one head adds to the variance of an output, and of sums of independent w.
+
+Both are kept as small rules, one for each of several independent samples.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ import scipy
 from .._sobol import MAX_DIMENSION, Sobol
 from ..activations import row_softmax
 from ._estimate import Array
-from ._gaussian_mixture import compress
+from ._gaussian_mixture import GaussianMixture1D
+from ._mixture_components import CELL, cells, compress, two_points
 
 Rule = tuple[Array, Array]  # nodes, and weights of sum 1
+Rules = tuple[Array, Array]  # of several sets, (sets, nodes)
 
 
 class Head:
@@ -145,6 +150,76 @@ def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> A
         if (changed > 0).all():
             return changed
     return weights
+
+
+WIDEST = 0.1  # widest cell in log w
+NOTHING = 1e-26  # of the largest weight in a sum: what is below is seen by no digit of any result
+
+
+def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rules:
+    """The law of a sum of so many independent variables: by repeated squaring, each time with fewer nodes.
+
+    A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
+    which the errors of all parts (a fourth power each) still fall with m.
+    """
+    total, size = count, 1
+    result: Rules | None = None
+    done = 0
+    base = _compress_rules(nodes, weights, _width(cell, total, 1), least=0.0)
+    while True:
+        if count & 1:
+            done += size
+            result = base if result is None else _sum(result, base, _width(cell, total, done))
+        count >>= 1
+        size *= 2
+        if not count:
+            assert result is not None
+            return result
+        base = _twice(base, _width(cell, total, size))
+
+
+def _width(cell: float, total: int, part: int) -> float:
+    return min(max(WIDEST, cell), cell * math.sqrt(total / part))
+
+
+def _sum(a: Rules, b: Rules, cell: float) -> Rules:
+    sets = len(a[0])
+    nodes, weights = a[0][:, :, None] + b[0][:, None], a[1][:, :, None] * b[1][:, None]
+    return _normed(_compress_rules(nodes.reshape(sets, -1), weights.reshape(sets, -1), cell))
+
+
+def _twice(a: Rules, cell: float) -> Rules:
+    """The sum of two of one law: a pair and its mirror image are one node."""
+    i, j = np.triu_indices(a[0].shape[1])
+    return _normed(_compress_rules(a[0][:, i] + a[0][:, j], np.where(i == j, 1.0, 2.0) * a[1][:, i] * a[1][:, j], cell))
+
+
+def _compress_rules(nodes: Array, weights: Array, cell: float, least: float = NOTHING) -> Rules:
+    """Two nodes a cell instead of many (see `compress`)."""
+    count = len(nodes)
+    keep = weights > least * weights.max(axis=1, keepdims=True)
+    var = nodes[keep]
+    index, unit = cells(var, keep.sum(axis=1), cell)
+    found = two_points(var, weights[keep], index, unit)
+    mass = found.mass.reshape(count, -1)
+    some = mass.any(axis=0)  # where any set has a node
+    upper = mass * found.share.reshape(count, -1)
+    pairs = ((found.high, found.low), (upper, mass - upper))
+    made = [np.concatenate([a.reshape(count, -1)[:, some] for a in pair], axis=1) for pair in pairs]
+    return made[0], made[1]
+
+
+def _normed(rules: Rules) -> Rules:
+    """With weights of sum 1: else rounding errors would grow with every squaring."""
+    return rules[0], rules[1] / rules[1].sum(axis=1, keepdims=True)
+
+
+def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:
+    """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
+    some = weights > 0
+    labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
+    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), labels)
+    return GaussianMixture1D(np.zeros_like(var), var, weight)
 
 
 MOMENTS = 8  # how many moments of w are computed

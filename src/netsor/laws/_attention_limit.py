@@ -20,97 +20,16 @@ import scipy
 
 from .._array_api import single_threaded
 from ..activations import row_softmax
-from ._attention_head import Head, Scores, alike, head_law, power_moments
-from ._checked import checked_heads, real
+from ._attention_head import Head, Scores, alike, head_law, joined, power_moments, power_rules
 from ._correction import WithCorrection
 from ._estimate import Array, Estimate, combined
-from ._gaussian_mixture import (
-    CELL,
-    GaussianMixture1D,
-    cell_width,
-    cells,
-    compress,
-    normal_moment,
-    two_points,
-    weighted,
-)
+from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
 from ._law import Law
-from ._law_base import Provenance
+from ._law_base import Provenance, checked_heads, real
 from ._mixture import Mixture
+from ._mixture_components import CELL, cell_width
 from ._numerics import log_mean
 from ._replicas import Replicated, spread
-
-Rules = tuple[Array, Array]
-
-WIDEST = 0.1  # widest cell in log w
-NOTHING = 1e-26  # of the largest weight in a sum: what is below is seen by no digit of any result
-
-
-def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rules:
-    """The law of a sum of so many independent variables: by repeated squaring, each time with fewer nodes.
-
-    A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
-    which the errors of all parts (a fourth power each) still fall with m.
-    """
-    total, size = count, 1
-    result: Rules | None = None
-    done = 0
-    base = _compress_rules(nodes, weights, _width(cell, total, 1), least=0.0)
-    while True:
-        if count & 1:
-            done += size
-            result = base if result is None else _sum(result, base, _width(cell, total, done))
-        count >>= 1
-        size *= 2
-        if not count:
-            assert result is not None
-            return result
-        base = _twice(base, _width(cell, total, size))
-
-
-def _width(cell: float, total: int, part: int) -> float:
-    return min(max(WIDEST, cell), cell * math.sqrt(total / part))
-
-
-def _sum(a: Rules, b: Rules, cell: float) -> Rules:
-    sets = len(a[0])
-    nodes, weights = a[0][:, :, None] + b[0][:, None], a[1][:, :, None] * b[1][:, None]
-    return _normed(_compress_rules(nodes.reshape(sets, -1), weights.reshape(sets, -1), cell))
-
-
-def _twice(a: Rules, cell: float) -> Rules:
-    """The sum of two of one law: a pair and its mirror image are one node."""
-    i, j = np.triu_indices(a[0].shape[1])
-    return _normed(_compress_rules(a[0][:, i] + a[0][:, j], np.where(i == j, 1.0, 2.0) * a[1][:, i] * a[1][:, j], cell))
-
-
-def _compress_rules(nodes: Array, weights: Array, cell: float, least: float = NOTHING) -> Rules:
-    """Two nodes a cell instead of many (see `compress`)."""
-    count = len(nodes)
-    keep = weights > least * weights.max(axis=1, keepdims=True)
-    var = nodes[keep]
-    index, unit = cells(var, keep.sum(axis=1), cell)
-    found = two_points(var, weights[keep], index, unit)
-    mass = found.mass.reshape(count, -1)
-    some = mass.any(axis=0)  # where any set has a node
-    upper = mass * found.share.reshape(count, -1)
-    pairs = ((found.high, found.low), (upper, mass - upper))
-    made = [np.concatenate([a.reshape(count, -1)[:, some] for a in pair], axis=1) for pair in pairs]
-    return made[0], made[1]
-
-
-def _normed(rules: Rules) -> Rules:
-    """With weights of sum 1: else rounding errors would grow with every squaring."""
-    return rules[0], rules[1] / rules[1].sum(axis=1, keepdims=True)
-
-
-def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:
-    """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
-    some = weights > 0
-    labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
-    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), labels)
-    return GaussianMixture1D(np.zeros_like(var), var, weight)
-
 
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
 MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too

@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._array_api import one_blas_thread
-from .._mpl_style import DOTTED, GREY
 from .._validate import Rng, shown
-from ._checked import checked_draws, checked_generator, numbers, whole
 from ._distance_estimator import DistanceEstimator
-from ._empirical import Empirical
 from ._estimate import Array, Estimate, combined
 from ._joint import Joint
 from ._law import Law
-from ._law_base import LawBase, LawError, Provenance
+from ._law_base import LawBase, LawError, Provenance, checked_draws, checked_generator, numbers, whole
 from ._mixture import Mixture
 from ._numerics import integrated, resolved
-from ._plot import COLOURS, DENSITY_POINTS, add_arrows, add_line, curve_of, is_axes, range_of
+from ._plot import plot_laws
 from ._replicas import Replicas, average
 
 DRAWS = 4000  # of the Monte Carlo estimate of a joint KL
@@ -353,46 +349,6 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     return Estimate(value, combined(over, float(np.mean([one.error for one in found]))), p.sources | q.sources)
 
 
-def paper_kl(
-    finite: npt.ArrayLike | Empirical, limit: npt.ArrayLike | Empirical, grid: npt.ArrayLike | None = None
-) -> float:
-    """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500 points, from draws of each.
-
-    Both estimates have 1e-12 added and are normalised by the trapezoidal rule. It cannot see below about 5e-4: `ns.kl`
-    can, and docs/reproduce.md shows it.
-
-    Parameters
-    ----------
-    finite : array_like or Empirical
-        Draws at finite width.
-    limit : array_like or Empirical
-        Draws of the limit.
-    grid : array_like, optional
-        The points, which span both samples unless given (the paper's span the draws of all trials).
-
-    Returns
-    -------
-    float
-        The estimate, without an error.
-
-    Examples
-    --------
-    >>> law = ns.paper.layer().law(n=ns.inf)
-    >>> same = ns.paper_kl(law.rvs(50_000, seed=0), law.rvs(50_000, seed=1))  # of a law and itself
-    >>> print(f"{same:.0e}")
-    4e-04
-    """
-    a, b = (law if isinstance(law, Empirical) else Empirical(law) for law in (finite, limit))
-    if grid is None:
-        grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
-    y = numbers(grid, "paper_kl", "grid")
-    if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
-        raise LawError("paper_kl", "grid", grid, "two or more points, each above the one before")
-    f, g = (law.pdf(y) + 1e-12 for law in (a, b))
-    f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
-    return float(np.trapezoid(f * np.log(f / g), y))
-
-
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     """Plot densities, and below them the difference of each from the last.
 
@@ -426,38 +382,4 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not listed or len(names) != len(laws):
         raise LawError("plot", "labels", labels, f"{len(laws)} names, one for each law")
-    top, bottom = _pair(ax)
-    low, high = zip(*(range_of(law) for law in laws), strict=True)
-    y = np.linspace(min(low), max(high), DENSITY_POINTS)
-    curves = [curve_of(law, y) for law in laws]
-    last, last_error = curves[-1]
-    for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
-        colour = COLOURS[k % len(COLOURS)]
-        line = "-" if k == len(laws) - 1 else DOTTED
-        add_line(top, y, density, error, colour, line, name)
-        add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
-        if k < len(laws) - 1 and bottom is not None:
-            add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
-    top.set(ylabel="density", ylim=(0, None))
-    if bottom is not None:
-        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-        bottom.set(ylabel="difference")
-    (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
-    top.legend(loc="best")
-    return top if bottom is None else np.array([top, bottom])
-
-
-def _pair(ax: Any) -> tuple[Any, Any]:
-    """The axes for densities and for differences, None if these are not wanted."""
-    if ax is None:
-        import matplotlib.pyplot as plt  # slow to import
-
-        figure = plt.figure(layout="constrained")
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
-        return top, bottom
-    if is_axes(ax):
-        return ax, None
-    listed = isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2
-    if not listed or not all(map(is_axes, ax)):
-        raise LawError("plot", "ax", ax, "one of matplotlib's axes, or two of them")
-    return ax[0], ax[1]
+    return plot_laws(laws, names, ax)

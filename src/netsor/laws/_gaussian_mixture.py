@@ -1,7 +1,4 @@
-"""Weighted sums of Gaussians Σ_i w_i N(m_i, v_i), of one variable and of several: densities, probabilities, draws.
-
-Many Gaussians of one variable are replaced by fewer with nearly the same density (`compress`, `binned`, `merged`).
-"""
+"""Weighted sums of Gaussians Σ_i w_i N(m_i, v_i), of one variable and of several: densities, probabilities, draws."""
 
 from __future__ import annotations
 
@@ -17,16 +14,11 @@ import scipy
 
 from .._executors import thread_pool
 from .._sobol import Sobol
-from ._checked import MAX_MAGNITUDE
 from ._estimate import Array, Estimate, combined, student
-from ._law_base import LawError
+from ._law_base import MAX_MAGNITUDE, LawError
 from ._replicas import Replicas, average, batches, tail_error
 
 TABLE_ENTRIES_PER_BATCH = 2**20  # entries of a table (points × components) computed at a time: 8 MiB, about a cache
-CELL = 0.01  # width of a cell in log v, in `compress`
-CELLS = 400  # most cells in `compress`
-MAX_COMPONENTS = 1000  # components above which they are replaced by fewer
-LATTICE = 16  # lattice steps in one standard deviation, in `binned`
 ROOT = float(np.sqrt(2 * np.pi))
 
 
@@ -111,149 +103,6 @@ def _density(z: Array, std: Array) -> Array:
 
 def _distribution(z: Array, std: Array) -> Array:
     return np.asarray(scipy.special.ndtr(z))
-
-
-def cell_width(span: float, cell: float = CELL) -> float:
-    """The width of cells for variances of this span in log v."""
-    return float(cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))))
-
-
-def compress(
-    var: Array, weight: Array | None = None, labels: npt.NDArray[np.intp] | None = None, cell: float = CELL
-) -> tuple[Array, Array]:
-    """Few variances and weights instead of many, for mixtures of N(0, v).
-
-    Cells of width h in log v, and in each the two-point rule with the cell's mass, mean, variance and third moment of
-    v, so exact for cubics in v; its nodes lie in the cell. The density at y errs by about (h/2)⁴/4! of 1/√v: 3e-11 with
-    h = 0.01. Where variances span more than CELLS such cells, h is doubled until they do not.
-
-    With `labels` (blocks 0, 1, …, of the variances) the weights are (nodes, blocks): the rule of all, in each cell
-    with the mass and the mean of each block, so that the blocks add up to the whole.
-    """
-    w = np.full(len(var), 1 / len(var)) if weight is None else weight
-    index, unit = cells(var, np.array([len(var)]), cell)
-    found = two_points(var, w, index, unit)
-    keep = found.mass > 0
-    nodes = np.concatenate([found.high[keep], found.low[keep]])
-    if labels is None:
-        upper = found.mass * found.share
-        return nodes, np.concatenate([upper[keep], (found.mass - upper)[keep]])
-    blocks = int(labels.max()) + 1
-    each = np.bincount(index * blocks + labels, w, len(unit) * blocks).reshape(-1, blocks)
-    off = np.bincount(index * blocks + labels, w * found.centred, len(unit) * blocks).reshape(-1, blocks)
-    width = np.where(found.reach > 0, 2 * found.reach, np.inf)[:, None]
-    # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
-    upper = each * found.share[:, None] + off / width
-    return nodes, np.concatenate([upper[keep], (each - upper)[keep]])
-
-
-def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDArray[np.intp], Array]:
-    """The cell of each variance and the middle of each cell, for sets of so many variances, each with its own cells."""
-    x = np.log(var)
-    starts = np.cumsum(sizes) - sizes
-    lowest, highest = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
-    h = np.array([cell_width(span, cell) for span in highest - lowest])
-    x /= h[0] if np.ptp(h) == 0 else np.repeat(h, sizes)
-    place = np.floor(x, out=x).astype(np.intp)  # the same cells for every sample: what differs between them is noise
-    first, last = (np.floor(end / h).astype(np.intp) for end in (lowest, highest))
-    most = int((last - first).max()) + 1
-    place += np.repeat(most * np.arange(len(sizes)) - first, sizes)
-    return place, np.exp(h[:, None] * (first[:, None] + np.arange(most) + 0.5)).ravel()
-
-
-class TwoPoints(NamedTuple):
-    """Two-point rules of cells: mass, both nodes, the share of the mass that the higher one has, half their distance.
-
-    That distance is relative to the middle of the cell, as is `centred`: each variance less the mean of its cell.
-    """
-
-    mass: Array
-    high: Array
-    low: Array
-    share: Array
-    reach: Array
-    centred: Array
-
-
-def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -> TwoPoints:
-    """Of each cell the rule with its mass, mean, variance and third moment."""
-    v = var / unit[index] - 1
-    mass = np.asarray(np.bincount(index, w, len(unit)), dtype=np.float64)
-    safe = np.where(mass > 0, mass, 1.0)
-    mean = np.bincount(index, w * v, len(unit)) / safe
-    centred = v - mean[index]
-    moment = w * centred * centred
-    second = np.bincount(index, moment, len(unit)) / safe
-    third = np.bincount(index, moment * centred, len(unit)) / safe
-    lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
-    reach = np.sqrt(second + lean**2)
-    share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
-    middle = 1 + mean + lean
-    return TwoPoints(mass, unit * (middle + reach), unit * (middle - reach), share, reach, centred)
-
-
-class Blocks(NamedTuple):
-    """Which block each of some components belongs to, and how many blocks there are."""
-
-    labels: npt.NDArray[np.intp]
-    number: int
-
-    def of(self, which: npt.NDArray[np.intp]) -> Blocks:
-        """The same for some of the components."""
-        return Blocks(self.labels[which], self.number)
-
-
-def summed(index: npt.NDArray[np.intp], weight: Array, size: int, blocks: Blocks | None) -> Array:
-    """Weights added up by index, (size,), or (size, blocks)."""
-    if blocks is None:
-        return np.bincount(index, weight, size).astype(np.float64)
-    place = index * blocks.number + blocks.labels
-    return np.bincount(place, weight, size * blocks.number).astype(np.float64).reshape(size, blocks.number)
-
-
-def binned(
-    mean: Array, var: float, weight: Array, blocks: Blocks | None = None, lattice: int = LATTICE
-) -> GaussianMixture1D:
-    """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points.
-
-    A mean at a share t of a step is widened by t (1 − t) steps squared; the average of that is taken off (a sixth, if
-    the means are spread; nothing, if they are all one). With 16 steps to a standard deviation what is left is below
-    1e-5 of the density. With blocks, the weights are (nodes, blocks).
-    """
-    step = float(np.sqrt(var)) / lattice
-    place = (mean - mean.min()) / step
-    left = np.floor(place).astype(np.intp)
-    share = place - left
-    at, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
-    twice = None if blocks is None else Blocks(np.tile(blocks.labels, 2), blocks.number)
-    total = summed(index, np.concatenate([weight * (1 - share), weight * share]), len(at), twice)
-    mass = weight.sum()
-    widened = weight @ (share * (1 - share)) / mass if mass > 0 else 0.0
-    return GaussianMixture1D(mean.min() + step * at, np.full(len(at), var - widened * step**2), total)
-
-
-def merged(given: GaussianMixture1D, blocks: Blocks | None = None) -> GaussianMixture1D:
-    """Few of many Gaussians of different means and variances: cells of log v, each of one variance, on a lattice.
-
-    Within a cell of width 0.02 variances differ from their mean by 1% at most, which over many components is second
-    order in the density: it errs by about 1e-5 of its largest value (7e-5 for 3,000 components), so by more than that
-    of its own in the tails. With blocks, the weights are (nodes, blocks). A few Gaussians, or those that are not fewer
-    on a lattice, stay as they are.
-    """
-    every = np.arange(len(given.mean))
-    if len(every) > MAX_COMPONENTS:
-        x = np.log(given.var)
-        place = np.floor(x / cell_width(float(np.ptp(x)), 2 * CELL)).astype(np.intp)
-        parts = []
-        for cell in np.unique(place):
-            k = np.flatnonzero(place == cell)
-            total = given.weight[k].sum()
-            var = float(given.weight[k] @ given.var[k] / total) if total > 0 else float(given.var[k].mean())
-            parts.append(binned(given.mean[k], var, given.weight[k], None if blocks is None else blocks.of(k)))
-        made = GaussianMixture1D(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        if 2 * len(made.mean) < len(every):
-            return made
-    return given._replace(weight=summed(every, given.weight, len(every), blocks))
 
 
 ND_TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas) computed at a time: 1 MiB, in cache

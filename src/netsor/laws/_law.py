@@ -1,4 +1,4 @@
-"""Laws of one variable: the methods of scipy.stats, and the same methods with standard errors.
+"""Laws of one variable, with the methods of scipy.stats.
 
 A subclass defines the density, the distribution function and the moments with their errors; the rest follows from
 these. The components of a law may have a relative error ε, from Gaussian expectations or single precision. Then `doubt`
@@ -14,156 +14,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from .._array_api import single_threaded
 from .._validate import Rng, as_number, flag
-from ._checked import Size, checked_generator, checked_order, checked_shape, levels, points
 from ._estimate import Array, Estimate, combined
-from ._law_base import KINDS, LawBase, LawError, Provenance
-from ._numerics import entropy, expectation, log_share, quantiles
+from ._law_base import (
+    KINDS,
+    LawBase,
+    LawError,
+    Provenance,
+    Size,
+    checked_generator,
+    checked_order,
+    checked_shape,
+    levels,
+)
+from ._numerics import log_share, quantiles
 from ._replicas import Replicated
-
-ROOT_ATOL = 1e-14  # error of a root found numerically, in standard deviations
-WIDE = 1.96  # standard errors on either side of 95 %
-MAX_POINT = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
-
-
-@single_threaded
-class WithError:
-    """The methods of a law, each returning an Estimate: the value and its standard error."""
-
-    def __init__(self, law: Law) -> None:
-        self._law = law
-
-    def _at(
-        self, operation: str, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]
-    ) -> Estimate:
-        """A function of points, with the error of sampling and of quadrature."""
-        law = self._law
-
-        def with_doubt(p: Array) -> Estimate:
-            value, error = f(law, p)
-            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
-
-        value, error = pointwise(operation, with_doubt, y, ends)
-        return Estimate(value, error, law.sources)
-
-    def _number(self, f: Callable[[Law], Estimate]) -> Estimate:
-        value, error = f(self._law)
-        doubt = self._law.doubt(lambda other: f(other).value)
-        return Estimate(float(value), combined(float(error), doubt), self._law.sources)
-
-    def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The density."""
-        return self._at("pdf", lambda law, p: law._pdf(p), y, (0.0, 0.0))
-
-    def cdf(self, y: npt.ArrayLike) -> Estimate:
-        """P(Y ≤ y)."""
-        return self._at("cdf", lambda law, p: law._cdf(p), y, (0.0, 1.0))
-
-    def sf(self, y: npt.ArrayLike) -> Estimate:
-        """P(Y > y)."""
-        return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
-
-    def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile: how far it moves as the level moves by the error of the distribution function, in log odds.
-
-        One error to either side, or WIDE errors for a WIDE-th of the way: a jump of the quantile (between atoms, across
-        a gap) that lies beyond one error is still within reach of two.
-        """
-        law = self._law
-        level, value = levels(q, "ppf"), np.asarray(law.ppf(q))
-        inner = np.where((level > 0) & (level < 1), level, 0.5)
-        error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
-        if atoms:  # which the level may leave on either side
-            error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
-        step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
-        for wide in (-WIDE, -1.0, 1.0, WIDE):
-            moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
-            with np.errstate(invalid="ignore"):
-                reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
-        # and at least what the slope says, which draws hide between them; an atom has none
-        slope = np.asarray(law._slope(value))
-        straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
-        reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
-        known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
-        return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
-
-    def median(self) -> Estimate:
-        """The median."""
-        return self.ppf(0.5)
-
-    def logpdf(self, y: npt.ArrayLike) -> Estimate:
-        """The logarithm of the density; where that is no double, an infinite error if only draws are known."""
-        return self._at("logpdf", lambda law, p: Estimate(law._logpdf(p), law._log_error(p)), y, (-np.inf, -np.inf))
-
-    def cf(self, t: npt.ArrayLike) -> Estimate:
-        """The characteristic function, within a circle of this error in the plane."""
-        law, given = self._law, points(t, "t", "cf")
-        if (np.abs(given) > MAX_POINT).any():
-            raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
-        if not given.size:
-            return Estimate(np.zeros(given.shape, dtype=np.complex128), np.zeros(given.shape))
-        value, error = law._cf(given.ravel())
-        error = combined(error, law.doubt(lambda other: other._cf(given.ravel()).value))
-        error = np.broadcast_to(error, value.shape).reshape(given.shape)
-        return Estimate(value.reshape(given.shape)[()], error[()], law.sources)
-
-    def moment(self, order: int) -> Estimate:
-        """E[Y^order]."""
-        k = checked_order(order)
-        return self._number(lambda law: law._moment(k))
-
-    def mean(self) -> Estimate:
-        """E[Y]."""
-        return self.moment(1)
-
-    def var(self) -> Estimate:
-        """The variance."""
-        return self._number(lambda law: law._var())
-
-    def std(self) -> Estimate:
-        """The standard deviation."""
-        value, error = self.var()
-        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
-
-    def kurtosis(self) -> Estimate:
-        """The excess kurtosis."""
-        value, error = self._law._kurtosis()
-        return Estimate(float(value), float(error), self._law.sources)
-
-    def skewness(self) -> Estimate:
-        """E[(Y − EY)³]/Var(Y)^(3/2)."""
-        value, error = self._law._skewness()
-        return Estimate(float(value), float(error), self._law.sources)
-
-    def expect(self, func: Callable[[Any], Any]) -> Estimate:
-        """E[func(Y)]."""
-        return self._number(lambda law: expectation(law, func))
-
-    def entropy(self) -> Estimate:
-        """−E[log f(Y)]."""
-        return self._number(entropy)
-
-
-def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
-    """Apply a function of finite points (k,) to points of any shape. `ends` are its values at ±∞; NaN stays NaN."""
-    given = points(y, "y", operation)
-    flat = given.reshape(-1)
-    flat = np.where(np.abs(flat) > MAX_POINT, np.copysign(np.inf, flat), flat)
-    value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
-    error = np.zeros_like(value)
-    finite = np.isfinite(flat)
-    if finite.any():
-        value[finite], error[finite] = f(flat[finite])
-    value, error = value.reshape(given.shape), error.reshape(given.shape)
-    return Estimate(float(value), float(error)) if given.ndim == 0 else Estimate(value, error)
-
-
-def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike, ends: tuple[float, float]) -> Any:
-    """The same for a function that gives no errors."""
-    return pointwise(operation, lambda p: Estimate(f(p), 0.0), y, ends).value
+from ._with_error import WithError, values
 
 
 @single_threaded
@@ -325,35 +193,35 @@ class Law(LawBase, ABC):
 
     def pdf(self, y: npt.ArrayLike) -> Any:
         """The density; if the law has atoms, that of the remaining part."""
-        return values("pdf", self._density, y, (0.0, 0.0))
+        return values("pdf", self._density, y)
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the density."""
-        return values("logpdf", self._logpdf, y, (-np.inf, -np.inf))
+        return values("logpdf", self._logpdf, y)
 
     def cdf(self, y: npt.ArrayLike) -> Any:
         """P(Y ≤ y)."""
-        return values("cdf", self._distribution, y, (0.0, 1.0))
+        return values("cdf", self._distribution, y)
 
     def sf(self, y: npt.ArrayLike) -> Any:
         """P(Y > y)."""
-        return values("sf", self._sf, y, (1.0, 0.0))
+        return values("sf", self._sf, y)
 
     def logcdf(self, y: npt.ArrayLike) -> Any:
         """log P(Y ≤ y), accurate in both tails."""
-        return values("logcdf", self._logcdf, y, (-np.inf, 0.0))
+        return values("logcdf", self._logcdf, y)
 
     def logsf(self, y: npt.ArrayLike) -> Any:
         """log P(Y > y), accurate in both tails."""
-        return values("logsf", self._logsf, y, (0.0, -np.inf))
+        return values("logsf", self._logsf, y)
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
-        return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"), (np.nan, np.nan))
+        return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"))
 
     def isf(self, q: npt.ArrayLike) -> Any:
         """The inverse of `sf`: where P(Y > y) is q. Accurate for small q."""
-        return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"), (np.nan, np.nan))
+        return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"))
 
     def median(self) -> float:
         """The median."""
@@ -395,8 +263,8 @@ class Law(LawBase, ABC):
         known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
         if not isinstance(moments, str) or not moments or not set(moments) <= set(known):
             raise LawError("stats", "moments", moments, "letters among m, v, s and k")
-        found = tuple(known[letter]() for letter in known if letter in moments)  # in this order, as in scipy
-        return found if len(found) > 1 else found[0]
+        chosen = tuple(known[letter]() for letter in known if letter in moments)  # in this order, as in scipy
+        return chosen if len(chosen) > 1 else chosen[0]
 
     def expect(self, func: Callable[[Any], Any]) -> float:
         """E[func(Y)] by quadrature."""

@@ -1,20 +1,23 @@
-"""The base class of all laws: provenance, notes, saving and loading."""
+"""The base class of all laws: provenance, notes, saving and loading; and the validation of what laws are given."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import _validate
 from .._files import named, opened, parsed, write
-from .._validate import PlacedError, as_whole, shown
-from ._estimate import Sources
+from .._validate import AXES, NUMBERS, PlacedError, Rng, as_floats, as_whole, shown
+from ._estimate import Array, Sources
 
 
 @dataclass(frozen=True)
@@ -99,21 +102,17 @@ def load(path: str | os.PathLike[str]) -> Any:
                 raise ValueError("its arrays are compressed or overlap")
             arrays = dict(archive)
             about = parsed(str(arrays.pop("about")).encode(), "its description")
-            if (made := about["format"]) == FORMAT:
+            if (written := about["format"]) == FORMAT:
                 if (kind := str(about["kind"])) not in KINDS:
                     raise ValueError(f"its kind is {shown(kind)}")
                 return KINDS[kind]._from_arrays(arrays, _origin(**about["origin"]))
         except Exception as error:  # what a damaged archive may raise is not documented
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
-            raise LawError(
-                "load",
-                f"{name} is not a law, or is damaged ({why or type(error).__name__}): it must be a file that "
-                "law.save(path) wrote",
-            ) from None
-    raise LawError(
-        "load", f"{name} has format {shown(made)}; this version reads {FORMAT}: write it again with law.save"
-    )
+            damage = f"is not a law, or is damaged ({why or type(error).__name__})"
+            raise LawError("load", f"{name} {damage}: it must be a file that law.save(path) wrote") from None
+    other = f"{name} has format {shown(written)}; this version reads {FORMAT}"
+    raise LawError("load", f"{other}: write it again with law.save")
 
 
 def _origin(
@@ -194,3 +193,103 @@ class LawBase:
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, about=np.array(json.dumps(about)), **arrays)
         write(Path(path), file.getvalue())
+
+
+# Validation
+
+numbers = partial(_validate.numbers, error=LawError)
+real = partial(_validate.real, error=LawError)
+whole = partial(_validate.whole, error=LawError)
+Size = int | tuple[int, ...] | None
+CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
+MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double
+HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
+HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
+
+
+def points(argument: Any, name: str, operation: str) -> Array:
+    """Real numbers of any shape, infinite ones and NaN too."""
+    numbers = as_floats(argument)
+    if numbers is None:
+        raise LawError(operation, name, argument, "a real number or an array of them")
+    return numbers
+
+
+def checked_draws(argument: Any) -> Array:
+    """Draws, two or more and not all alike."""
+    if np.ma.is_masked(argument):
+        raise LawError("draws", "must not be masked: take draws.compressed()")
+    draws = as_floats(argument)
+    if draws is None:
+        raise LawError("draws", f"{shown(argument)} must be real numbers")
+    draws = draws.ravel()
+    if draws.size < 2 or not np.isfinite(draws).all() or draws.min() == draws.max():
+        raise LawError("draws", f"{shown(argument)} must be at least two finite numbers, not all alike")
+    if np.abs(draws).max() > MAX_MAGNITUDE:
+        raise LawError("draws", f"{shown(argument)} must be below {MAX_MAGNITUDE:g} in size")
+    return draws
+
+
+def checked_weights(argument: Any, count: int, operation: str, name: str = "weight") -> Array | None:
+    """Weights of sum 1, or None for equal ones."""
+    if argument is None:
+        return None
+    w = numbers(argument, operation, name)
+    if w.shape != (count,) or (w < 0).any() or not w.any():
+        raise LawError(operation, name, argument, f"{count} finite numbers, 0 or more and not all 0")
+    w = w if w.max() < MAX_MAGNITUDE else w / w.max()
+    total = float(w.sum())
+    return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit
+
+
+def checked_origin(argument: Any, operation: str) -> Provenance:
+    """How a law was obtained."""
+    if not isinstance(argument, Provenance):
+        raise LawError(operation, "origin", argument, "an Origin(status, method)")
+    return argument
+
+
+def checked_heads(argument: Any, operation: str) -> int:
+    """A number of heads, however large."""
+    heads = as_whole(argument)
+    if heads is None or not 0 < heads < HEADS:
+        raise LawError(operation, "heads", argument, "a positive integer below 2^63; beyond, infinite_heads()")
+    return heads
+
+
+def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
+    """How many draws are wanted: one, so many, or an array of this shape."""
+    if argument is None:
+        return ()
+    sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
+    shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
+    if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
+        raise LawError(operation, "size", argument, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
+    return shape
+
+
+def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.Generator:
+    """The random numbers of a seed or of a generator; others each time if both are None."""
+    if seed is None and (rng is None or isinstance(rng, np.random.Generator)):
+        return rng or np.random.default_rng()
+    try:
+        return np.random.default_rng(_validate.chosen_seed(seed, rng))
+    except _validate.ArgumentError as error:
+        raise LawError(operation, error.name, error.value, error.allowed) from None
+
+
+def checked_order(argument: Any) -> int:
+    """The order of a moment."""
+    order = whole(argument, "order", "moment", least=0)
+    if order > HIGHEST:
+        raise LawError("moment", "order", argument, f"at most {HIGHEST}: above, a normal's own moment is no double")
+    return order
+
+
+def levels(argument: Any, operation: str) -> Array:
+    """Probabilities; NaN stays NaN."""
+    q = points(argument, "q", operation)
+    bad = (q < 0) | (q > 1)
+    if bad.any():
+        raise LawError(operation, f"q={q[bad].ravel()[0]:g} must be between 0 and 1")
+    return q

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import scipy
 
 from .._validate import as_number, as_whole, shown
-from ._checked import MAX_MAGNITUDE, numbers
 from ._estimate import Array, Estimate, combined
-from ._law_base import LawError, Provenance
+from ._law_base import MAX_MAGNITUDE, LawError, Provenance, numbers
 from ._replicas import average
 
 SUBSTITUTED = 32  # rows of a triangular matrix beyond which substitution, one by one, is faster than numpy's solve

@@ -23,6 +23,8 @@ GONE = 1e-18  # largest probability beyond the last node
 ROOT_TWO = math.sqrt(2)
 MIN_GROWTH = 1.2  # of the bias of kernels from a bandwidth to √2 times that: 5 times the change is the most that counts
 MAX_NODES = 60_000  # most nodes of a grid
+NARROWER = 0.5 ** np.arange(1, 7)  # factors of the bandwidth, by which biases of kernels are found
+SIGNIFICANT = 2.0  # standard errors of a change that is no noise
 INTEGRAL_ATOL = 1e-15  # absolute error that rounding leaves in an integral over a law
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -121,6 +123,24 @@ def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[floa
     change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
     ratio = change / before if before else 2.0
     return change, change / (min(max(ratio, MIN_GROWTH), 2.0) - 1) if ratio > 0 else change
+
+
+def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: float, draws: float) -> Array:
+    """How far a kernel estimate of a density may be off because of its bandwidth; `density` takes others, as factors.
+
+    Where the density is smooth the bias is proportional to h², so it is the change from h² to 2h². Near an edge or a
+    steep rise it is not: there narrower kernels show it, and the largest change counts that is no noise of theirs.
+    """
+    found = np.abs(density(math.sqrt(2)) - value)
+    for factor in NARROWER:
+        other = density(factor)
+        # ∫ (k_a − k_b)² of two Gaussian kernels, in bandwidths; at least half a draw is near
+        square = (1 + 1 / factor) / (2 * math.sqrt(math.pi)) - 2 / math.sqrt(2 * math.pi * (1 + factor**2))
+        near = np.maximum(np.maximum(value, other), 0.5 / (draws * bandwidth * factor))
+        noise = np.sqrt(near * square / (draws * bandwidth))
+        change = np.abs(other - value)
+        found = np.maximum(found, np.where(change > SIGNIFICANT * noise, change, 0.0))
+    return np.asarray(found)
 
 
 def entropy(law: Any) -> Estimate:

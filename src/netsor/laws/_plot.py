@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from .._mpl_style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from .._repr_html import density, note, table, title
 from .._validate import shown
 from ._gaussian_mixture import GaussianMixtureND
@@ -23,7 +24,7 @@ MIN_RIDGE_CELLS = 0.7  # of a cell: least standard deviation shown; narrower rid
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
-def is_axes(given: Any) -> bool:
+def _is_axes(given: Any) -> bool:
     """Whether it has the methods of matplotlib's axes."""
     return all(hasattr(given, name) for name in ("plot", "fill_between", "contour", "figure"))
 
@@ -34,20 +35,20 @@ def _axes(ax: Any) -> Any:
         import matplotlib.pyplot as plt  # slow to import
 
         return plt.gca()
-    if not is_axes(ax):
+    if not _is_axes(ax):
         raise LawError("plot", "ax", ax, "one of matplotlib's axes, or None for the current ones")
     return ax
 
 
 def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) -> Any:
     """The density of one law, its error, an arrow for each atom, and the Gaussian to compare with. Returns the axes."""
-    axes, y = _axes(ax), np.linspace(*range_of(law, LOG_CONFIDENCE if log else CONFIDENCE), DENSITY_POINTS)
-    value, error = curve_of(law, y)
+    axes, y = _axes(ax), np.linspace(*_range(law, LOG_CONFIDENCE if log else CONFIDENCE), DENSITY_POINTS)
+    value, error = _curve(law, y)
     top = float(value.max()) or 1.0
     colour = COLOURS[sum(line.get_linestyle() == "-" for line in axes.lines) % len(COLOURS)]
-    add_line(axes, y, value, error, colour, "-", label or ("law" if gaussian else None))
+    _add_line(axes, y, value, error, colour, "-", label or ("law" if gaussian else None))
     bottom = float(min(value[value > LOG_FLOOR * top], default=LOG_FLOOR * top)) / 2 if log else 0.0
-    add_arrows(axes, law, top, colour, bottom)
+    _add_arrows(axes, law, top, colour, bottom)
     if gaussian and law.std() > 0:
         axes.plot(y, law.gaussian().pdf(y), "--", color=GREY, lw=1.0, label="Gaussian, equal variance")
     if log:
@@ -58,6 +59,45 @@ def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) ->
     if gaussian or label is not None:
         axes.legend(loc="best")
     return axes
+
+
+def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
+    """The densities of several laws, and below them the difference of each from the last. Returns the axes."""
+    top, bottom = _pair(ax)
+    low, high = zip(*(_range(law) for law in laws), strict=True)
+    y = np.linspace(min(low), max(high), DENSITY_POINTS)
+    curves = [_curve(law, y) for law in laws]
+    last, last_error = curves[-1]
+    highest = max(float(curve.max()) for curve, _ in curves)
+    for k, (law, name, (curve, error)) in enumerate(zip(laws, names, curves, strict=True)):
+        colour = COLOURS[k % len(COLOURS)]
+        line = "-" if k == len(laws) - 1 else DOTTED
+        _add_line(top, y, curve, error, colour, line, name)
+        _add_arrows(top, law, highest, colour)
+        if k < len(laws) - 1 and bottom is not None:
+            _add_line(bottom, y, curve - last, np.hypot(error, last_error), colour, line, None)
+    top.set(ylabel="density", ylim=(0, None))
+    if bottom is not None:
+        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        bottom.set(ylabel="difference")
+    (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
+    top.legend(loc="best")
+    return top if bottom is None else np.array([top, bottom])
+
+
+def _pair(ax: Any) -> tuple[Any, Any]:
+    """The axes for densities and for differences, None if these are not wanted."""
+    if ax is None:
+        import matplotlib.pyplot as plt  # slow to import
+
+        figure = plt.figure(layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+        return top, bottom
+    if _is_axes(ax):
+        return ax, None
+    if not isinstance(ax, list | tuple | np.ndarray) or len(ax) != 2 or not all(map(_is_axes, ax)):
+        raise LawError("plot", "ax", ax, "one of matplotlib's axes, or two of them")
+    return ax[0], ax[1]
 
 
 def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
@@ -87,7 +127,7 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     return axes
 
 
-def range_of(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Where there is something to see."""
     low, high = law.interval(confidence)
     if high > low:
@@ -96,7 +136,7 @@ def range_of(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
     return law.mean() - 4 * scale, law.mean() + 4 * scale
 
 
-def curve_of(law: Any, y: Any) -> tuple[Any, Any]:
+def _curve(law: Any, y: Any) -> tuple[Any, Any]:
     """The density and its error; 0 for a law that is made of atoms."""
     if law.atoms and not len(law._scales()[0]) and not law._points.draws.size:
         return np.zeros_like(y), np.zeros_like(y)
@@ -104,7 +144,7 @@ def curve_of(law: Any, y: Any) -> tuple[Any, Any]:
     return value, error
 
 
-def add_arrows(axes: Any, law: Any, top: float, colour: str, bottom: float = 0.0) -> None:
+def _add_arrows(axes: Any, law: Any, top: float, colour: str, bottom: float = 0.0) -> None:
     """An arrow for each atom, as high as the highest density (or 1, if there is none) for a probability of 1."""
     for at, mass in law.atoms[:10]:
         height = (top or 1.0) * min(mass.value, 1.0)
@@ -112,7 +152,7 @@ def add_arrows(axes: Any, law: Any, top: float, colour: str, bottom: float = 0.0
         axes.plot([at], [height], alpha=0.0)  # arrows alone do not move the limits of axes
 
 
-def add_line(axes: Any, y: Any, value: Any, error: Any, colour: str, line: Any, label: str | None) -> None:
+def _add_line(axes: Any, y: Any, value: Any, error: Any, colour: str, line: Any, label: str | None) -> None:
     """A density, and its error as a band."""
     axes.plot(y, value, linestyle=line, color=colour, lw=1.4, label=label, zorder=3)
     if np.any(error > 0):
@@ -125,8 +165,8 @@ SHOWN = 8  # entries of a joint law
 
 def law_card(law: Any) -> str:
     """One variable."""
-    y = np.linspace(*range_of(law), THUMBNAIL_POINTS)
-    value, error = curve_of(law, y)
+    y = np.linspace(*_range(law), THUMBNAIL_POINTS)
+    value, error = _curve(law, y)
     largest = max((mass.value for _, mass in law.atoms), default=1.0)
     atoms = [(at, min(mass.value, 1.0) / largest) for at, mass in law.atoms[:10] if y[0] <= at <= y[-1]]
     finite = np.nan_to_num(error, nan=0.0, posinf=0.0)  # a band without end is not drawn

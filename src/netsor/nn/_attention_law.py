@@ -21,7 +21,7 @@ from ..activations import row_softmax
 from ..language._score import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
-from ..laws._checked import checked_heads
+from ..laws._law_base import checked_heads
 from ..laws._estimate import student
 
 Array = npt.NDArray[np.float64]
