@@ -9,7 +9,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.laws import Provenance
-from netsor.laws._replicas import average
+from netsor.laws._replicas import Replicas
 
 ORIGIN = Provenance("exact", "made for a test")
 
@@ -40,7 +40,7 @@ def test_density_component_by_component(scale):
     np.testing.assert_allclose(
         law._normals.pdf_with_error(y.reshape(-1, 3)).error.reshape(4, 5), each.std(axis=0, ddof=1) / 50**0.5, rtol=0.02
     )
-    np.testing.assert_allclose(error, average(each, None).error, rtol=1e-3)
+    np.testing.assert_allclose(error, Replicas(len(each)).average(each).error, rtol=1e-3)
 
 
 def test_density_far_out_and_far_apart():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from .._sobol import MAX_DIMENSION, Sobol
 from ..activations import row_softmax
 from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
-from ._mixture_components import CELL, cells, compress, two_points
+from ._mixture_components import CELL, Blocks, cells, compress, two_points
 
 Rule = tuple[Array, Array]  # nodes, and weights of sum 1
 Rules = tuple[Array, Array]  # of several sets, (sets, nodes)
@@ -40,7 +40,7 @@ class Head:
     ) -> None:
         self.moments = moments
         self.sets = [self._rule(sample) for sample in samples]
-        self._tail: Any = tail
+        self._tail = tail
 
     def _rule(self, sample: Array) -> Rule:
         nodes, weights = compress(sample)
@@ -48,15 +48,10 @@ class Head:
             weights = calibrated(nodes, weights, sample, self.moments)
         return nodes, weights / weights.sum()
 
-    @property
+    @cached_property
     def tail(self) -> tuple[Array, Array]:
         """w and log weights (sets, points), good for rare large values."""
-        if self._tail is None:
-            self._tail = self.plain
-        elif not isinstance(self._tail, tuple):
-            self._tail = self._tail()
-        made: tuple[Array, Array] = self._tail
-        return made
+        return self.plain if self._tail is None else self._tail()
 
     @property
     def plain(self) -> tuple[Array, Array]:
@@ -68,7 +63,7 @@ class Head:
         return w, log_weight
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"moments": self.moments, "sets": self.sets, "_tail": self.tail}
+        return {"moments": self.moments, "sets": self.sets, "tail": self.tail}
 
     def arrays(self) -> dict[str, Array | None]:
         """What it is made of, for a file."""
@@ -101,7 +96,7 @@ class Head:
         head.moments = moments
         ends = np.cumsum(sizes)[:-1]
         head.sets = list(zip(np.split(nodes, ends), np.split(weights, ends), strict=True))
-        head._tail = (w, log_weight)
+        head.tail = (w, log_weight)
         return head
 
 
@@ -200,13 +195,13 @@ def _compress_rules(nodes: Array, weights: Array, cell: float, least: float = NO
     keep = weights > least * weights.max(axis=1, keepdims=True)
     var = nodes[keep]
     index, unit = cells(var, keep.sum(axis=1), cell)
-    found = two_points(var, weights[keep], index, unit)
-    mass = found.mass.reshape(count, -1)
+    rule = two_points(var, weights[keep], index, unit)
+    mass = rule.mass.reshape(count, -1)
     some = mass.any(axis=0)  # where any set has a node
-    upper = mass * found.share.reshape(count, -1)
-    pairs = ((found.high, found.low), (upper, mass - upper))
-    made = [np.concatenate([a.reshape(count, -1)[:, some] for a in pair], axis=1) for pair in pairs]
-    return made[0], made[1]
+    upper = mass * rule.share.reshape(count, -1)
+    pairs = ((rule.high, rule.low), (upper, mass - upper))
+    joined_pairs = [np.concatenate([a.reshape(count, -1)[:, some] for a in pair], axis=1) for pair in pairs]
+    return joined_pairs[0], joined_pairs[1]
 
 
 def _normed(rules: Rules) -> Rules:
@@ -218,7 +213,7 @@ def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:
     """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
     some = weights > 0
     labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
-    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), labels)
+    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), Blocks(labels, len(nodes)))
     return GaussianMixture1D(np.zeros_like(var), var, weight)
 
 

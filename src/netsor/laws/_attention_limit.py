@@ -64,7 +64,7 @@ class Tails:
 
     def _near(self, k: int, y: Array) -> tuple[Array, Array]:
         var, weight, tilt, height = self._tilted(k)
-        found = []
+        logs = []
         std = np.sqrt(var)
         for term in (
             -((y[:, None] / std) ** 2) / 2 - np.log(np.sqrt(2 * np.pi) * std),
@@ -73,8 +73,8 @@ class Tails:
             exponent = term - tilt * var
             top = exponent.max(axis=1, keepdims=True)
             with np.errstate(divide="ignore"):
-                found.append(height + top + np.log(np.maximum(weighted(np.exp(exponent - top), weight), 0.0)))
-        return found[0], found[1]
+                logs.append(height + top + np.log(np.maximum(weighted(np.exp(exponent - top), weight), 0.0)))
+        return logs[0], logs[1]
 
     def _sample(self, y: float) -> tuple[Array, Array]:
         """The sample of w for points near y: the plain one, where the tilt asks for nothing rare."""
@@ -165,19 +165,15 @@ class HeadSum(WithCorrection, Law):
         self.heads, self.scale, self.origin = int(heads), float(scale), origin
         self._head, self._mixture = head, mixture
 
-    @property
+    @cached_property
     def head(self) -> Head:
         """The law of one head."""
-        if not isinstance(self._head, Head):
-            self._head = self._head()
-        return self._head
+        return self._head if isinstance(self._head, Head) else self._head()
 
-    @property
+    @cached_property
     def mixture(self) -> Mixture | None:
         """The same law as a mixture over replicas, or None where no program made the law."""
-        if callable(self._mixture):
-            self._mixture = self._mixture()
-        return self._mixture
+        return self._mixture() if callable(self._mixture) else self._mixture
 
     def with_heads(self, heads: int) -> HeadSum:
         """The law of the same layer with another number of heads."""
@@ -244,24 +240,27 @@ class HeadSum(WithCorrection, Law):
     def _far(self, y: Array) -> npt.NDArray[np.bool_]:
         return np.asarray(np.abs(y) > CENTRAL * self._std)
 
-    def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Array:
-        """A quantity (points, sets), from the plain rule near the centre and from tilted ones far out."""
-        found = np.empty((len(y), len(self.head.sets)))
-        far = self._far(y)
-        found[~far] = central(y[~far]) * len(self.head.sets)
+    def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Replicated:
+        """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
+        count, far = len(self.head.sets), self._far(y)
+        rows = np.empty((count, len(y)))
+        rows[:, ~far] = central(y[~far]).T * count
         if far.any():
-            found[far] = np.exp(self._tails.logs(np.abs(y[far]))[tail])
-        return found
+            rows[:, far] = np.exp(self._tails.logs(np.abs(y[far]))[tail]).T
+        return Replicated(rows, np.full(count, 1 / count))
 
-    def _cdf_by_sets(self, y: Array) -> Array:
-        found = self._by_sets(y, self._rule.cdf, 1)
-        right = self._far(y) & (y > 0)
-        found[right] = 1 - found[right]
-        return found
+    def _densities(self, y: Array) -> Replicated:
+        return self._by_sets(y, self._rule.pdf, 0)
 
-    def _estimate(self, found: Array) -> Estimate:
-        value = found.mean(axis=1)
-        return Estimate(value, combined(spread(found.T), self._coarse * value))
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        sets = self._by_sets(y, self._rule.cdf, 1)
+        right = self._far(y) & (y > 0)  # the tail is P(Y > |y|)
+        sets.rows[:, right] = 1 - sets.rows[:, right]
+        return sets
+
+    def _estimate(self, sets: Replicated) -> Estimate:
+        value = sets.rows.mean(axis=0)
+        return Estimate(value, combined(spread(sets.rows), self._coarse * value))
 
     @cached_property
     def _coarse(self) -> float:
@@ -271,7 +270,7 @@ class HeadSum(WithCorrection, Law):
         return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
 
     def _pdf(self, y: Array) -> Estimate:
-        value, error = self._estimate(self._by_sets(y, self._rule.pdf, 0))
+        value, error = self._estimate(self._densities(y))
         return Estimate(value, np.where(y**2 < self._unknown, np.inf, error))
 
     @cached_property
@@ -284,7 +283,7 @@ class HeadSum(WithCorrection, Law):
         return self.scale * max(lowest) if self.heads == 1 and max(lowest) > SOFT * min(lowest) else 0.0
 
     def _cdf(self, y: Array) -> Estimate:
-        return self._estimate(self._cdf_by_sets(y))
+        return self._estimate(self._distributions(y))
 
     def _sf(self, y: Array) -> Array:
         return np.asarray(self._cdf(-y).value)
@@ -309,17 +308,11 @@ class HeadSum(WithCorrection, Law):
         result, far = np.empty(len(y)), self._far(y)
         result[~far] = super()._log_error(y[~far])
         if far.any():  # where the density may be no double, by what its sets are of each other
-            found = self._tails.logs(np.abs(y[far]))[0]
-            part = np.exp(found - np.maximum(found.max(axis=1, keepdims=True), -1e300))
+            logs = self._tails.logs(np.abs(y[far]))[0]
+            part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
             mean = part.mean(axis=1)
             result[far] = np.divide(spread(part.T), mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
         return result
-
-    def _densities(self, y: Array) -> Replicated:
-        return _replicated(self._by_sets(y, self._rule.pdf, 0))
-
-    def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        return _replicated(self._cdf_by_sets(y))
 
     def _scales(self) -> tuple[Array, Array]:
         std = np.sqrt(self._rule.var)
@@ -362,11 +355,11 @@ class HeadSum(WithCorrection, Law):
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
 
     def _arrays(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}
+        arrays: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}
         if self.mixture is not None:
-            made |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
-            made["mixture_seed"] = self.mixture.origin.seed
-        return made
+            arrays |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
+            arrays["mixture_seed"] = self.mixture.origin.seed
+        return arrays
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> HeadSum:
@@ -378,11 +371,6 @@ class HeadSum(WithCorrection, Law):
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
-
-
-def _replicated(found: Array) -> Replicated:
-    """A quantity (points, sets) as rows, one for each set."""
-    return Replicated(np.ascontiguousarray(found.T), np.full(found.shape[1], 1 / found.shape[1]))
 
 
 def head_sum(

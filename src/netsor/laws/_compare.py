@@ -18,7 +18,7 @@ from ._law_base import LawBase, LawError, Provenance, checked_draws, checked_gen
 from ._mixture import Mixture
 from ._numerics import integrated, resolved
 from ._plot import plot_laws
-from ._replicas import Replicas, average
+from ._replicas import Replicas
 
 DRAWS = 4000  # of the Monte Carlo estimate of a joint KL
 
@@ -138,7 +138,7 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     if p.singular.value > 0:  # p has mass on a set to which q gives none, as an atom in one dimension
         return Estimate(math.inf, 0.0, p.sources | q.sources)
     y = p.rvs(DRAWS, seed)
-    value, error = average(np.asarray(p.logpdf(y) - q.logpdf(y)), None)
+    value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
     shares = []
     for law in (p, q):
         density, spread = law._normals.pdf_with_error(y)
@@ -156,7 +156,8 @@ def _same(p: Joint, q: Joint) -> bool:
     return p is q or all(np.array_equal(a, b) for a, b in pairs)
 
 
-NAMES = ("kl", "total_variation", "wasserstein1", "kolmogorov")
+RANGES = {"kl": (-math.inf, math.inf), "total_variation": (0.0, 1.0), "wasserstein1": (0.0, math.inf),
+          "kolmogorov": (0.0, 1.0)}  # fmt: skip  # of KL the estimate may be below 0
 Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
@@ -252,7 +253,7 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
 
 
 @one_blas_thread()
-def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Estimate]:
+def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[str, Estimate]:
     """Several distances of two laws at once, in less time than one by one.
 
     Parameters
@@ -279,24 +280,17 @@ def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Est
     kolmogorov 2.6e-03
     """
     first, second = as_law(p), as_law(q)
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(n, str) and n in RANGES for n in names):
+        raise LawError("distances", "names", names, f"a list of some of {', '.join(RANGES)}")
     pair = DistanceEstimator(first, second)
-    found = {}
-    for name in _checked_names(names):
+    results = {}
+    for name in names:
         value, error = pair.distance(name)
         if not math.isnan(value):
             error = combined(error, *pair.doubts(name))
-        ends = (0.0, 1.0) if name in ("total_variation", "kolmogorov") else (-math.inf, math.inf)
-        low = 0.0 if name == "wasserstein1" else ends[0]
-        found[name] = Estimate(min(max(value, low), ends[1]), error, first.sources | second.sources)
-    return found
-
-
-def _checked_names(names: Any) -> list[str]:
-    """Some of the distances, by name."""
-    listed = isinstance(names, list | tuple) and len(names) > 0
-    if not listed or not all(isinstance(name, str) and name in NAMES for name in names):
-        raise LawError("distances", "names", names, f"a list of some of {', '.join(NAMES)}")
-    return list(names)
+        low, high = RANGES[name]
+        results[name] = Estimate(min(max(value, low), high), error, first.sources | second.sources)
+    return results
 
 
 MAX_DIRECTIONS = 10_000  # most directions
@@ -342,11 +336,11 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     seed = DIRECTIONS_SEED if seed is None and rng is None else seed
     u = checked_generator(seed, "sliced_wasserstein", rng).standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    found = [wasserstein1(p.combination(w), q.combination(w)) for w in u]
-    each, replicas = np.array([one.value for one in found]), Replicas(count)
+    along = [wasserstein1(p.combination(w), q.combination(w)) for w in u]
+    each, replicas = np.array([one.value for one in along]), Replicas(count)
     value, over = float(replicas.mean(each)), float(replicas.spread(each))
     # directions share their draws, so their errors are one
-    return Estimate(value, combined(over, float(np.mean([one.error for one in found]))), p.sources | q.sources)
+    return Estimate(value, combined(over, float(np.mean([one.error for one in along]))), p.sources | q.sources)
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:

@@ -121,14 +121,14 @@ class WithCorrection:
 
     def correction(self) -> Correction:
         """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
-        found = self._correction() if self._correction else None
-        if found is None:
+        terms = self._correction() if self._correction else None
+        if terms is None:
             raise LawError(
                 "correction",
                 f"is known if a program of one width made the law, with up to {MAX_TOKENS} Gaussian tokens that are "
                 "both keys and values, each matrix used once; ns.width_needed compares any law with its limit",
             )
-        return found
+        return terms
 
 
 def _rules(variables: int) -> Iterator[tuple[Array, Array]]:

@@ -169,12 +169,12 @@ class DistanceEstimator:
     @cached_property
     def _perturbed(self) -> list[list[DistanceEstimator]]:
         """The laws as they are, and with one of them off by its quadrature error either way."""
-        found = []
+        perturbed = []
         for law, other, first in ((self.p, self.q, True), (self.q, self.p, False)):
             for ends in law._perturbed():
                 pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
-                found.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
-        return found
+                perturbed.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
+        return perturbed
 
     @cached_property
     def _uncoupled(self) -> DistanceEstimator:
@@ -275,8 +275,8 @@ class DistanceEstimator:
             groups += [] if self.coupled[1] is q else [q._densities(y)]
         if not errors:
             return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
-        found = jackknife(functional, groups).corrected()
-        return Estimate(found.value + value, combined(found.error, _atoms_error(p, q)))
+        density_part = jackknife(functional, groups).corrected()
+        return Estimate(density_part.value + value, combined(density_part.error, _atoms_error(p, q)))
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:

@@ -150,9 +150,9 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
                 none = (np.asarray(slope) == 0) | (np.asarray(size) == 0)  # 0 times infinity is 0 here, not NaN
                 parts[part] = parts.get(part, 0.0) + np.where(none, 0.0, np.where(none, 0.0, slope) * size)
         value = ufunc(*values)
-        made = Estimate(value.item() if np.ndim(value) == 0 else value, _size(parts))
-        made._parts = tuple(parts.items())
-        return made
+        result = Estimate(value.item() if np.ndim(value) == 0 else value, _size(parts))
+        result._parts = tuple(parts.items())
+        return result
 
     def log(self) -> Estimate:
         """The natural logarithm."""
@@ -169,8 +169,8 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _value(x: Any) -> Any:
     """A number or an array of them, as doubles."""
-    found = np.asarray(x.value if isinstance(x, Estimate) else x)
-    return found.astype(np.result_type(found, np.float64))[()]
+    number = np.asarray(x.value if isinstance(x, Estimate) else x)
+    return number.astype(np.result_type(number, np.float64))[()]
 
 
 # the derivatives of each function with respect to its arguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from .._executors import thread_pool
 from .._sobol import Sobol
 from ._estimate import Array, Estimate, combined, student
 from ._law_base import MAX_MAGNITUDE, LawError
-from ._replicas import Replicas, average, batches, tail_error
+from ._replicas import Replicas, batches, tail_error
 
 TABLE_ENTRIES_PER_BATCH = 2**20  # entries of a table (points × components) computed at a time: 8 MiB, about a cache
 ROOT = float(np.sqrt(2 * np.pi))
@@ -42,12 +42,16 @@ class GaussianMixture1D(NamedTuple):
     var: Array
     weight: Array
 
+    def _tables(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Iterator[Array]:
+        """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time."""
+        std = np.sqrt(self.var)
+        return (
+            kernel((part - self.mean) / std, std) for part in batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH)
+        )
+
     def _sum(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Array:
         """Σ_i w_i kernel((y − m_i)/√v_i, √v_i), (points,) or (points, sums)."""
-        std = np.sqrt(self.var)
-        parts = batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH)
-        made = [weighted(kernel((part - self.mean) / std, std), self.weight) for part in parts]
-        return np.concatenate(made) if made else np.zeros((0, *self.weight.shape[1:]))
+        return np.concatenate([weighted(table, self.weight) for table in self._tables(y, kernel)])
 
     def pdf(self, y: Array) -> Array:
         """The density."""
@@ -70,27 +74,23 @@ class GaussianMixture1D(NamedTuple):
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
         """What components that so many draws of them do not show may add to the sum: see `_replicas`."""
         term = _density if kernel == "pdf" else _distribution
-        total, std = self.weight.sum(), np.sqrt(self.var)
+        total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
-        parts = batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH)
-        made = [tail_error(term((part - self.mean) / std, std).T, share, count * total) for part in parts]
-        found = total * np.concatenate(made) if made else np.zeros(0)
+        errors = [tail_error(table.T, share, count * total) for table in self._tables(y, term)]
         # one in so many draws lies beyond them: a Gaussian is no higher than the narrowest one, and a distribution
         # function no more than 1, or 1/2 from where it is in the middle
-        most = 1 / (ROOT * std.min()) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
-        return np.minimum(found, most / count)
+        most = 1 / (ROOT * np.sqrt(self.var.min())) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
+        return np.minimum(total * np.concatenate(errors), most / count)
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, right however far out."""
-        std = np.sqrt(self.var)
         with np.errstate(divide="ignore"):
-            base = np.log(self.weight) - np.log(ROOT * std)
-        made = []
-        for part in batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH):
-            exponent = base - ((part - self.mean) / std) ** 2 / 2
+            log_weight = np.log(self.weight)
+        logs = []
+        for exponent in self._tables(y, lambda z, std: log_weight - np.log(ROOT * std) - z**2 / 2):
             top = exponent.max(axis=1)
-            made.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
-        return np.concatenate(made) if made else np.zeros(0)
+            logs.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
+        return np.concatenate(logs)
 
 
 def _density(z: Array, std: Array) -> Array:
@@ -188,20 +188,21 @@ class GaussianMixtureND:
 
     def unseen(self, y: Array) -> Array:
         """What components that these replicas do not show may add to the density: see `_replicas`."""
-        found = []
+        errors = []
         for part in batches(y, len(self.mean), 8 * ND_TABLE_ENTRIES_PER_BATCH):
             with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
                 each = np.exp(self._exponents(part).T) / self._weights[:, None]
-            found.append(tail_error(np.where(self._weights[:, None] > 0, each, 0.0), self.weight, self._replicas.count))
-        return np.concatenate(found) if found else np.zeros(0)
+            each = np.where(self._weights[:, None] > 0, each, 0.0)
+            errors.append(tail_error(each, self.weight, self._replicas.count))
+        return np.concatenate(errors)
 
     def _sums(self, y: Array, squares: bool) -> tuple[Array, Array]:
         """Σ w_r k_r and Σ (w_r k_r)² at points, in blocks that fit a cache, on all cores."""
         far = (np.abs(y) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(y).any(axis=1)
         if far.any():
-            found = np.zeros((2, len(y)))
-            found[:, ~far] = self._sums(y[~far], squares)
-            return found[0], found[1]
+            sums = np.zeros((2, len(y)))
+            sums[:, ~far] = self._sums(y[~far], squares)
+            return sums[0], sums[1]
         expanded = self._expanded
         if expanded is None or not len(y):
             exponent = self._exponents(y)
@@ -261,10 +262,10 @@ class GaussianMixtureND:
         sobol = Sobol(max(k - 1, 1), np.random.default_rng(2020))
         u = sobol.random(many * count)
         which = np.tile(np.arange(count), many)
-        found = _genz(root[which], (lower - self.mean)[which], (upper - self.mean)[which], u).reshape(many, count)
-        value, error = average(found.mean(axis=0), self.weight)
+        values = _genz(root[which], (lower - self.mean)[which], (upper - self.mean)[which], u).reshape(many, count)
+        value, error = self._replicas.average(values.mean(axis=0))
         if many > 1:  # what the points leave, by how they differ
-            error = combined(error, float(Replicas(many).spread((found * self._weights).sum(axis=1))))
+            error = combined(error, float(Replicas(many).spread((values * self._weights).sum(axis=1))))
         return Estimate(value, error)
 
 

@@ -84,8 +84,8 @@ class Joint(LawBase):
         self.component_cov = numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
-            found = f"{self.component_mean.shape} and {self.component_cov.shape}"
-            raise LawError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
+            shapes = f"{self.component_mean.shape} and {self.component_cov.shape}"
+            raise LawError("Joint", f"mean and cov of shape {shapes} must be (replicas, k) and (replicas, k, k)")
         # from the largest and the smallest entry: np.abs would copy the covariances
         largest_mean, largest_cov = (max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov))
         if largest_mean > MAX_MAGNITUDE or largest_cov > MAX_MAGNITUDE**2:
@@ -224,9 +224,9 @@ class Joint(LawBase):
         """The correlation matrix, with NaN in rows and columns of entries without variance."""
         cov = self.cov()
         std = spread(cov)
-        found = cov / np.outer(std, std)
-        np.fill_diagonal(found, std / std)
-        return np.asarray(found)
+        corr = cov / np.outer(std, std)
+        np.fill_diagonal(corr, std / std)
+        return np.asarray(corr)
 
     @property
     def singular(self) -> Estimate:
@@ -234,10 +234,10 @@ class Joint(LawBase):
 
         Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
         """
-        found = self._normals.singular
-        if found.all() or not found.any():
-            return Estimate(float(found.all()), 0.0, self.sources)
-        share = float(found @ self._replicas.weights)
+        singular = self._normals.singular
+        if singular.all() or not singular.any():
+            return Estimate(float(singular.all()), 0.0, self.sources)
+        share = float(singular @ self._replicas.weights)
         return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
 
     @property

@@ -18,7 +18,7 @@ import scipy
 from .._validate import as_number, as_whole, shown
 from ._estimate import Array, Estimate, combined
 from ._law_base import MAX_MAGNITUDE, LawError, Provenance, numbers
-from ._replicas import average
+from ._replicas import Replicas
 
 SUBSTITUTED = 32  # rows of a triangular matrix beyond which substitution, one by one, is faster than numpy's solve
 MIN_NOISE_RATIO = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
@@ -206,12 +206,14 @@ def conditioned(
     data = checked_data(mean.shape[1], observed, noise)
     entries = data.entries
     new_mean, new_cov, root, z = updated(mean, cov, data)
-    posterior, evidence = _weighed(weight, log_density(root, z))
+    with np.errstate(divide="ignore"):  # of replicas without weight
+        joint = np.log(weight) + log_density(root, z)
+    posterior, evidence = scipy.special.softmax(joint), float(scipy.special.logsumexp(joint))
     effective = 1 / float(np.sum(posterior**2))
     error = 0.0
     if len(weight) > 1:
         relative = np.divide(posterior, weight, out=np.zeros_like(weight), where=weight > 0)  # of mean 1
-        error = float(average(relative, weight).error)  # which is that of the logarithm
+        error = float(Replicas(len(weight), weight).average(relative).error)  # which is that of the logarithm
         if effective < MIN_EFFECTIVE_SAMPLES:
             warnings.warn(
                 f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take "
@@ -229,12 +231,3 @@ def conditioned(
         doubt = 0.5 * origin.quadrature_error * float(posterior @ each)
     method = f"{origin.method}, given {len(entries)} observation{'s' * (len(entries) > 1)}"
     return new_mean, new_cov, replace(origin, method=method), posterior, Estimate(evidence, combined(error, doubt))
-
-
-def _weighed(weight: Array, log_density: Array) -> tuple[Array, float]:
-    """Weights after the data, and the log evidence: the largest term first, or digits of an exponent would be lost."""
-    with np.errstate(divide="ignore"):
-        joint = np.log(weight) + log_density
-    top = float(joint.max())
-    each = np.exp(joint - top)
-    return each / each.sum(), top + float(np.log(each.sum()))

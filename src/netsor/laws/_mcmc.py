@@ -24,6 +24,7 @@ import scipy
 
 from ._estimate import Array, student
 from ._law_base import LawError
+from ._numerics import log_mean
 
 LogLikelihood = Callable[[Array], Array]  # of points (k, size): (k,)
 
@@ -106,7 +107,7 @@ def advance_chains(
         return np.asarray(power * height + 0.5 * degrees * np.log1p(square(w) / FREEDOM) - 0.5 * square(z))
 
     count = len(chains.z)
-    z, height, asked = chains.z.copy(), chains.height.copy(), chains.asked
+    z, height, calls = chains.z.copy(), chains.height.copy(), chains.asked
     start = chains.z.copy()
     start[:, places] = np.linalg.solve(lower, (chains.z[:, places] - mean).T).T
     other = rng.standard_normal(z.shape)
@@ -122,13 +123,13 @@ def advance_chains(
         w = np.cos(at) * start[left] + np.sin(at) * other[left]
         tried = w.copy()
         tried[:, places] = mean + w[:, places] @ lower.T
-        found = log_likelihood(tried)
-        asked += len(left)
-        inside = level_of(tried, w, found) > level[left]
-        z[left[inside]], height[left[inside]] = tried[inside], found[inside]
+        tried_height = log_likelihood(tried)
+        calls += len(left)
+        inside = level_of(tried, w, tried_height) > level[left]
+        z[left[inside]], height[left[inside]] = tried[inside], tried_height[inside]
         left = left[~inside]
         if not len(left):
-            return Chains(z, height, asked)
+            return Chains(z, height, calls)
         low[left] = np.where(theta[left] < 0, theta[left], low[left])
         high[left] = np.where(theta[left] < 0, high[left], theta[left])
         theta[left] = rng.uniform(low[left], high[left])
@@ -164,16 +165,16 @@ def adapt_schedule(
     `report` is called with every power that is reached.
     """
     chains = init_chains(log_likelihood, rng.standard_normal((particles, size)))
-    found, around = [0.0], []
-    while found[-1] < 1.0:
-        step = step_from(found[-1], chains.height)
-        found.append(min(1.0, found[-1] + step))
+    powers, around = [0.0], []
+    while powers[-1] < 1.0:
+        step = step_from(powers[-1], chains.height)
+        powers.append(min(1.0, powers[-1] + step))
         chains = _resample(chains, step, 1, rng)
         around.append(reference(chains.z))
         for _ in range(moves):
-            chains = advance_chains(log_likelihood, chains, rng, found[-1], around[-1])
-        report(found[-1])
-    return Path(np.array(found), around, chains)
+            chains = advance_chains(log_likelihood, chains, rng, powers[-1], around[-1])
+        report(powers[-1])
+    return Path(np.array(powers), around, chains)
 
 
 def evidences(
@@ -189,9 +190,7 @@ def evidences(
     chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, path.chains.z.shape[1])))
     total = np.zeros(runs)
     for step, power, around in zip(np.diff(path.powers), path.powers[1:], path.around, strict=True):
-        weight = step * chains.height.reshape(runs, particles)
-        top = weight.max(axis=1)
-        total += top + np.log(np.exp(weight - top[:, None]).mean(axis=1))
+        total += log_mean(step * chains.height.reshape(runs, particles))
         chains = _resample(chains, step, runs, rng)
         for _ in range(moves):
             chains = advance_chains(log_likelihood, chains, rng, power, around)
@@ -226,8 +225,7 @@ def _resample(chains: Chains, step: float, runs: int, rng: np.random.Generator) 
     """Particles drawn by weight within each run, at equal distances along the weights."""
     count = len(chains.z) // runs
     weight = step * chains.height.reshape(runs, count)
-    share = np.exp(weight - weight.max(axis=1, keepdims=True))
-    ends = np.cumsum(share / share.sum(axis=1, keepdims=True), axis=1)
+    ends = np.cumsum(scipy.special.softmax(weight, axis=1), axis=1)
     at = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
     chosen = np.concatenate([r * count + np.minimum(np.searchsorted(ends[r], at[r]), count - 1) for r in range(runs)])
     return Chains(chains.z[chosen], chains.height[chosen], chains.asked)
@@ -293,5 +291,5 @@ def _ratio(x: Array) -> Array:
     length = x.shape[1]
     within, between = _variances(x)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.sqrt((length - 1) / length + between / within)
-    return np.where(within > 0, found, np.where(between > 0, np.inf, 1.0))
+        ratio = np.sqrt((length - 1) / length + between / within)
+    return np.where(within > 0, ratio, np.where(between > 0, np.inf, 1.0))

@@ -81,17 +81,17 @@ class Mixture(Components, Law):
             return self
         var = self.component_var.copy()
         var[draws] = (factor * self.bandwidth) ** 2
-        made = Mixture(self.component_mean, var, self.origin, self.weight)
-        made._kernels = draws
-        return made
+        law = Mixture(self.component_mean, var, self.origin, self.weight)
+        law._kernels = draws
+        return law
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
         """The points with positive probability, each with that probability."""
-        found = self._points
+        points = self._points
         return tuple(
             (float(at), Estimate(float(mass), float(proportion_error(mass, self.effective)), self.sources))
-            for at, mass in zip(found.atoms, found.masses, strict=True)
+            for at, mass in zip(points.atoms, points.masses, strict=True)
         )
 
     @property
@@ -229,27 +229,22 @@ class Mixture(Components, Law):
         error = self.origin.quadrature_error
         if error < 1e-14:
             return ()
+        weight = None if self.count is not None else self.weight
         origin = Provenance(self.status, self.method, seed=self.origin.seed)
-        up, down = (
-            self._with_components(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin)
-            for sign in (1, -1)
-        )
-        pairs: list[tuple[Law, Law]] = [(up, down)] if len(self._smooth) else []
+
+        def moved(by: Array | float, share: float) -> Mixture:
+            """The law with means moved and variances off by a share of themselves."""
+            var = self.component_var * max(1 + share, 0.0)
+            return Mixture(self.component_mean + by, var, origin, weight, count=self.count)
+
+        pairs: list[tuple[Law, Law]] = [(moved(0.0, error), moved(0.0, -error))] if len(self._smooth) else []
         if not self.centred:
             whole = self.std()
             if whole <= CONSTANT * abs(self.mean()):
                 whole = abs(self.mean())
-            scale = np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
-            right, left = (
-                self._with_components(self.component_mean + sign * error * scale, self.component_var, origin)
-                for sign in (1, -1)
-            )
-            pairs.append((right, left))
+            by = error * np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
+            pairs.append((moved(by, 0.0), moved(-by, 0.0)))
         return pairs
-
-    def _with_components(self, mean: Array, var: Array, origin: Provenance) -> Mixture:
-        """Other components with the same weights, or counts."""
-        return Mixture(mean, var, origin, None if self.count is not None else self.weight, count=self.count)
 
     # Moments
 
@@ -308,10 +303,10 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def _arrays(self) -> dict[str, Any]:
-        found = {"mean": self.component_mean, "var": self.component_var}
+        components = {"mean": self.component_mean, "var": self.component_var}
         if self.count is not None:
-            return {**found, "count": self.count, "binning": self.binning}
-        return {**found, "weight": self.weight}
+            return {**components, "count": self.count, "binning": self.binning}
+        return {**components, "weight": self.weight}
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Mixture:
@@ -360,10 +355,10 @@ class Empirical(Mixture):
     @cached_property
     def _sample(self) -> Mixture:
         """The draws without kernels; their density has kernels of the same bandwidth."""
-        made = Mixture(self.component_mean, 0.0, self.origin)
-        made._points = Points(self._kernels, np.zeros(0), np.zeros(0))  # draws, also where they repeat or are few
-        made.bandwidth = self.bandwidth
-        return made
+        sample = Mixture(self.component_mean, 0.0, self.origin)
+        sample._points = Points(self._kernels, np.zeros(0), np.zeros(0))  # draws, also where they repeat or are few
+        sample.bandwidth = self.bandwidth
+        return sample
 
     def _dense(self, factor: float = 1.0) -> Empirical:
         return self if factor == 1.0 else Empirical(self.component_mean, factor * self.bandwidth)
@@ -401,5 +396,5 @@ class Empirical(Mixture):
         return cls(arrays["draws"], float(arrays["bandwidth"]))
 
 
-def _biased(found: Estimate, of_sample: Estimate) -> Estimate:
-    return Estimate(found.value, combined(of_sample.error, np.abs(found.value - of_sample.value)))
+def _biased(estimate: Estimate, of_sample: Estimate) -> Estimate:
+    return Estimate(estimate.value, combined(of_sample.error, np.abs(estimate.value - of_sample.value)))

@@ -38,33 +38,27 @@ def cell_width(span: float, cell: float = CELL) -> float:
     return float(cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))))
 
 
-def compress(
-    var: Array, weight: Array | None = None, labels: npt.NDArray[np.intp] | None = None, cell: float = CELL
-) -> tuple[Array, Array]:
+def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = None) -> tuple[Array, Array]:
     """Few variances and weights instead of many, for mixtures of N(0, v).
 
     Cells of width h in log v, and in each the two-point rule with the cell's mass, mean, variance and third moment of
     v, so exact for cubics in v; its nodes lie in the cell. The density at y errs by about (h/2)⁴/4! of 1/√v: 3e-11 with
     h = 0.01. Where variances span more than CELLS such cells, h is doubled until they do not.
 
-    With `labels` (blocks 0, 1, …, of the variances) the weights are (nodes, blocks): the rule of all, in each cell
-    with the mass and the mean of each block, so that the blocks add up to the whole.
+    With blocks the weights are (nodes, blocks): the rule of all, in each cell with the mass and the mean of each block,
+    so that the blocks add up to the whole.
     """
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
-    index, unit = cells(var, np.array([len(var)]), cell)
-    found = two_points(var, w, index, unit)
-    keep = found.mass > 0
-    nodes = np.concatenate([found.high[keep], found.low[keep]])
-    if labels is None:
-        upper = found.mass * found.share
-        return nodes, np.concatenate([upper[keep], (found.mass - upper)[keep]])
-    blocks = int(labels.max()) + 1
-    each = np.bincount(index * blocks + labels, w, len(unit) * blocks).reshape(-1, blocks)
-    off = np.bincount(index * blocks + labels, w * found.centred, len(unit) * blocks).reshape(-1, blocks)
-    width = np.where(found.reach > 0, 2 * found.reach, np.inf)[:, None]
-    # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
-    upper = each * found.share[:, None] + off / width
-    return nodes, np.concatenate([upper[keep], (each - upper)[keep]])
+    index, unit = cells(var, np.array([len(var)]), CELL)
+    rule = two_points(var, w, index, unit)
+    keep = rule.mass > 0
+    mass, upper = rule.mass, rule.mass * rule.share
+    if blocks is not None:
+        # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
+        mass, off = (summed(index, each, len(unit), blocks) for each in (w, w * rule.centred))
+        upper = mass * rule.share[:, None] + off / np.where(rule.reach > 0, 2 * rule.reach, np.inf)[:, None]
+    nodes = np.concatenate([rule.high[keep], rule.low[keep]])
+    return nodes, np.concatenate([upper[keep], (mass - upper)[keep]])
 
 
 def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDArray[np.intp], Array]:
@@ -170,9 +164,9 @@ def merged(given: GaussianMixture1D, blocks: Blocks | None = None) -> GaussianMi
             total = given.weight[k].sum()
             var = float(given.weight[k] @ given.var[k] / total) if total > 0 else float(given.var[k].mean())
             parts.append(binned(given.mean[k], var, given.weight[k], None if blocks is None else blocks.of(k)))
-        made = GaussianMixture1D(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        if 2 * len(made.mean) < len(every):
-            return made
+        fewer = GaussianMixture1D(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        if 2 * len(fewer.mean) < len(every):
+            return fewer
     return given._replace(weight=summed(every, given.weight, len(every), blocks))
 
 
@@ -281,63 +275,61 @@ class Components:
         return merged(self._compressed)
 
     @cached_property
-    def _blocked(self) -> tuple[GaussianMixture1D, Array]:
-        """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
-        k = self._smooth
-        if self.count is not None:
-            split, mass = self._split
-            return GaussianMixture1D(self.component_mean[k], self.component_var[k], split[k]), mass
+    def _blocks(self) -> tuple[Blocks, Array, Array]:
+        """The block of each replica, the weight of each in its block, and the weights of the blocks."""
         labels = block_labels(self.replicas)
         mass = np.bincount(labels, self.component_weight).astype(np.float64)
-        each = self.component_weight / np.where(mass > 0, mass, 1.0)[labels]
-        if self.centred and len(k) > MAX_COMPONENTS:
-            nodes, weight = compress(self.component_var[k], each[k], labels[k])
-            return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
-        return self._weighted(each, Blocks(labels, len(mass))), mass
+        return Blocks(labels, len(mass)), self.component_weight / np.where(mass > 0, mass, 1.0)[labels], mass
 
     @cached_property
     def _split(self) -> tuple[Array, Array]:
         """Counts, split into blocks at random: weights in each (components, blocks), and the blocks' weights."""
         count = np.asarray(self.count)
         rng = np.random.default_rng([self.replicas, len(count)])
-        whole = np.floor(count).astype(np.int64)
-        split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)).astype(np.float64)
-        split += (count - whole)[
-            :, None
-        ] / BLOCKS  # two nodes share the count of a cell, so that counts may be fractions
+        whole = np.floor(count).astype(np.int64)  # two nodes share the count of a cell, so that counts may be fractions
+        split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)) + (count - whole)[:, None] / BLOCKS
         mass = split.sum(axis=0)
         return split / np.where(mass > 0, mass, 1.0), mass / mass.sum()
+
+    @cached_property
+    def _blocked(self) -> tuple[GaussianMixture1D, Array]:
+        """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
+        k = self._smooth
+        if self.count is not None:
+            split, mass = self._split
+            return GaussianMixture1D(self.component_mean[k], self.component_var[k], split[k]), mass
+        blocks, weight, mass = self._blocks
+        if self.centred and len(k) > MAX_COMPONENTS:
+            return _centred(*compress(self.component_var[k], weight[k], blocks.of(k))), mass
+        return self._weighted(weight, blocks), mass
 
     def _weighted(self, weight: Array, blocks: Blocks | None = None) -> GaussianMixture1D:
         """The Gaussian components with these weights, kernels on a lattice; with blocks, (nodes, blocks) of them."""
         k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
-        found = GaussianMixture1D(self.component_mean[k], self.component_var[k], weight[k])
+        gaussians = GaussianMixture1D(self.component_mean[k], self.component_var[k], weight[k])
         if blocks is not None:
-            found = merged(found, blocks.of(k))
+            gaussians = merged(gaussians, blocks.of(k))
         if not len(some):
-            return found
+            return gaussians
         own = None if blocks is None else blocks.of(some)
         lattice = LATTICE if own is not None else self.lattice
         kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some], own, lattice)
-        return GaussianMixture1D(*(np.concatenate(parts) for parts in zip(kernels, found, strict=True)))
+        return GaussianMixture1D(*(np.concatenate(parts) for parts in zip(kernels, gaussians, strict=True)))
 
     def _steps(self, y: Array, side: Any) -> Replicated:
         """The distribution function of the points alone, by blocks."""
-        point = np.flatnonzero(self.component_var == 0)
+        point, order = np.flatnonzero(self.component_var == 0), np.argsort(y)
+        # what a point adds begins at the first y above it, or (side right) not below it
+        first = np.searchsorted(y[order], self.component_mean[point], side="left" if side == "right" else "right")
         if self.count is not None:
             split, mass = self._split
-            point = point[np.argsort(self.component_mean[point])]
-            sums = np.concatenate([np.zeros((1, len(mass))), np.cumsum(split[point], axis=0)])
-            return Replicated(sums[np.searchsorted(self.component_mean[point], y, side=side)].T, mass)
-        labels = block_labels(self.replicas)
-        mass = np.bincount(labels, self.component_weight).astype(np.float64)
-        rows = np.zeros((len(mass), len(y)))
-        if len(point):
-            for block in np.unique(labels[point]):
-                mine = point[labels[point] == block]
-                mine = mine[np.argsort(self.component_mean[mine])]
-                heights = np.concatenate([[0.0], np.cumsum(self.component_weight[mine])]) / mass[block]
-                rows[block] = heights[np.searchsorted(self.component_mean[mine], y, side=side)]
+            steps = np.zeros((len(y) + 1, len(mass)))
+            np.add.at(steps, first, split[point])
+        else:
+            blocks, weight, mass = self._blocks
+            steps = summed(first, weight[point], len(y) + 1, blocks.of(point))
+        rows = np.empty((len(mass), len(y)))
+        rows[:, order] = np.cumsum(steps, axis=0)[:-1].T
         return Replicated(rows, mass)
 
     def _jumps(self) -> Array:
@@ -376,9 +368,9 @@ def _without_rounding(mean: Array, var: Array) -> Array:
     group = np.unique(about, return_inverse=True)[1]
     order = np.lexsort((-count, group))  # the most frequent one first in each
     first = order[np.unique(group[order], return_index=True)[1]]
-    made = np.where(count[first] > 1, at[first], np.nan)[group]
+    repeated = np.where(count[first] > 1, at[first], np.nan)[group]
     result = mean.copy()
-    result[point] = np.where(np.isnan(made), at, made)[which]
+    result[point] = np.where(np.isnan(repeated), at, repeated)[which]
     return result
 
 

@@ -44,12 +44,12 @@ def resolved(functions: Sequence[Read], places: Array, scales: Array) -> Array:
         if not len(left):
             break
         middle = a + (b - a) / 2
-        found, found_slope = _table(functions, middle)
+        middle_value, middle_slope = _table(functions, middle)
         guess = (value[:, left] + value[:, right]) / 2 + (b - a) * (slope[:, left] - slope[:, right]) / 8
-        rough = (np.abs(found - guess) > CDF_ATOL).any(axis=0)
+        rough = (np.abs(middle_value - guess) > CDF_ATOL).any(axis=0)
         start = len(y)
         y = np.concatenate([y, middle])
-        value, slope = np.concatenate([value, found], axis=1), np.concatenate([slope, found_slope], axis=1)
+        value, slope = np.concatenate([value, middle_value], axis=1), np.concatenate([slope, middle_slope], axis=1)
         new = start + np.flatnonzero(rough)
         left, right = np.concatenate([left[rough], new]), np.concatenate([new, right[rough]])
     return np.unique(y)
@@ -131,7 +131,7 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
     Where the density is smooth the bias is proportional to h², so it is the change from h² to 2h². Near an edge or a
     steep rise it is not: there narrower kernels show it, and the largest change counts that is no noise of theirs.
     """
-    found = np.abs(density(math.sqrt(2)) - value)
+    bias = np.abs(density(math.sqrt(2)) - value)
     for factor in NARROWER:
         other = density(factor)
         # ∫ (k_a − k_b)² of two Gaussian kernels, in bandwidths; at least half a draw is near
@@ -139,8 +139,8 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
         near = np.maximum(np.maximum(value, other), 0.5 / (draws * bandwidth * factor))
         noise = np.sqrt(near * square / (draws * bandwidth))
         change = np.abs(other - value)
-        found = np.maximum(found, np.where(change > SIGNIFICANT * noise, change, 0.0))
-    return np.asarray(found)
+        bias = np.maximum(bias, np.where(change > SIGNIFICANT * noise, change, 0.0))
+    return np.asarray(bias)
 
 
 def entropy(law: Any) -> Estimate:
@@ -198,17 +198,17 @@ def _expectation(law: Any, y: Array, heights: Array) -> Jackknife:
 def _called(f: Callable[[Any], Any], y: Array) -> Array:
     if not callable(f):
         raise LawError("expect", "func", f, "a function of numbers")
-    found = np.asarray(f(y), dtype=np.float64)
-    if found.shape != y.shape:
-        if found.shape:
+    values = np.asarray(f(y), dtype=np.float64)
+    if values.shape != y.shape:
+        if values.shape:
             raise LawError(
-                "expect", f"func gave shape {found.shape} for {y.shape}: it must act on each number for itself"
+                "expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number for itself"
             )
-        found = np.full(y.shape, float(found))
-    if not np.isfinite(found).all():
-        bad = y[~np.isfinite(found)][0]
+        values = np.full(y.shape, float(values))
+    if not np.isfinite(values).all():
+        bad = y[~np.isfinite(values)][0]
         raise LawError("expect", f"func({bad:g}) is not finite: the expectation is not known")
-    return found
+    return values
 
 
 def log_share(share: Array, rest: Array) -> Array:
@@ -222,12 +222,12 @@ def log_mean(logs: Array) -> Array:
     return np.asarray(scipy.special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
 
 
-def log_upper(found: Array, y: Array, mean: Array, var: Array, weight: Array) -> Array:
+def log_upper(logs: Array, y: Array, mean: Array, var: Array, weight: Array) -> Array:
     """log P(Y > y) of Gaussians, where it was found to be −∞ because P is no double."""
-    for i in np.flatnonzero(np.isneginf(found)):
+    for i in np.flatnonzero(np.isneginf(logs)):
         terms = scipy.special.log_ndtr((mean - y[i]) / np.sqrt(var)) + np.log(weight)
-        found[i] = scipy.special.logsumexp(terms)
-    return found
+        logs[i] = scipy.special.logsumexp(terms)
+    return logs
 
 
 Function = Callable[[Array], Array]
@@ -255,18 +255,13 @@ def quantiles(
                 small = below(y[part]) if left else above(y[part])
                 wanted = level[part] if left != upper else 1 - level[part]
                 with np.errstate(divide="ignore"):
-                    found = np.maximum(np.log(np.maximum(small, 0.0)), -LOG_ZERO) - np.log(wanted)
-                value[part] = found if left else -found
+                    log_ratio = np.maximum(np.log(np.maximum(small, 0.0)), -LOG_ZERO) - np.log(wanted)
+                value[part] = log_ratio if left else -log_ratio
         return value
 
-    reach = np.full(len(inner), 8.0)
-    for _ in range(1100):
-        low, high = centre - reach * scale, centre + reach * scale
-        outside = (excess(low, level) >= 0) | (excess(high, level) < 0)
-        if not outside.any():
-            break
-        reach = np.where(outside, 2 * reach, reach)
-    root = elementwise.find_root(excess, (low, high), args=(level,), tolerances={"xatol": 1e-17 * scale})
+    ends = (np.full(len(inner), centre + sign * 8.0 * scale) for sign in (-1, 1))
+    bracket = elementwise.bracket_root(excess, *ends, args=(level,), maxiter=1100).bracket
+    root = elementwise.find_root(excess, bracket, args=(level,), tolerances={"xatol": 1e-17 * scale})
     # a root, or where there is none the upper end of the bracket, which has closed around a jump
     low, high = root.bracket[0], np.where(root.f_x == 0, root.x, root.bracket[1])
     for at in atoms:

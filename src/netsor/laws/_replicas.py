@@ -33,8 +33,8 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
     if count < 2 * FEWEST:
         return np.zeros(samples.shape[1:])
     flat = samples.reshape(len(samples), -1)
-    found = [_unseen(part.T, share, count, steeper) for part in batches(flat.T, len(flat), TAIL_ELEMENTS_PER_BATCH)]
-    return np.concatenate(found).reshape(samples.shape[1:]) if found else np.zeros(samples.shape[1:])
+    parts = [_unseen(part.T, share, count, steeper) for part in batches(flat.T, len(flat), TAIL_ELEMENTS_PER_BATCH)]
+    return np.concatenate(parts).reshape(samples.shape[1:])
 
 
 def _unseen(samples: Array, share: Array | None, count: float, steeper: float) -> Array:
@@ -77,9 +77,9 @@ BLOCKS = 40  # blocks of replicas, from which errors of quantities that are no a
 
 
 def batches(y: Array, width: int, entries: int) -> Iterator[Array]:
-    """Parts of an array such that a table (part, width) has about so many entries, which bounds the memory."""
+    """Parts of an array, at least one, such that a table (part, width) has about so many entries: to bound memory."""
     step = max(1, entries // max(width, 1))
-    return (y[k : k + step] for k in range(0, len(y), step))
+    return (y[k : k + step] for k in range(0, max(len(y), 1), step))
 
 
 class Replicated(NamedTuple):
@@ -155,11 +155,6 @@ class Replicas:
         return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
 
 
-def average(samples: Array, weight: Array | None, decisive: bool = False) -> Estimate:
-    """The mean over the first axis, with its standard error: exact if there is one replica."""
-    return Replicas(len(samples), weight).average(samples, decisive)
-
-
 def proportion_error(share: Any, count: float) -> Any:
     """The error of a share of so many draws, which is not 0 without any hit.
 
@@ -168,12 +163,12 @@ def proportion_error(share: Any, count: float) -> Any:
     """
     if count == 1:
         return np.zeros_like(share)
-    found = []
+    errors = []
     for z in (1.0, 2.0):
         half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
         off = z**2 / count * (0.5 - share)
-        found.append(combined(off, half) / (1 + z**2 / count) / z)
-    return student(max(2, int(count))) * np.maximum(*found)
+        errors.append(combined(off, half) / (1 + z**2 / count) / z)
+    return student(max(2, int(count))) * np.maximum(*errors)
 
 
 def block_labels(count: int) -> npt.NDArray[np.intp]:

@@ -21,8 +21,8 @@ from ..activations import row_softmax
 from ..language._score import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
-from ..laws._law_base import checked_heads
 from ..laws._estimate import student
+from ..laws._law_base import checked_heads
 
 Array = npt.NDArray[np.float64]
 MAX_QMC_POINTS = 2**31  # most quasi-random points: days of work

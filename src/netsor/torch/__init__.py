@@ -14,10 +14,9 @@ except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
 from ._check_init import InitCheck, InitFinding, check_init
-from ._export import UnsupportedError
 from ._network import network
 from ._parameters import Parameter, Parameters, parameters
-from ._program import program
+from ._program import UnsupportedError, program
 
 __all__ = [
     "InitCheck",

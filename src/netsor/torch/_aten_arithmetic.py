@@ -22,13 +22,13 @@ VALUES = (Vectors, Scalars, Coordinates, Pairs, Random)
 class Call:
     """One node of the graph: the random objects, what the node returns (shapes alone), and how to add probes."""
 
-    def __init__(self, draws: Draws, made: Any, probe: Callable[..., None]) -> None:
-        self.draws, self.made, self.probe = draws, made, probe
+    def __init__(self, draws: Draws, result: Any, probe: Callable[..., None]) -> None:
+        self.draws, self.result, self.probe = draws, result, probe
 
     @property
     def shape(self) -> Shape:
         """The shape of the result."""
-        return tuple(self.made.shape)
+        return tuple(self.result.shape)
 
     def vectors(self, x: Tensor) -> Vectors:
         """The argument as vectors; given numbers have their coordinates along the last axis."""

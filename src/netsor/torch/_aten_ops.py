@@ -56,7 +56,7 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
 def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     """Of vectors with vectors, scores; of scalars with vectors, combinations; with a parameter, a linear layer."""
     if isinstance(other, Random) and len(other.shape) == 2:
-        return linear(call, x, other.transposed())
+        return linear(call, x, other.viewed(lambda matrix: matrix.t()))
     x, y = call.settled(x), call.settled(other)
     if isinstance(x, Vectors) and isinstance(y, Vectors):
         order = [*range(len(y.axes) - 2), len(y.axes) - 1, len(y.axes) - 2]
@@ -135,18 +135,18 @@ def convolution(
     if isinstance(x, VALUES) or tuple(as_list(stride)) != kernel or not plain:
         raise Refusal("convolutions are read for given images and patches that neither overlap nor are padded")
     patches = torch.nn.functional.unfold(x, kernel, stride=kernel).transpose(1, 2)  # (batch, patches, numbers)
-    embedded = linear(call, patches, weight.view([weight.shape[0], math.prod(weight.shape[1:])]), bias)
+    embedded = linear(call, patches, weight.viewed(lambda matrix: matrix.flatten(1)), bias)
     return embedded.permute([0, 2, 1]).view(call.shape)
 
 
-# Rearrangement: of vectors by their axes, of scalars as numpy does it, of parameters by torch itself
+# Rearrangement: of vectors by their axes, of scalars as numpy does it; torch itself makes views of parameters
 
 
 def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
     """Another shape: that of the result, if none is given."""
     shape = call.shape if shape is None else shape
     if isinstance(x, Random):
-        return x.view(shape)
+        return x.viewed(lambda entries: entries.reshape(shape))
     if isinstance(x, Pairs) and tuple(shape) == x.flat.shape:
         return x.flat
     x = call.settled(x)
@@ -155,8 +155,7 @@ def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
 
 def permute(call: Call, x: Tensor, dims: Any) -> Tensor:
     """Axes in another order."""
-    x = x if isinstance(x, Random) else call.settled(x)
-    order = [axis % len(dims) for axis in dims]
+    x, order = call.settled(x), [axis % len(dims) for axis in dims]
     return x.rearranged(lambda a: a.transpose(*order)) if isinstance(x, Scalars) else x.permute(order)
 
 
@@ -169,8 +168,6 @@ def transpose(call: Call, x: Tensor, dim0: int = 0, dim1: int = 1) -> Tensor:
 
 def expand(call: Call, x: Tensor) -> Tensor:
     """Repeated along axes of size 1."""
-    if isinstance(x, Random):
-        return x.expand(call.shape)
     x = call.settled(x)
     if not isinstance(x, Scalars):
         return x.expand(call.shape)
@@ -185,9 +182,7 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     axis = dim % len(x.shape)
     index = index.numpy() if isinstance(index, torch.Tensor) else index
     if isinstance(x, Random):
-        if isinstance(index, np.ndarray):
-            raise Refusal("entries of a parameter by an array of indices")
-        return x.pick(axis, index)
+        raise Refusal("entries of a parameter by an array of indices")
     if isinstance(x, Coordinates) and axis == len(x.shape) - 1 and isinstance(index, slice):
         return x.pick(index)
     x = call.settled(x)
@@ -211,7 +206,7 @@ def sliced(call: Call, x: Tensor, dim: int = 0, start: Any = None, end: Any = No
 def pieces(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
     """One part after the other along an axis: split, chunk."""
     axis = dim % len(x.shape)
-    ends = np.cumsum([0, *(each.shape[axis] for each in call.made)]).tolist()
+    ends = np.cumsum([0, *(each.shape[axis] for each in call.result)]).tolist()
     return [pick(call, x, axis, slice(*pair)) for pair in pairwise(ends)]
 
 
@@ -318,6 +313,8 @@ def exp(x: Any) -> Any:
 
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
+MORE_VIEWS = "t transpose swapaxes permute expand expand_as slice narrow select split split_with_sizes chunk unbind"
+VIEWS_OF_PARAMETERS = {*VIEWS, *MORE_VIEWS.split()}
 FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos, exp)
 
 # Each takes the call, the first argument of the operation, and those of the others that it names.
@@ -377,7 +374,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "split": pieces,
     "split_with_sizes": pieces,
     "chunk": pieces,
-    "unbind": lambda call, x, dim=0: [pick(call, x, dim, i) for i in range(len(call.made))],
+    "unbind": lambda call, x, dim=0: [pick(call, x, dim, i) for i in range(len(call.result))],
     "cat": cat,
     "stack": stack,
     "repeat": repeat,

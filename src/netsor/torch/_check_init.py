@@ -15,7 +15,6 @@ from .._document import FLAG, Block, Document, Item, Items, Paragraph, Section, 
 from .._html_report import to_cell
 from .._validate import ArgumentError
 from ..models import read
-from ._export import Module, Node, UnsupportedError, outputs_of_modules, path_of
 from ._forward_backward import as_found, forward_backward
 from ._init_tests import (
     Reference,
@@ -28,7 +27,7 @@ from ._init_tests import (
 )
 from ._network import inputs_of
 from ._parameters import Parameter, with_declared
-from ._program import captured
+from ._program import Module, Node, UnsupportedError, captured, outputs_of_modules, path_of
 from ._structure import Structure, structure
 
 BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")

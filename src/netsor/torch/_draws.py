@@ -6,7 +6,7 @@ One parameter is one random object, however often and in whichever orientation t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,31 +34,14 @@ class Random:
         """Of the view."""
         return tuple(self.entries.shape)
 
-    def _viewed(self, made: Any) -> Random:
-        return Random(self.name, made)
-
-    def view(self, shape: Sequence[int]) -> Random:
-        """In another shape."""
-        try:
-            return self._viewed(self.entries.view(shape))
-        except RuntimeError:
-            raise Refusal(f"a view of {self.name} that is not contiguous") from None
-
-    def permute(self, order: Sequence[int]) -> Random:
-        """With its axes in another order."""
-        return self._viewed(self.entries.permute(order))
-
-    def transposed(self) -> Random:
-        """The transpose of a matrix."""
-        return self._viewed(self.entries.t())
-
-    def expand(self, shape: Sequence[int]) -> Random:
-        """Repeated along axes of size 1."""
-        return self._viewed(self.entries.expand(shape))
-
-    def pick(self, axis: int, index: Any) -> Random:
-        """Some entries along an axis."""
-        return self._viewed(self.entries[(slice(None),) * axis + (index,)])
+    def viewed(self, f: Callable[[Any], Any]) -> Any:
+        """What torch makes of the tensor: a view, or several (a split)."""
+        views = f(self.entries)
+        several = views if isinstance(views, list | tuple) else [views]
+        if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
+            raise Refusal(f"a view of {self.name} that is not contiguous")
+        randoms = [Random(self.name, view) for view in several]
+        return randoms if views is several else randoms[0]
 
 
 class Draws:
@@ -126,10 +109,10 @@ class Draws:
         if law.mean:
             raise Refusal(f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
-            made = self._embeddings[name] = Embedding(
+            embedding = self._embeddings[name] = Embedding(
                 self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding")
             )
-            self._tables[made.vectors] = name, made.known
+            self._tables[embedding.vectors] = name, embedding.known
         return self._embeddings[name]
 
     def _table(self, name: str) -> Weight:
@@ -138,17 +121,17 @@ class Draws:
             raise Refusal(f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}")
         count, size = law.shape
         place = (0, count * size)
-        made = weight(size, count, std=law.std * math.sqrt(count), name=name)
-        return self._weights.setdefault(name, {}).setdefault(place, (made, False))[0]
+        matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
+        return self._weights.setdefault(name, {}).setdefault(place, (matrix, False))[0]
 
     def rows(self, table: Random, ids: npt.NDArray[np.intp]) -> Vector:
         """The rows of a table at ids, in their shape."""
         if self.trained:
             units = unit_vectors(ids.ravel().tolist(), self.laws[table.name].shape[0])
             return (self._table(table.name) @ units).reshape(*ids.shape)
-        found = self._embedding(table.name)(ids)
+        rows = self._embedding(table.name)(ids)
         zero = np.isin(ids, self.laws[table.name].zero_rows)
-        return np.where(zero, 0.0, 1.0) * found if zero.any() else found
+        return np.where(zero, 0.0, 1.0) * rows if zero.any() else rows
 
     def vectors(self, x: Random) -> Vectors:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""

@@ -12,8 +12,8 @@ import torch
 
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
-from ._export import Node, name_of
 from ._parameters import Parameter, Parameters
+from ._program import Node, name_of
 from ._structure import Structure
 
 Floats = npt.NDArray[np.float64]
@@ -33,13 +33,8 @@ def as_found(module: Any) -> Parameters:
     for name, p in module.named_parameters():
         x = p.detach().float().reshape(-1)
         same = bool((x == x[0]).all())
-        rows[name] = Parameter(
-            name,
-            tuple(p.shape),
-            "constant" if same and p.ndim < 2 else "normal",
-            std=1.0,
-            value=float(x[0]) if same and p.ndim < 2 else None,
-        )
+        kind, value = ("constant", float(x[0])) if same and p.ndim < 2 else ("normal", None)
+        rows[name] = Parameter(name, tuple(p.shape), kind, std=1.0, value=value)
     return Parameters(rows, 1)
 
 
@@ -51,38 +46,36 @@ def forward_backward(
 ) -> Pass:
     """Run the graph of a module with these parameters; `masks` say which pairs of tokens the quantities are of."""
     parameters = {name: p.detach().cpu().requires_grad_(p.is_floating_point()) for name, p in numbers.items()}
-    found, softmaxes = _run(net, parameters)
+    values, softmaxes = _run(net, parameters)
     blocks = net.blocks
-    starts = [found[stack[0].before] for stack in net.stacks]
-    streams = [found[block.stream] for block in blocks]
-    befores = [found[block.before] for block in blocks]
+    starts = [values[stack[0].before] for stack in net.stacks]
     quantities: dict[str, list[float]] = {}
 
-    def say(names: Sequence[str], values: Any) -> None:
-        for name, value in zip(names, np.ravel(values), strict=True):
+    def say(names: Sequence[str], numbers: Any) -> None:
+        for name, value in zip(names, np.ravel(numbers), strict=True):
             quantities.setdefault(name, []).append(float(value))
 
     branches = [name for name in BRANCHES if any(name in block.branches for block in blocks)]
+    of_scores = [name for names in ATTENTION.values() for name in names]
     weights: list[Floats | None] = []
     for k, block in enumerate(blocks):
-        say(STREAM, _of_stream(streams[k]))
+        say(STREAM, _of_stream(values[block.stream]))
         weights.append(None)
         if block.softmaxes:
-            scores, made = (np.concatenate(each) for each in zip(*map(softmaxes.get, block.softmaxes), strict=True))
-            weights[-1], mask = made, masks[k] if k < len(masks) else None
-            if mask is not None and mask.shape == made.shape[-2:]:
-                say([name for names in ATTENTION.values() for name in names], of_attention(scores, made, allowed=mask))
-        added = [found[block.branches[name]] for name in BRANCHES if name in block.branches]
-        squares = np.array([_square(x) for x in (befores[k], *added)])
-        middle = [] if block.middle is None else [np.array([_square(found[block.middle])])]
-        shares = dict(
-            zip((name for name in BRANCHES if name in block.branches), of_shares(squares, *middle), strict=True)
-        )
+            pairs = zip(*map(softmaxes.get, block.softmaxes), strict=True)
+            scores, attention = (np.concatenate(each) for each in pairs)
+            weights[-1], mask = attention, masks[k] if k < len(masks) else None
+            if mask is not None and mask.shape == attention.shape[-2:]:
+                say(of_scores, of_attention(scores, attention, allowed=mask))
+        own = [name for name in BRANCHES if name in block.branches]
+        squares = [_square(values[node]) for node in (block.before, *(block.branches[name] for name in own))]
+        middle = [] if block.middle is None else [np.array([_square(values[block.middle])])]
+        shares = dict(zip(own, of_shares(np.array(squares), *middle), strict=True))
         say([f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
     for prefix, start in zip(("input_", "decoder_input_"), starts, strict=False):
         say([prefix + name for name in STREAM], _of_stream(start))
     if net.logits is not None:
-        _backward(net, found, parameters, targets, say)
+        _backward(net, values, parameters, targets, say)
     return Pass({name: np.array(values) for name, values in quantities.items()}, weights)
 
 
@@ -113,10 +106,10 @@ def _run(net: Structure, parameters: Mapping[str, Any]) -> tuple[dict[Node, Any]
     return env, attended
 
 
-def _attended(node: Node, args: Any, kwargs: Any, made: Any) -> tuple[Floats, Floats]:
+def _attended(node: Node, args: Any, kwargs: Any, result: Any) -> tuple[Floats, Floats]:
     """Scores before a mask and weights of a softmax, (heads, tokens, tokens)."""
     if name_of(node) != "scaled_dot_product_attention":
-        return _numbers(args[0]).reshape(-1, *args[0].shape[-2:]), _numbers(made).reshape(-1, *made.shape[-2:])
+        return _numbers(args[0]).reshape(-1, *args[0].shape[-2:]), _numbers(result).reshape(-1, *result.shape[-2:])
     names = [argument.name for argument in node.target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k = given["query"].detach().double(), given["key"].detach().double()
@@ -134,9 +127,11 @@ def _attended(node: Node, args: Any, kwargs: Any, made: Any) -> tuple[Floats, Fl
     return tuple(_numbers(x).reshape(-1, *x.shape[-2:]) for x in (scores, weights))  # type: ignore[return-value]
 
 
-def _backward(net: Structure, found: Mapping[Node, Any], parameters: Mapping[str, Any], targets: Any, say: Any) -> None:
+def _backward(
+    net: Structure, values: Mapping[Node, Any], parameters: Mapping[str, Any], targets: Any, say: Any
+) -> None:
     """The end of the network, and gradients of the loss."""
-    logits = found[net.logits]
+    logits = values[net.logits]
     rows = logits.reshape(-1, logits.shape[-1]).double()
     rows = rows if targets is None else rows[: len(targets)]
     own = rows.mean(-1) if targets is None else rows[range(len(targets)), list(targets)]
@@ -145,10 +140,10 @@ def _backward(net: Structure, found: Mapping[Node, Any], parameters: Mapping[str
     say(("logit_std", "loss", "max_probability"), (std, loss.item(), largest))
     loss.backward()
     for block in net.blocks:
-        say(("grad_mean_square",), _mean_gradient(found[block.stream]))
+        say(("grad_mean_square",), _mean_gradient(values[block.stream]))
         for kind, names in block.matrices.items():
             say((f"grad_{kind}",), sum(_gradient(parameters[name]) for name in names))
-    say(("grad_input",), _mean_gradient(found[net.stacks[0][0].before]))
+    say(("grad_input",), _mean_gradient(values[net.stacks[0][0].before]))
     if net.words is not None:
         say(("grad_embedding",), _gradient(parameters[net.words[0]]))
     if net.head is not None and (net.words is None or net.head != net.words[0]):

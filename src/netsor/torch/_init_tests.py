@@ -45,10 +45,10 @@ class Reference:
     @cache  # noqa: B019 (a reference lives as long as it is checked against)
     def measure(self, draws: int, seed: int) -> dict[str, Any]:
         """Draws of the quantities of a pass."""
-        found = self.probes.measure(draws, seed=seed, progress=False)
-        if all(f"grad_{kind}" in found for kind in ATTENTION):
-            found["grad_qkv"] = np.sum([found[f"grad_{kind}"] for kind in ATTENTION], axis=0)
-        return found
+        draws_of = self.probes.measure(draws, seed=seed, progress=False)
+        if all(f"grad_{kind}" in draws_of for kind in ATTENTION):
+            draws_of["grad_qkv"] = np.sum([draws_of[f"grad_{kind}"] for kind in ATTENTION], axis=0)
+        return draws_of
 
     def law_of(self, name: str, shape: tuple[int, ...], net: Structure | None) -> Parameter:
         """The declared law of a parameter, by its name or by its place in the network; "unknown" without one."""
@@ -65,14 +65,14 @@ class Reference:
 
 def places(net: Structure) -> dict[str, Place]:
     """Where the matrices of a module are."""
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     if net.head is not None:
-        found[net.head] = None, "head"
+        places[net.head] = None, "head"
     if net.words is not None:
-        found[net.words[0]] = None, "embedding"
+        places[net.words[0]] = None, "embedding"
     for k, block in enumerate(net.blocks):
-        found |= {name: (k, kind) for kind, names in block.matrices.items() for name in names}
-    return found
+        places |= {name: (k, kind) for kind, names in block.matrices.items() for name in names}
+    return places
 
 
 def reference_of(declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reference:
@@ -118,16 +118,16 @@ def _masks(net: ProbedProgram) -> list[Bools]:
 
 def _stds(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]:
     """The standard deviation of the entries of the matrices of each block, where they have one."""
-    found: dict[Place, float] = {}
+    stds: dict[Place, float] = {}
     for k, kinds in enumerate(net.matrices):
         for kind, values in kinds.items():
             weights = [value.op.weight for value in values]  # type: ignore[attr-defined]
             every = {round(w.std / math.sqrt(w.fan.bind(widths)), 12) for w in weights}
-            found |= {(k, kind): every.pop()} if len(every) == 1 else {}
-        fused = {found.get((k, kind)) for kind in ATTENTION}
+            stds |= {(k, kind): every.pop()} if len(every) == 1 else {}
+        fused = {stds.get((k, kind)) for kind in ATTENTION}
         if len(fused) == 1 and None not in fused:
-            found.setdefault((k, "qkv"), fused.pop() or 0.0)
-    return found
+            stds.setdefault((k, "qkv"), fused.pop() or 0.0)
+    return stds
 
 
 class Test(NamedTuple):
@@ -143,9 +143,9 @@ def holm(p: Sequence[float]) -> Floats:
     """p-values adjusted for their number by Holm's method."""
     order = np.argsort(p)
     steps = np.asarray(p, float)[order] * np.arange(len(p), 0, -1)
-    made = np.empty(len(p))
-    made[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return made
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted
 
 
 def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator[Test]:
@@ -156,9 +156,9 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
         want = p.new_tensor(law.value).expand(p.shape) if law.law == "constant" else law.value.to(p)
         same = bool((p.detach() == want).all())
         numbers = p.detach().double()
-        found = f"{float(numbers.mean()):.4g} ± {float(numbers.std(correction=0)):.2g}"
+        entries = f"{float(numbers.mean()):.4g} ± {float(numbers.std(correction=0)):.2g}"
         said = f"{law.value:g}" if law.law == "constant" else "given numbers"
-        yield Test(name, "value", 1.0 if same else 0.0, f"entries are {found}, and {said} is declared")
+        yield Test(name, "value", 1.0 if same else 0.0, f"entries are {entries}, and {said} is declared")
         return
     if law.law not in GAUSSIAN:
         return
@@ -241,8 +241,8 @@ def correlation_tests(numbers: Mapping[str, Any], expected: Mapping[str, Paramet
         yield Test(names[k], "independence", p, f"{same} {names[other]}, and independent draws are declared")
 
 
-def pass_tests(found: Mapping[tuple[str, int], float], law: Mapping[tuple[str, int], Floats]) -> list[float]:
-    """Adjusted p-values of quantities of one pass among draws of their joint law, in the order of `found`.
+def pass_tests(real: Mapping[tuple[str, int], float], law: Mapping[tuple[str, int], Floats]) -> list[float]:
+    """Adjusted p-values of quantities of one pass among draws of their joint law, in the order of `real`.
 
     All quantities are standardised by mean and standard deviation of draws and pass together, those above 0 by
     logarithms. The largest deviation of a draw then has a law that knows how quantities depend on each other, and the
@@ -250,7 +250,7 @@ def pass_tests(found: Mapping[tuple[str, int], float], law: Mapping[tuple[str, i
     and beyond their largest tenth an exponential tail.
     """
     columns, own = [], []
-    for key, value in found.items():
+    for key, value in real.items():
         x = np.append(law[key], value)
         x = np.log(x) if (x > 0).all() else x
         finite = np.isfinite(x)
@@ -262,9 +262,9 @@ def pass_tests(found: Mapping[tuple[str, int], float], law: Mapping[tuple[str, i
     largest = np.sort(np.max(columns, axis=0))
     start = float(np.quantile(largest, 0.9))
     slope = float(np.mean(largest[largest > start] - start)) if (largest > start).any() else 1e-3
-    made = []
+    adjusted = []
     for each in own:
         above = int(np.sum(largest >= each))
         rank = (above + 1) / (len(largest) + 1)
-        made.append(rank if each <= start else min(rank, 0.1 * math.exp(-(each - start) / max(slope, 1e-3))))
-    return made
+        adjusted.append(rank if each <= start else min(rank, 0.1 * math.exp(-(each - start) / max(slope, 1e-3))))
+    return adjusted

@@ -22,9 +22,8 @@ from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
 from ..optim import NAMED
-from ._export import Graph, Module, UnsupportedError, name_of
 from ._parameters import Parameters, parameters
-from ._program import Reader, captured
+from ._program import Graph, Module, Reader, UnsupportedError, captured, name_of
 from ._samples import fresh
 from ._structure import Block, Structure, structure
 

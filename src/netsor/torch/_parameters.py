@@ -174,13 +174,13 @@ def parameters(
     """
     if samples < 2:
         raise ValueError(f"samples={samples} must be 2 or more: one sample does not show what is random")
-    made, found = drawn(module, samples, chosen_seed(seed, rng))
+    instance, drawn_samples = drawn(module, samples, chosen_seed(seed, rng))
     if isinstance(module, torch.nn.Module):
-        _compare(module, found)
-    fans, shapes = dict(_fans(made)), {name: tuple(p.shape) for name, p in made.named_parameters()}
+        _compare(module, drawn_samples)
+    fans, shapes = dict(_fans(instance)), {name: tuple(p.shape) for name, p in instance.named_parameters()}
     rows: dict[str, Parameter] = {}
     first: dict[str, str] = {}  # what was seen, by all samples of it
-    for name, tensors in found.items():
+    for name, tensors in drawn_samples.items():
         law = replace(law_of(name, shapes[name], tensors), fan_in=fans.get(name))
         if law.random:
             seen = "".join(
@@ -193,10 +193,10 @@ def parameters(
     return Parameters(with_declared(rows, declared or {}), samples)
 
 
-def _compare(module: Module, found: Mapping[str, list[Sample]]) -> None:
+def _compare(module: Module, drawn_samples: Mapping[str, list[Sample]]) -> None:
     """An error, if the numbers of a module are not what its methods initialise them with."""
     for name, p in module.named_parameters():
-        samples = found[name]
+        samples = drawn_samples[name]
         if not p.is_meta and not samples[0].problem:
             own = p.detach().float().cpu().numpy().ravel()
             new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
@@ -213,15 +213,15 @@ def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | 
     """Laws with those in their place that a user declares, by name or pattern."""
     from fnmatch import fnmatchcase
 
-    made = dict(rows)
+    laws = dict(rows)
     for pattern, law in declared.items():
-        names = [name for name in made if fnmatchcase(name, pattern)]
+        names = [name for name in laws if fnmatchcase(name, pattern)]
         if not names:
-            raise ValueError(f"declared={pattern!r} names no parameter; there are {', '.join(list(made)[:4])}, …")
+            raise ValueError(f"declared={pattern!r} names no parameter; there are {', '.join(list(laws)[:4])}, …")
         for name in names:
             new = law if isinstance(law, Parameter) else Parameter(name, (), "normal", std=float(law), note="declared")
-            made[name] = replace(new, name=name, shape=made[name].shape, fan_in=made[name].fan_in)
-    return made
+            laws[name] = replace(new, name=name, shape=laws[name].shape, fan_in=laws[name].fan_in)
+    return laws
 
 
 def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Parameter:

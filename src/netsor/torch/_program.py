@@ -1,37 +1,38 @@
-"""A PyTorch module, read as a program."""
+"""A PyTorch module, read as a program: its graph, captured by torch.export without its memory, and the reader.
+
+Torch computes what the graph needs of constants alone; the reader turns the rest into values of the language.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from .._program import Program
 from ..language import TraceError, Value
 from ..language._array import Take
+from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
-from ._aten_ops import apply_op
+from ._aten_ops import VIEWS_OF_PARAMETERS, apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._draws import Draws, Random
-from ._export import (
-    Graph,
-    Module,
-    Node,
-    UnsupportedError,
-    capture,
-    line_of,
-    name_of,
-    outputs_of_modules,
-    path_of,
-    read,
-)
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
+from ._rotary import settled
 from ._samples import fresh
+
+EINSUM = torch.ops.aten.einsum.default
+Module = Any
+Node = Any  # torch.fx.Node
 
 
 def program(
@@ -65,11 +66,6 @@ def program(
         axis. Probes are named by the paths of the modules that return them; the scores and weights of a softmax are
         `path.scores` and `path.weights`.
 
-    Raises
-    ------
-    UnsupportedError
-        If an operation or the law of a parameter cannot be read.
-
     Examples
     --------
     >>> import transformers  # doctest: +SKIP
@@ -89,18 +85,188 @@ def captured(
     given = dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
     whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
-    made: Any = module if whole else fresh(module)[0]
-    exported = capture(made, args, given)
-    order = [name for name in inspect.signature(made.forward).parameters if name in given]
+    instance: Any = module if whole else fresh(module)[0]
+    exported = capture(instance, args, given)
+    order = [name for name in inspect.signature(instance.forward).parameters if name in given]
     given = {name: given[name] for name in [*order, *(name for name in given if name not in order)]}
     fixed = {name: _number(law) for name, law in laws.items() if not law.random}
     first: dict[int, str] = {}
-    names = {name: first.setdefault(id(p), name) for name, p in made.named_parameters(remove_duplicate=False)}
-    return read(exported, args, given, names, fixed), laws, type(made).__name__
+    names = {name: first.setdefault(id(p), name) for name, p in instance.named_parameters(remove_duplicate=False)}
+    return read(exported, args, given, names, fixed), laws, type(instance).__name__
 
 
 def _number(law: Parameter) -> Any:
     return torch.tensor(law.value).expand(law.shape) if law.law == "constant" else law.value
+
+
+class UnsupportedError(ValueError):
+    """An operation or a parameter of a module that cannot be read: names it, the module's path and the line of code.
+
+    Examples
+    --------
+    >>> ns.torch.program(build, ids)  # doctest: +SKIP
+    Traceback (most recent call last):
+    netsor.torch._program.UnsupportedError: aten.topk.default in model.layers.0.mlp: … (at modeling.py:80: …)
+    """
+
+
+class Graph(NamedTuple):
+    """A captured module."""
+
+    nodes: list[Node]
+    parameters: dict[Node, str]  # placeholders of parameters
+    constants: dict[Node, Any]  # what needs no random parameter: inputs, buffers, positions, masks
+    outputs: list[Any]  # nodes, or other things that are returned
+    inputs: set[Node]  # placeholders of what the module is called with
+
+
+def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The exported program of a copy whose parameters have shapes and no memory."""
+    memo: dict[int, Any] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for p in module.parameters():
+            memo[id(p)] = torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=False)
+    for path, b in module.named_buffers():
+        if b.device.type == "meta":
+            raise ValueError(
+                f"the buffer {path} is on the meta device and has no numbers: pass a function that makes the module"
+            )
+        memo[id(b)] = b.detach().cpu()
+    shadow = copy.deepcopy(module, memo).eval()
+    for part in shadow.modules():  # by default transformers returns a cache of keys and values
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            part.config.use_cache = False
+    if any(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in pytree.tree_leaves((args, kwargs))):
+        raise ValueError(
+            "inputs on the meta device have no numbers: pass ids on the CPU; the module itself may be on meta"
+        )
+    given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
+    try:
+        with torch.no_grad():
+            program = torch.export.export(shadow, *given, strict=False)
+            whole = any(_mutates(node) or name_of(node) == "einsum" for node in program.graph.nodes)
+            table = {EINSUM: torch.export.default_decompositions()[EINSUM]} if whole else {}
+            return program.run_decompositions(table) if whole else program
+    except Exception as error:  # of torch, or of the module itself
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+        code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
+        raise UnsupportedError(
+            f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {lines[0]}{code}"
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _mutates(node: Node) -> bool:
+    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+
+
+def read(
+    program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tied: dict[str, str], fixed: dict[str, Any]
+) -> Graph:
+    """The nodes of an exported program, with all that torch can compute without random parameters computed.
+
+    `tied` gives the first name of every parameter, `fixed` the numbers of those that are not random.
+    """
+    signature = program.graph_signature
+    names = {place: tied[name] for place, name in signature.inputs_to_parameters.items()}
+    buffers = dict(signature.inputs_to_buffers)
+    lifted = dict(signature.inputs_to_lifted_tensor_constants)
+    held = {**program.state_dict, **program.constants}
+    inputs: Iterator[Any] = iter(pytree.tree_leaves((args, kwargs)))
+    nodes = list(program.graph.nodes)
+    parameters: dict[Node, str] = {}
+    constants: dict[Node, Any] = {}
+    outputs: list[Any] = []
+    given: set[Node] = set()
+    with torch.no_grad():
+        for node in nodes:
+            if node.op == "placeholder":
+                if node.name in names:
+                    parameters[node] = names[node.name]
+                    if names[node.name] in fixed:
+                        constants[node] = fixed[names[node.name]]
+                elif node.name in buffers or node.name in lifted:
+                    constants[node] = held[buffers.get(node.name) or lifted[node.name]]
+                else:
+                    constants[node] = next(inputs)
+                    given.add(node)
+            elif node.op == "output":
+                outputs = list(node.args[0])
+            elif node.op == "get_attr":
+                constants[node] = operator.attrgetter(node.target)(program.graph_module)
+            elif all(each in constants or _shape_alone(node, each) for each in node.all_input_nodes):
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: _numbers(constants, x))
+                constants[node] = node.target(*args, **kwargs)
+    return Graph(nodes, parameters, constants, outputs, given)
+
+
+# position of the argument that operations read only for its shape and type
+LIKE = {**dict.fromkeys(("type_as", "expand_as", "view_as"), 1), **dict.fromkeys(("zeros_like", "ones_like"), 0)}
+LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_full"), 0)
+
+
+def _shape_alone(node: Node, x: Node) -> bool:
+    at = LIKE.get(name_of(node))
+    return at is not None and node.args[at] is x and x not in node.args[:at]
+
+
+def _numbers(constants: dict[Node, Any], x: Node) -> Any:
+    """The numbers of a constant; for what is random something of its shape and type."""
+    if x in constants:
+        return constants[x]
+    like = x.meta["val"]
+    return torch.zeros(1, dtype=like.dtype).expand(like.shape)
+
+
+def path_of(node: Node) -> str:
+    """The path of the module that an operation belongs to; "" for the root."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def line_of(node: Node) -> str:
+    """The line of code that asked for an operation: the innermost that is not torch's own."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    places = [
+        (lines[i].strip(), lines[i + 1].strip()) for i in range(len(lines) - 1) if lines[i].lstrip().startswith("File ")
+    ]
+    own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
+    if not own:
+        return ""
+    where, code = own[-1]
+    file, line = where.split(", ")[:2]
+    return f"{file.removeprefix('File ').strip(chr(34))}:{line.removeprefix('line ')}: {code}"
+
+
+def name_of(node: Node) -> str:
+    """The name of an operation, without overload and the underscore of an operation in place."""
+    if node.target is operator.getitem:
+        return "getitem"
+    if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        return str(node.target)
+    return str(node.target._schema.name).split("::")[-1].removesuffix("_")
+
+
+def paths_of(node: Node) -> list[str]:
+    """The paths of all modules that an operation is inside of, the outermost first; the root has none."""
+    return [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
+
+
+def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
+    """For each node that a module returns: the paths of these modules. It is the last that is used outside."""
+    inside = {node: set(paths_of(node)) for node in nodes}
+    last: dict[str, Node] = {}
+    for node in nodes:
+        for path in paths_of(node):
+            if any(path not in inside[user] for user in node.users):
+                last[path] = node
+    paths: dict[Node, list[str]] = {}
+    for path, node in last.items():
+        paths.setdefault(node, []).append(path)
+    return paths
 
 
 class Reader:
@@ -149,17 +315,16 @@ class Reader:
 
     def program(self, name: str) -> Program:
         """The whole program."""
-        asked = outputs_of_modules(self.graph.nodes)
+        returned = outputs_of_modules(self.graph.nodes)
         for node in self.graph.nodes:
             if node.op == "call_function" and node not in self.env:
-                self.env[node] = self._made(node)
-                if (
-                    node in self.streams
-                ):  # one value, whose gradient is known, and not entries of what it was taken from
+                self.env[node] = self._result(node)
+                if node in self.streams:  # a value of its own, which has a gradient, and not entries of another
                     x: Any = self.value(self.env[node])
                     self.env[node] = Vectors.of(1.0 * x) if isinstance(x.op, Take) else self.env[node]
-                if node in asked:
-                    self._probe_module(node, asked[node])
+                if node in returned and isinstance(self.env[node], Vectors | Scalars):
+                    value = self.value(self.env[node])
+                    self.probes += [Probe(path, value) for path in returned[node]]
         outputs = [self.env[node] for node in self.graph.outputs if isinstance(node, torch.fx.Node)]
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
@@ -167,12 +332,15 @@ class Reader:
         self._check_twins(values)
         return self.laws.label(Program(values[0] if len(values) == 1 else tuple(values), name, self.probes))
 
-    def _made(self, node: Node) -> Any:
+    def _result(self, node: Node) -> Any:
         name = name_of(node)
         target = str(node.target) if name != "getitem" else "getitem"
         try:
-            call = Call(self.draws, node.meta.get("val"), self._probe_of(node))
-            return apply_op(name, call, self._arguments(node))
+            arguments = self._arguments(node)
+            x = next(iter(arguments.values()), None)
+            if isinstance(x, Random) and name in VIEWS_OF_PARAMETERS:
+                return x.viewed(lambda entries: node.target(entries, *self._from_env(node.args[1:]), **node.kwargs))
+            return apply_op(name, Call(self.draws, node.meta.get("val"), self._probe_of(node)), arguments)
         except Exception as error:
             said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
             reason = said.get(type(error), f"{type(error).__name__}: {error}")
@@ -181,9 +349,11 @@ class Reader:
                 f"{target} in {where or 'the module itself'}: {reason}" + (f" (at {line})" if line else "")
             ) from error
 
+    def _from_env(self, nodes: Any) -> Any:
+        return torch.fx.node.map_arg(nodes, self.env.__getitem__)
+
     def _arguments(self, node: Node) -> dict[str, Any]:
-        args = torch.fx.node.map_arg(node.args, self.env.__getitem__)
-        kwargs = torch.fx.node.map_arg(node.kwargs, self.env.__getitem__)
+        args, kwargs = self._from_env(node.args), self._from_env(node.kwargs)
         if node.target is operator.getitem:
             return {"self": args[0], "index": args[1]}
         names = [argument.name for argument in node.target._schema.arguments]
@@ -198,29 +368,14 @@ class Reader:
 
         return probe
 
-    def _probe_module(self, node: Node, paths: list[str]) -> None:
-        if isinstance(self.env[node], Vectors | Scalars):
-            value = self.value(self.env[node])
-            self.probes += [Probe(path, value) for path in paths]
-
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""
         x = self.draws.vectors(x) if isinstance(x, Random) else x
         x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
-        if isinstance(x, Coordinates):
-            from ._rotary import settled
-
-            x = settled(x)
+        x = settled(x) if isinstance(x, Coordinates) else x
         return x.plain() if isinstance(x, Vectors) else x.value
 
     def _check_twins(self, outputs: list[Value]) -> None:
         """Rows of a parameter that became scalars must not be vectors elsewhere: these would be other draws."""
-        if self.draws.twins:
-            seen, pending = set(outputs), list(outputs)
-            while pending:
-                for x in pending.pop().op.inputs:
-                    if x not in seen:
-                        seen.add(x)
-                        pending.append(x)
-            if seen & set(self.draws.twins):
-                raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
+        if self.draws.twins and not self.draws.twins.keys().isdisjoint(topological_order(outputs)):
+            raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")

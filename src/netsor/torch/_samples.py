@@ -32,15 +32,15 @@ class Sample(NamedTuple):
 
 def drawn(module: Module | Callable[[], Module], samples: int, seed: int) -> tuple[Module, dict[str, list[Sample]]]:
     """A module, perhaps without the numbers of large parameters, and so many samples of each parameter."""
-    found: dict[str, list[Sample]] = {}
-    made = module
+    by_name: dict[str, list[Sample]] = {}
+    instance = module
     with torch.random.fork_rng(devices=[]):
         for k in range(samples):
             torch.manual_seed(seed + k)
-            made, replay = fresh(module)
-            for name, p in made.named_parameters():
-                found.setdefault(name, []).append(replay.sample(name, p))
-    return made, found
+            instance, replay = fresh(module)
+            for name, p in instance.named_parameters():
+                by_name.setdefault(name, []).append(replay.sample(name, p))
+    return instance, by_name
 
 
 def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
@@ -48,17 +48,17 @@ def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
     if not isinstance(module, torch.nn.Module):
         try:
             with Replay() as replay, _Thin(replay):
-                made = module()
+                instance = module()
         except (NotImplementedError, RuntimeError):  # the initialisation reads numbers that do not exist
             with Replay() as replay:
-                made = module()
-        if not isinstance(made, torch.nn.Module):
+                instance = module()
+        if not isinstance(instance, torch.nn.Module):
             raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
-        return made, replay
-    made = copy.deepcopy(module)
+        return instance, replay
+    instance = copy.deepcopy(module)
     with Replay() as replay, _Thin(replay):
-        _again(made)
-    return made, replay
+        _again(instance)
+    return instance, replay
 
 
 def _again(module: Module) -> None:
@@ -160,21 +160,21 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        for each in made if isinstance(made, tuple | list) else (made,):
+        result = func(*args, **kwargs)
+        for each in result if isinstance(result, tuple | list) else (result,):
             if isinstance(each, torch.Tensor) and _empty(each):
                 self._follow(func, args, kwargs, each)
-        return made
+        return result
 
     def known(self, t: Any) -> Any:
         """The sample that stands for a tensor, if there is one."""
         return self._samples.get(_storage(t)) if _empty(t) else None
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        name, key = func._schema.name, _storage(made)
-        self._held.append(made)
+    def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
+        name, key = func._schema.name, _storage(tensor)
+        self._held.append(tensor)
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        size = min(made.numel(), SAMPLE)
+        size = min(tensor.numel(), SAMPLE)
         if not given:
             if name in FRESH:
                 self._samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
@@ -182,8 +182,8 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         writes = func._schema.is_mutable
         if not writes and key in map(_storage, given):
             return  # a view
-        if writes and made.numel() * made.element_size() < made.untyped_storage().nbytes():
-            self._partly(name, args, made, key)
+        if writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
+            self._partly(name, args, tensor, key)
             return
         if torch.Tag.pointwise in func.tags or name in ENTRYWISE:
             fills = name in OVERWRITES or name == "aten::copy_"
@@ -193,7 +193,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
                     return t if t.numel() == 1 else None
                 if fills and t is args[0]:
                     return torch.empty(size, dtype=t.dtype)
-                return self._samples.get(_storage(t)) if t.numel() == made.numel() else None
+                return self._samples.get(_storage(t)) if t.numel() == tensor.numel() else None
 
             if all(instead(t) is not None for t in given):
                 options = {k: v for k, v in kwargs.items() if k != "device"}
@@ -207,13 +207,13 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         self._samples.pop(key, None)
         self._problems[key] = source
 
-    def _partly(self, name: str, args: Any, made: Any, key: int) -> None:
+    def _partly(self, name: str, args: Any, tensor: Any, key: int) -> None:
         """What is done to some rows of a matrix: zeros stay zeros."""
         zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
-        length = made.shape[-1] if made.ndim else 0
-        if zero and length and made.is_contiguous() and made.storage_offset() % length == 0:
-            first = made.storage_offset() // length
-            self._zero.setdefault(key, set()).update(range(first, first + made.numel() // length))
+        length = tensor.shape[-1] if tensor.ndim else 0
+        if zero and length and tensor.is_contiguous() and tensor.storage_offset() % length == 0:
+            first = tensor.storage_offset() // length
+            self._zero.setdefault(key, set()).update(range(first, first + tensor.numel() // length))
         else:
             self._problems[key] = f"{name} of a part"
 

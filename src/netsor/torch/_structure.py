@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from ._export import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
+from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 SOFTMAX = ("softmax", "_softmax", "scaled_dot_product_attention")
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2, "conv2d": 1}  # where the matrix is among the arguments

@@ -2,8 +2,8 @@
 
 One argument: closed forms (`_closed_forms`), Hermite series with cached coefficients (`_hermite_series`), and
 conditioning where the series is too long (`_kernel`). `_breakpoints` finds the kinks, jumps and spikes that the rules
-of `_gauss_legendre` must respect, `_singularities` integrates around poles, and `_univariate` decides where to truncate
-an integral. Several arguments: product rules and randomised quasi-Monte Carlo (`_multivariate`).
+of `_gauss_legendre` must respect, and `_univariate` integrates around poles and decides where to truncate an integral.
+Several arguments: product rules and randomised quasi-Monte Carlo (`_multivariate`).
 """
 
 from ._closed_forms import closed_form

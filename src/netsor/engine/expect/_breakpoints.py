@@ -61,23 +61,23 @@ _probed: WeakKeyDictionary[Function, _Probed] = WeakKeyDictionary()
 def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
     """The features of a function without parameters, found once; narrow ones with |u| in 2^lowest … 2^(highest + 1)."""
     known = _probed.setdefault(f, _Probed({}, {}))
-    found = _by_panels(f, np.empty(0), known.panels)
+    panels = _by_panels(f, np.empty(0), known.panels)
     if f.smoothed is not None or highest < lowest:
-        return found
-    extra, step = _narrow(f, lowest, highest, found.noise, known.octaves)
+        return panels
+    extra, step = _narrow(f, lowest, highest, panels.noise, known.octaves)
     if len(extra):
-        extra = extra[~_already_resolved(found, extra, 8 * step)]
+        extra = extra[~_already_resolved(panels, extra, 8 * step)]
     return _by_panels(f, extra, known.panels)
 
 
-def _already_resolved(found: Breakpoints, points: Array, near: Array) -> Array:
+def _already_resolved(panels: Breakpoints, points: Array, near: Array) -> Array:
     """Which points the panels have resolved already: those near a break, or on intervals that are short."""
-    place = np.clip(np.searchsorted(found.right, points), 0, len(found.right) - 1)
-    seen: Array = found.right[place] - found.left[place] < near
-    if len(found.breaks):
-        after = np.clip(np.searchsorted(found.breaks, points), 1, max(len(found.breaks) - 1, 1))
-        for place in (after - 1, np.minimum(after, len(found.breaks) - 1)):
-            seen |= np.abs(found.breaks[place] - points) < near
+    place = np.clip(np.searchsorted(panels.right, points), 0, len(panels.right) - 1)
+    seen: Array = panels.right[place] - panels.left[place] < near
+    if len(panels.breaks):
+        after = np.clip(np.searchsorted(panels.breaks, points), 1, max(len(panels.breaks) - 1, 1))
+        for place in (after - 1, np.minimum(after, len(panels.breaks) - 1)):
+            seen |= np.abs(panels.breaks[place] - points) < near
     return seen
 
 
@@ -214,10 +214,9 @@ def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
 
 def _jumps(f: Function, breaks: Array) -> bool:
     """Whether f changes as much very near a break as it does near it."""
+    steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
     with np.errstate(all="ignore"):
-        near, very_near = (
-            np.abs(f(breaks + step) - f(breaks - step)) for step in (h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10))
-        )
+        near, very_near = (np.abs(f(breaks + step) - f(breaks - step)) for step in steps)
     return bool(np.any(~(very_near <= 0.3 * near)))
 
 
@@ -246,13 +245,12 @@ def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
     with np.errstate(all="ignore"):
         values = [np.where(np.abs(v) < MAX_VALUE, v, np.nan) for v in values]
     least = NOTHING * max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
-    found = np.concatenate([g[_outlier_points(v, least, visible)] for g, v in zip(grids, values, strict=True)])
-    found = np.unique(found if len(found) <= 5 * MAX_NARROW_FEATURES else found[:0])
-    runs = np.split(found, 1 + np.nonzero(np.diff(found) > 1.5 * step)[0])
-    found = np.concatenate(
-        [run[np.unique(np.linspace(0, len(run) - 1, 9).astype(int))] for run in runs if len(run)] or [found]
-    )
-    return np.stack([found, np.full(len(found), step)])
+    points = np.concatenate([g[_outlier_points(v, least, visible)] for g, v in zip(grids, values, strict=True)])
+    points = np.unique(points if len(points) <= 5 * MAX_NARROW_FEATURES else points[:0])
+    runs = np.split(points, 1 + np.nonzero(np.diff(points) > 1.5 * step)[0])
+    thinned = [run[np.unique(np.linspace(0, len(run) - 1, 9).astype(int))] for run in runs if len(run)]
+    points = np.concatenate(thinned or [points])
+    return np.stack([points, np.full(len(points), step)])
 
 
 def _outlier_points(values: Array, least: float, visible: float) -> Array:

@@ -112,11 +112,8 @@ def resolve(
             finite = finite | short
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
-            if scale is None and squares:
+            if scale is None:  # the root of the density first: squares of values that grow would overflow
                 mass = np.sum(weight * (values[:, :NODES] * np.sqrt(density(left, right))[:, None]) ** 2, axis=1)
-                scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
-            elif scale is None:
-                mass = np.sum(weight * values[:, :NODES] ** 2, axis=1) * density(left, right)
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
             missing = np.where(finite, unresolved(values), np.inf)
             largest = np.max(np.abs(values), axis=1)

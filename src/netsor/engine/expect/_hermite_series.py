@@ -15,8 +15,7 @@ import numpy as np
 
 from ...activations import Function
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
-from ._singularities import Windows, windows
-from ._univariate import FARTHEST, Single, between, ends, growing, slices
+from ._univariate import FARTHEST, Single, Windows, between, ends, growing, slices, windows
 
 Array = Any
 
@@ -54,25 +53,25 @@ def _largest(left: Array, right: Array, terms: int) -> Array:
 
 def series(f: Single, terms: int) -> Series:
     """The coefficients of rows, each by its own integral."""
-    made = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
+    result = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
     constant = f.std == 0
     if constant.any():
         rows = np.nonzero(constant)[0]
-        made.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
-        made.square[rows] = made.coefficients[0, rows] ** 2
+        result.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
+        result.square[rows] = result.coefficients[0, rows] ** 2
     varied = np.nonzero(~constant)[0]
     if len(varied) == 0:
-        return made
+        return result
     panels = len(_common(terms)[0])
     for block in slices(len(varied), VALUES // (panels * len(POINTS))):
-        _fill(made, f, varied[block], terms)
+        _fill(result, f, varied[block], terms)
     if f.f.smoothed is not None:
-        made.error[varied] += _beyond(f, varied, made.square[varied], terms)
-        return made
-    far = varied[growing(f, varied, made.square[varied], reach(terms), mean_only=terms <= 2)]
+        result.error[varied] += _beyond(f, varied, result.square[varied], terms)
+        return result
+    far = varied[growing(f, varied, result.square[varied], reach(terms), mean_only=terms <= 2)]
     for block in slices(len(far), VALUES // (16 * panels * len(POINTS))):
-        _fill_own(made, f, far[block], terms, far=True)
-    return made
+        _fill_own(result, f, far[block], terms, far=True)
+    return result
 
 
 def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
@@ -111,7 +110,7 @@ def _tolerance(f: Single) -> float:
     return max(TOLERANCE, 4 * f.features.noise)
 
 
-def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
+def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
     points, largest, table = _common(terms)
     values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
     own = f.edges(rows, reach(terms), step(terms))
@@ -122,15 +121,15 @@ def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
         smooth = np.all(missing <= _tolerance(f) * np.sqrt(square)[:, None], axis=1)
     smooth &= np.all(np.abs(own) >= reach(terms), axis=1)
     good = rows[smooth]
-    made.coefficients[:, good] = table[:, 1:].T @ flat[smooth].T
-    made.square[good] = square[smooth]
-    made.error[good] = np.sum(missing[smooth], axis=1)
+    result.coefficients[:, good] = table[:, 1:].T @ flat[smooth].T
+    result.square[good] = square[smooth]
+    result.error[good] = np.sum(missing[smooth], axis=1)
     rest = rows[~smooth]
     for block in slices(len(rest), VALUES // (2 * points.size)):
-        _fill_own(made, f, rest[block], terms)
+        _fill_own(result, f, rest[block], terms)
 
 
-def _fill_own(made: Series, f: Single, rows: Array, terms: int, far: bool = False) -> None:
+def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = False) -> None:
     """For rows with panels of their own: with edges at the function's breaks, and its poles integrated separately.
 
     With `far`, for a function that grows: as far out as φ² times the density is not negligible.
@@ -143,13 +142,13 @@ def _fill_own(made: Series, f: Single, rows: Array, terms: int, far: bool = Fals
     if far:
         end, beyond = ends(f, rows)
         edges = np.clip(edges, -end[:, None], end[:, None])
-        found = resolve(values_at, edges, largest_density, _tolerance(f), squares=True)
+        panels = resolve(values_at, edges, largest_density, _tolerance(f), squares=True)
     else:
         largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
-        found = resolve(values_at, edges, largest, _tolerance(f), failing=failing)
-    _integrate(made, own, rows, terms, around, found, far)
+        panels = resolve(values_at, edges, largest, _tolerance(f), failing=failing)
+    _integrate(result, own, rows, terms, around, panels, far)
     if far:
-        made.error[rows] += beyond
+        result.error[rows] += beyond
 
 
 def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
@@ -160,30 +159,31 @@ def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
     return around.hide(rows, u, f.of(rows, u))
 
 
-def _integrate(made: Series, f: Single, rows: Array, terms: int, around: Windows, found: Resolved, far: bool) -> None:
+def _integrate(
+    result: Series, f: Single, rows: Array, terms: int, around: Windows, panels: Resolved, far: bool
+) -> None:
     """The sums over panels. With `far`, φ and h_k are each multiplied by √density, which underflows later."""
     if around.poles:
-        found = around.filled(f, found)
+        panels = around.filled(f, panels)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        density = np.exp((0.5 if far else 1.0) * log_density(found.x))
-        weighted = found.weight * found.values * density
-        made.square[rows] = found.integrate((found.values * density) ** 2 if far else found.values**2 * density)
-        starts = np.searchsorted(found.row, np.arange(len(rows))) * NODES
+        density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
+        weighted = panels.weight * panels.values * density
+        result.square[rows] = panels.integrate((panels.values * density) ** 2 if far else panels.values**2 * density)
+        starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODES
         first = density.ravel() if far else np.ones(density.size)
-        for k, h in enumerate(_hermite(found.x.ravel(), terms, first)):
-            made.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
-        error = found.error
+        for k, h in enumerate(_hermite(panels.x.ravel(), terms, first)):
+            result.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
+        error = panels.error
         if f.f.smoothed is None:
-            error = np.where(
-                found.rough > 0, UNSETTLED * (error + 0.5 * found.rough / np.sqrt(made.square[rows])), error
-            )
+            wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(result.square[rows]))
+            error = np.where(panels.rough > 0, wide, error)
         for x, value, doubt, square, square_doubt in around.tails(f):
-            made.square[rows] += square
+            result.square[rows] += square
             for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):
-                made.coefficients[k, rows] += h * value
-            error = error + doubt * np.exp(0.25 * x * x) + 0.5 * square_doubt / np.sqrt(made.square[rows])
-        lost = ~np.isfinite(made.square[rows]) | ~(found.rough <= LOST * made.square[rows])
-    made.error[rows] = np.where(lost, np.inf, error)
+                result.coefficients[k, rows] += h * value
+            error = error + doubt * np.exp(0.25 * x * x) + 0.5 * square_doubt / np.sqrt(result.square[rows])
+        lost = ~np.isfinite(result.square[rows]) | ~(panels.rough <= LOST * result.square[rows])
+    result.error[rows] = np.where(lost, np.inf, error)
 
 
 # A table of Hermite coefficients of centred rows. f_k(a) = E[φ(√a x) h_k(x)] is smooth in log a. A deep limit asks for
@@ -226,18 +226,18 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     chebyshev[0], chebyshev[1] = 1.0, np.clip(x, -1.0, 1.0)
     for k in range(2, DEGREE + 1):
         chebyshev[k] = 2 * chebyshev[1] * chebyshev[k - 1] - chebyshev[k - 2]
-    made = np.empty((terms + 1, len(t)))
+    rows = np.empty((terms + 1, len(t)))
     with np.errstate(invalid="ignore", over="ignore"):
         for piece, part in zip(pieces, parts, strict=True):
-            made[:, part] = piece.polynomial @ chebyshev[:, part]
+            rows[:, part] = piece.polynomial @ chebyshev[:, part]
             if piece.steep:
-                norm = np.exp(0.5 * made[-1, part])
-                made[:-1, part] *= norm
-                made[-1, part], error[part] = norm * norm, piece.error * norm
+                norm = np.exp(0.5 * rows[-1, part])
+                rows[:-1, part] *= norm
+                rows[-1, part], error[part] = norm * norm, piece.error * norm
     back = np.empty(len(t), dtype=int)
     back[order] = np.arange(len(t))
-    made = made[:, back]
-    return Series(made[:-1], np.maximum(made[-1], 0.0), error[back])
+    rows = rows[:, back]
+    return Series(rows[:-1], np.maximum(rows[-1], 0.0), error[back])
 
 
 def _pieces(f: Function, t: Array, terms: int) -> list[_Piece]:

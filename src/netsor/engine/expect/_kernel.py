@@ -31,9 +31,7 @@ def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, 
     if y.f.smoothed is None and x.f.smoothed is not None:
         x, y = y, x
     value, error = np.empty(len(rho)), np.empty(len(rho))
-    for block in slices(
-        len(rho), CONDITIONED_PAIRS_PER_BATCH if y.f.smoothed is not None else CONDITIONED_PAIRS_PER_BATCH // 16
-    ):
+    for block in slices(len(rho), CONDITIONED_PAIRS_PER_BATCH // (1 if y.f.smoothed is not None else 16)):
         rows = np.arange(len(rho))[block]
         value[block], error[block] = _block(x.take(rows), y.take(rows), rho[block], scale[block])
     return value, error
@@ -57,16 +55,14 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     edges.append(_around(y, slope, rest, reach))
     with np.errstate(invalid="ignore", over="ignore"):
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
-        found = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
-        density = np.exp(log_density(found.x))
-        value = found.integrate(found.values * density)
+        panels = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
+        pair, density = panels.row[:, None], np.exp(log_density(panels.x))
+        value = panels.integrate(panels.values * density)
         # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, however small the result
-        size = 1.0 + np.abs(y.mean)[found.row, None] + np.abs(slope)[found.row, None] * np.abs(found.x)
-        rounding = OPERATION_RTOL * found.integrate(
-            np.abs(x.at(found.row, found.x)) * (size + rest[found.row, None]) * density
-        )
+        size = 1.0 + np.abs(y.mean)[pair] + np.abs(slope)[pair] * np.abs(panels.x) + rest[pair]
+        rounding = OPERATION_RTOL * panels.integrate(np.abs(x.at(panels.row, panels.x)) * size * density)
     own = x.f.smoothed is None or y.f.smoothed is None
-    missing = np.where(own & (found.rough > 0), UNSETTLED * found.error, found.error)
+    missing = np.where(own & (panels.rough > 0), UNSETTLED * panels.error, panels.error)
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 
@@ -110,23 +106,19 @@ CORRELATION_RTOL = 4e-16  # of a correlation: two relative rounding errors of do
 
 def coefficients(f: Single, terms: int) -> Series:
     """The Hermite coefficients of rows: from the table if they are centred, else each by its own integral."""
-    if f.params:
-        return series(f, terms)
-    centred = (f.mean == 0.0) & (f.std > 0.0)
-    if centred.all():
-        table = tabulated(f.f, f.std**2, terms)
-        centred = np.isfinite(table.error)  # E[φ²] may be finite for some variances of a piece only
-        if centred.all():
+    rows = Series(np.empty((terms, len(f))), np.empty(len(f)), np.full(len(f), np.inf))
+    centred = (f.mean == 0.0) & (f.std > 0.0) if not f.params else np.zeros(len(f), dtype=bool)
+    if centred.any():
+        table = tabulated(f.f, f.std[centred] ** 2, terms)
+        if centred.all() and np.isfinite(table.error).all():
             return table
-        parts = [(centred, Series(*(part[..., centred] for part in table)))]
-    else:
-        parts = [(centred, tabulated(f.f, f.std[centred] ** 2, terms))] if centred.any() else []
-    made = Series(np.empty((terms, len(f))), np.empty(len(f)), np.empty(len(f)))
-    parts.append((~centred, series(f.take(~centred), terms)))
-    for rows, part in parts:
-        for whole, some in zip(made, part, strict=True):
-            whole[..., rows] = some
-    return made
+        for whole, part in zip(rows, table, strict=True):
+            whole[..., centred] = part
+    rest = np.isinf(rows.error)  # also rows of the table where E[φ²] is finite for some variances of a piece only
+    if rest.any():
+        for whole, part in zip(rows, series(f.take(rest), terms), strict=True):
+            whole[..., rest] = part
+    return rows
 
 
 def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:
@@ -278,10 +270,10 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     """
     lead = fitted(x, xx)[0].shape[:-1]
     single = _single(x, xx)
-    found = coefficients(single, 2)
+    (mean, first), _, error = coefficients(single, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(single.std > 0, found.coefficients[1] / single.std, 0.0)
-    return found.coefficients[0].reshape(lead), slope.reshape(*lead, 1), found.error.reshape(lead)
+        slope = np.where(single.std > 0, first / single.std, 0.0)
+    return mean.reshape(lead), slope.reshape(*lead, 1), error.reshape(lead)
 
 
 def _single(x: BatchedFunction, xx: Array) -> Single:
@@ -307,9 +299,10 @@ def _mirrored(x: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array
     """A symmetric kernel, from the pairs i ≤ j."""
     upper = np.triu_indices(covariance.shape[-1])
     index = (..., *upper)
-    made = pairs(x, x, ix[index].ravel(), iy[index].ravel(), covariance[index].ravel())
-    whole = tuple(np.empty(covariance.shape) for _ in made)
-    for part, full in zip(made, whole, strict=True):
+    both = np.empty((2, *covariance.shape))  # values and errors
+    for full, part in zip(
+        both, pairs(x, x, ix[index].ravel(), iy[index].ravel(), covariance[index].ravel()), strict=True
+    ):
         full[index] = part.reshape(*covariance.shape[:-2], -1)
         full[(..., *upper[::-1])] = full[index]
-    return whole[0], whole[1]
+    return both[0], both[1]

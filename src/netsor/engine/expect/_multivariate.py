@@ -95,8 +95,8 @@ def _estimate(
 ) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         if variables == 0:
-            made = integrand(some, np.zeros((0, 1)))[..., 0]
-            return made, np.zeros(made.shape)
+            constant = integrand(some, np.zeros((0, 1)))[..., 0]
+            return constant, np.zeros(constant.shape)
         z, weight = sobol(variables, log_points)
         values = integrand(some, z)
         means = np.einsum("...sn,sn->...s", values.reshape(*values.shape[:-1], *weight.shape), weight)
@@ -138,10 +138,10 @@ def _products(
     """Product rules of three sizes: the value of the finest, and their disagreement."""
     most = min(100, int((SETS << log_points) ** (1 / variables)))
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
-    made = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[0]) for n in sizes]
-    if most >= WIDE and np.any(made[2][1] > SUM_RTOL * made[2][2]):
-        made = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[1]) for n in sizes]
-    (coarse, _, _), (middle, _, _), (fine, rim, whole) = made
+    rules = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[0]) for n in sizes]
+    if most >= WIDE and np.any(rules[2][1] > SUM_RTOL * rules[2][2]):
+        rules = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[1]) for n in sizes]
+    (coarse, _, _), (middle, _, _), (fine, rim, whole) = rules
     spread = 3 * np.maximum(np.abs(fine - middle), np.abs(middle - coarse))
     if most >= WIDE:
         spread = spread + np.where(rim <= ENDLESS * whole, 20 * rim, np.inf)
@@ -201,11 +201,8 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
         along = np.where(np.arange(std.shape[1]) < rank[:, None], value[:, 1:] / std, 0.0)
         slopes = np.einsum("nij,nj->ni", vectors, along)
         slopes = np.where(norm > 0, slopes / norm, 0.0)
-    return (
-        value[:, 0].reshape(flat.lead),
-        slopes.reshape(*flat.lead, arguments),
-        error.max(axis=1).reshape(flat.lead),
-    )
+    mean, worst = value[:, 0].reshape(flat.lead), error.max(axis=1).reshape(flat.lead)
+    return mean, slopes.reshape(*flat.lead, arguments), worst
 
 
 class _Arguments(NamedTuple):
@@ -225,8 +222,8 @@ class _Arguments(NamedTuple):
         which, sign = self.which[some], self.sign[some]
         if (which != np.arange(which.shape[1])).any():
             u = sign[:, :, None] * np.take_along_axis(u, which[:, :, None], axis=1)
-        made = self.x.f(*(u[:, k, :] for k in range(u.shape[1])), *(p[some][:, None] for p in self.params))
-        return np.broadcast_to(made, (len(u), u.shape[2]))
+        values = self.x.f(*(u[:, k, :] for k in range(u.shape[1])), *(p[some][:, None] for p in self.params))
+        return np.broadcast_to(values, (len(u), u.shape[2]))
 
 
 def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
