@@ -3,8 +3,8 @@
 Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is
 kept as a rule of some hundred nodes, and the law of a sum of H of them is a power of that rule, by repeated squaring:
 every pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred
-variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)].
-Far out in the tails the rules are others (see `_convolution_power`).
+variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)],
+equation (9) of docs/theory.md. Far out in the tails the rules are tilted (`Tails`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,13 @@ class TiltedRule(NamedTuple):
 
 
 class Tails:
-    """Of Y ~ N(0, (scale/H) Σ_a w_a), with this standard deviation."""
+    """The density of Y ~ N(0, v), v = (scale/H) Σ_a w_a, and P(Y > y), many standard deviations out.
+
+    There f(y) = E[N(y; v)] comes from large v, which a plain sample does not have. With v tilted by e^(θv) it is
+    E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and v* is chosen to be
+    the mean of v under the tilt (the saddle point). Heads are independent, so each is tilted by itself: E[e^(θv)] is a
+    power of that of one head. One θ serves all points near a rung of a ladder.
+    """
 
     def __init__(self, head: Head, heads: int, scale: float, std: float) -> None:
         self.head, self.heads, self.scale, self.std = head, heads, scale, std

@@ -263,7 +263,8 @@ class DistanceEstimator:
 
         def functional(*parts: Array) -> Array:
             f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
-            if len(parts) == 2 and self.coupled is not None:  # the limit is better known than by its replicas
+            # the limit is better known than by its replicas: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
+            if len(parts) == 2 and self.coupled is not None:
                 f, g = parts[1] + (f - g), parts[1]
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 

@@ -1,7 +1,7 @@
 """Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell).
 
 One replica of the engine gives the mean and the variance of one coordinate of the output, given all scores and Gram
-matrices; the law is the mean over the replicas. No kernel estimate is needed, and no bandwidth.
+matrices, as in equation (4) of docs/theory.md; the law is the mean over the replicas. No bandwidth is needed.
 
 A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
 density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an

@@ -183,9 +183,8 @@ def parameters(
     for name, tensors in drawn_samples.items():
         law = replace(law_of(name, shapes[name], tensors), fan_in=fans.get(name))
         if law.random:
-            seen = "".join(
-                hashlib.sha1(t.entries.reshape(-1)[:4096].numpy().tobytes()).hexdigest() for t in tensors
-            ) + str(law.shape)
+            beginnings = b"".join(t.entries.reshape(-1)[:4096].numpy().tobytes() for t in tensors)
+            seen = hashlib.sha1(beginnings).hexdigest() + str(law.shape)
             if seen in first:
                 law = replace(law, law="copy", of=first[seen])
             first.setdefault(seen, name)
