@@ -80,7 +80,7 @@ class GaussianMixture1D(NamedTuple):
         # one in so many draws lies beyond them: a Gaussian is no higher than the narrowest one, and a distribution
         # function no more than 1, or 1/2 from where it is in the middle
         most = 1 / (ROOT * np.sqrt(self.var.min())) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
-        return np.minimum(total * np.concatenate(errors), most / count)
+        return np.asarray(np.minimum(total * np.concatenate(errors), most / count))
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, right however far out."""
