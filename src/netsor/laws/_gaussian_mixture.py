@@ -175,15 +175,11 @@ class GaussianMixtureND:
 
     def pdf_with_error(self, y: Array) -> Estimate:
         """The density, with its standard error over replicas."""
-        value, square = self._sums(y, squares=True)
+        value, square, cross = self._sums(y, squares=True)
         if len(self.mean) == 1:
             return Estimate(value, np.zeros_like(value))
         n = 1 / np.sum(self._weights**2)
-        # Σ (w k − w f)² with k the density of a component: equal weights need no more than Σ (w k)²
-        spread = square - value**2 / n
-        if self.weight is not None:
-            cross = GaussianMixtureND(self.mean, self.cov, self._weights**2).pdf(y)
-            spread = square - 2 * value * cross + value**2 / n
+        spread = square - 2 * value * cross + value**2 / n  # Σ (w k − w f)², with k the density of a component
         return Estimate(value, student(max(2, int(n))) * np.sqrt(np.maximum(spread, 0.0) * n / max(n - 1, 0.5)))
 
     def unseen(self, y: Array) -> Array:
@@ -196,39 +192,37 @@ class GaussianMixtureND:
             errors.append(tail_error(each, self.weight, self._replicas.count))
         return np.concatenate(errors)
 
-    def _sums(self, y: Array, squares: bool) -> tuple[Array, Array]:
-        """Σ w_r k_r and Σ (w_r k_r)² at points, in blocks that fit a cache, on all cores."""
+    def _sums(self, y: Array, squares: bool) -> Array:
+        """Σ w_r k_r and, with `squares`, Σ (w_r k_r)² and Σ w_r² k_r at points, (3, points): on all cores."""
         far = (np.abs(y) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(y).any(axis=1)
         if far.any():
-            sums = np.zeros((2, len(y)))
-            sums[:, ~far] = self._sums(y[~far], squares)
-            return sums[0], sums[1]
-        expanded = self._expanded
-        if expanded is None or not len(y):
-            exponent = self._exponents(y)
-            table = np.exp(exponent)
-            return table.sum(axis=1), (table**2).sum(axis=1)
-        centre, scale, coefficients = expanded
+            all_sums = np.zeros((3, len(y)))
+            all_sums[:, ~far] = self._sums(y[~far], squares)
+            return all_sums
+        if self._expanded is None or not len(y):
+            table = np.exp(self._exponents(y))
+            return np.stack([table.sum(axis=1), (table**2).sum(axis=1), table @ self._weights])
+        centre, scale, coefficients = self._expanded
         u = (y - centre) / scale
         i, j = np.triu_indices(y.shape[1])
         features = np.concatenate([u[:, i] * u[:, j], u, np.ones((len(u), 1))], axis=1)
-        step = max(1, ND_TABLE_ENTRIES_PER_BATCH // min(len(y), 2**10))
+        step = max(1, ND_TABLE_ENTRIES_PER_BATCH // min(len(y), 2**10))  # tables fit a cache
         rows = range(0, len(y), 2**10)
 
-        def work(row: int) -> tuple[Array, Array]:
+        def work(row: int) -> Array:
             mine = features[row : row + 2**10]
-            total, square = np.zeros((2, len(mine)))
+            sums = np.zeros((3, len(mine)))
             for k in range(0, coefficients.shape[1], step):
                 table = mine @ coefficients[:, k : k + step]
                 np.exp(table, out=table)
-                total += table.sum(axis=1)
+                sums[0] += table.sum(axis=1)
                 if squares:
-                    square += np.einsum("ij,ij->i", table, table)
-            return total, square
+                    sums[1] += np.einsum("ij,ij->i", table, table)
+                    sums[2] += table @ self._weights[k : k + step]
+            return sums
 
         with thread_pool(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
-            parts = list(pool.map(work, rows))
-        return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
+            return np.concatenate(list(pool.map(work, rows)), axis=1)
 
     def _exponents(self, y: Array) -> Array:
         """log (w_r k_r) at points, (points, replicas), without the expanded square."""
