@@ -168,6 +168,8 @@ def transpose(call: Call, x: Tensor, dim0: int = 0, dim1: int = 1) -> Tensor:
 
 def expand(call: Call, x: Tensor) -> Tensor:
     """Repeated along axes of size 1."""
+    if isinstance(x, Random):
+        return x.viewed(lambda entries: entries.expand(call.shape))
     x = call.settled(x)
     if not isinstance(x, Scalars):
         return x.expand(call.shape)
@@ -313,8 +315,8 @@ def exp(x: Any) -> Any:
 
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
-MORE_VIEWS = "t transpose swapaxes permute expand expand_as slice narrow select split split_with_sizes chunk unbind"
-VIEWS_OF_PARAMETERS = {*VIEWS, *MORE_VIEWS.split()}
+PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
+VIEWS_OF_PARAMETERS = ("t", "transpose", "swapaxes", "permute", *PARTS)
 FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos, exp)
 
 # Each takes the call, the first argument of the operation, and those of the others that it names.
