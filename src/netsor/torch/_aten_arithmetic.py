@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from .. import language as ns
+from .._array_api import array_namespace
+from ..activations import Function
 from ._axes import Coordinates, Floats, Pairs, Refusal, Root, Scalars, Shape, Vectors, along_last
 from ._draws import Draws, Random
 from ._rotary import settled
@@ -331,3 +334,44 @@ def normalised(
     y: Tensor = Vectors.of(f(x.plain(), eps))
     y = y if weight is None else multiply(call, y, weight)
     return y if bias is None else add(call, y, bias)
+
+
+def _exp(x: Any) -> Any:
+    return array_namespace(x).exp(x)
+
+
+EXP = Function("exp", _exp, bounded=False, lipschitz=False, derivative=_exp)
+
+
+def exp(x: Any) -> Any:
+    """e^x, of coordinates or of scalars."""
+    return ns.nonlin(EXP, x) if isinstance(x, ns.Vector) else ns.apply(EXP, x)
+
+
+FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos, exp)
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{f.__name__: entrywise(f) for f in FUNCTIONS},
+    "add": add_scaled,
+    "sub": lambda call, x, other, alpha=1: add_scaled(call, x, other, -float(alpha)),
+    "rsub": lambda call, x, other: add(call, multiply(call, x, -1.0), other),
+    "mul": multiply,
+    "div": divide,
+    "neg": lambda call, x: multiply(call, x, -1.0),
+    "pow": power,
+    "square": lambda call, x: power(call, x, 2),
+    "rsqrt": rsqrt,
+    "sqrt": lambda call, x: power(call, x, 0.5),
+    "reciprocal": lambda call, x: divide(call, 1.0, x),
+    "gelu": lambda call, x, approximate="none": entrywise(ns.gelu_tanh if approximate == "tanh" else ns.gelu)(call, x),
+    "leaky_relu": lambda call, x, negative_slope=0.01: entrywise(partial(ns.leaky_relu, slope=negative_slope))(call, x),
+    "mean": mean,
+    "sum": partial(mean, total=True),
+    "linalg_vector_norm": norm,
+    "norm": lambda call, x, p=2, dim=None, keepdim=False: norm(call, x, p, dim, keepdim),
+    "clamp_min": clamp,
+    "clamp": clamp,
+    "var": variance,
+    "std": partial(variance, root=True),
+    "layer_norm": partial(normalised, ns.layer_norm),
+    "rms_norm": partial(normalised, ns.rms_norm, eps=torch.finfo(torch.float32).eps),
+}  # each as in `OPS` of `_aten_ops`

@@ -1,11 +1,13 @@
-"""What each ATen operation does to vectors and scalars: the table of operations, products and rearrangements."""
+"""What each ATen operation does to vectors and scalars: the table of operations, products and rearrangements.
+
+Operations on entries are in `_aten_arithmetic`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +15,8 @@ import numpy as np
 import torch
 
 from .. import language as ns
-from .._array_api import array_namespace
-from ..activations import Function
 from ._aten_arithmetic import (
+    ARITHMETIC,
     MASKED,
     VALUES,
     Call,
@@ -23,18 +24,9 @@ from ._aten_arithmetic import (
     add,
     add_scaled,
     as_list,
-    clamp,
-    divide,
-    entrywise,
     kind,
-    mean,
     multiply,
-    norm,
-    normalised,
     numbers,
-    power,
-    rsqrt,
-    variance,
 )
 from ._axes import Coordinates, Pairs, Refusal, Scalars, Shape, Vectors, along_last, end_to_end, joined, scores
 from ._draws import Random
@@ -301,55 +293,19 @@ def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tenso
     return x
 
 
-def _exp(x: Any) -> Any:
-    return array_namespace(x).exp(x)
-
-
-EXP = Function("exp", _exp, bounded=False, lipschitz=False, derivative=_exp)
-
-
-def exp(x: Any) -> Any:
-    """e^x, of coordinates or of scalars."""
-    return ns.nonlin(EXP, x) if isinstance(x, ns.Vector) else ns.apply(EXP, x)
-
-
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
 VIEWS_OF_PARAMETERS = ("t", "transpose", "swapaxes", "permute", *PARTS)
-FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos, exp)
 
 # Each takes the call, the first argument of the operation, and those of the others that it names.
 OPS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SAME, lambda call, x: x),
     **dict.fromkeys(VIEWS, lambda call, x: view(call, x)),
-    **{f.__name__: entrywise(f) for f in FUNCTIONS},
+    **ARITHMETIC,
     "_assert_tensor_metadata": lambda call, x: None,
     "cross_entropy_loss": lambda call, x: None,  # an audit has its own loss of the same logits
     "getitem": lambda call, x, index: x[index],
-    "add": add_scaled,
-    "sub": lambda call, x, other, alpha=1: add_scaled(call, x, other, -float(alpha)),
-    "rsub": lambda call, x, other: add(call, multiply(call, x, -1.0), other),
-    "mul": multiply,
-    "div": divide,
-    "neg": lambda call, x: multiply(call, x, -1.0),
-    "pow": power,
-    "square": lambda call, x: power(call, x, 2),
-    "rsqrt": rsqrt,
-    "sqrt": lambda call, x: power(call, x, 0.5),
-    "reciprocal": lambda call, x: divide(call, 1.0, x),
-    "gelu": lambda call, x, approximate="none": entrywise(ns.gelu_tanh if approximate == "tanh" else ns.gelu)(call, x),
-    "leaky_relu": lambda call, x, negative_slope=0.01: entrywise(partial(ns.leaky_relu, slope=negative_slope))(call, x),
-    "mean": mean,
-    "sum": partial(mean, total=True),
-    "linalg_vector_norm": norm,
-    "norm": lambda call, x, p=2, dim=None, keepdim=False: norm(call, x, p, dim, keepdim),
-    "clamp_min": clamp,
-    "clamp": clamp,
-    "var": variance,
-    "std": partial(variance, root=True),
-    "layer_norm": partial(normalised, ns.layer_norm),
-    "rms_norm": partial(normalised, ns.rms_norm, eps=torch.finfo(torch.float32).eps),
     "linear": linear,
     "matmul": matmul,
     "mm": lambda call, x, mat2: matmul(call, x, mat2),
