@@ -6,8 +6,8 @@ matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ Array = Any
 Mask = npt.NDArray[np.bool_]
 
 MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
-LOGITS_PER_BATCH = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
+LOGITS_PER_BATCH = 2**17  # logits that numpy computes at a time: 1 MiB fits the cache, and numpy is called seldom
 
 
 @declares_output(2)
@@ -86,26 +86,21 @@ def flat(scores: Array) -> Array:
 @declares_output(3)
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
-    xp = array_namespace(*parts)
-    top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in parts))
-    mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1) for part in parts))
-    normaliser = xp.mean(top[..., 0] + xp.log(mass), axis=-1)
-    count = sum(part.shape[-2] * part.shape[-1] for part in parts)
-    mean = reduce(xp.add, (xp.sum(part, axis=(-2, -1)) for part in parts)) / count
-    away = (part - mean[..., None, None] for part in parts)
-    std = xp.sqrt(reduce(xp.add, (xp.sum(part * part, axis=(-2, -1)) for part in away)) / count)
-    return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
+    seen = LogitMoments()
+    for part in parts:
+        seen.add(part + 0.0)
+    return seen.ends()
 
 
 @declares_output(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
-    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones.
-
-    In numpy by pieces of the vocabulary: a piece of the logits stays in the cache, and all of them are never made.
-    """
-    if all(type(array) is np.ndarray for array in (root, noise, *known)):
-        return _in_batches(root, noise, known, cap)
-    return of_logits(*(capped(part, cap) for part in (root @ noise, *known)))
+    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones."""
+    seen = LogitMoments()
+    for logits in known:
+        seen.add(capped(logits, cap) + 0.0)
+    for logits, _ in batches(root, noise, cap):
+        seen.add(logits)
+    return seen.ends()
 
 
 def capped(logits: Array, cap: float | None) -> Array:
@@ -113,55 +108,54 @@ def capped(logits: Array, cap: float | None) -> Array:
     return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
 
 
-def _in_batches(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
-    leading = np.broadcast_shapes(*(array.shape[:-2] for array in (root, noise, *known)))
-    roots, words, *firsts = (np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (root, noise, *known))
-    made = np.empty((*leading, 3), np.result_type(root, noise, *known))
-    for at in np.ndindex(leading):
-        seen = OnlineMoments(root.shape[-1], made.dtype)
-        for first in firsts:
-            seen.add(capped(first[at].copy(), cap))
-        for logits, _ in batches(roots[at], words[at], cap):
-            seen.add(logits)
-        made[at] = seen.ends()
-    return made
-
-
 def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Array, Array]]:
-    """The logits root · noise of some words after the other, in memory that the next batch overwrites; their noise."""
-    size = max(1, LOGITS_PER_BATCH // root.shape[-1])
-    room = np.empty((root.shape[-1], size), np.result_type(root, noise))
-    for start in range(0, noise.shape[-1], size):
-        some = noise[:, start : start + size]
-        yield capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap), some
+    """The logits root · noise of some words after the other, with the noise of these words.
+
+    In numpy a batch is small enough for the cache, and the logits of all words are never in memory.
+    """
+    words = noise.shape[-1]
+    rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
+    size = max(1, LOGITS_PER_BATCH // rows) if isinstance(noise, np.ndarray) else words
+    for start in range(0, words, size):
+        some = noise[..., start : start + size]
+        yield capped(root @ some, cap), some
 
 
-class OnlineMoments:
-    """Moments, and log Σ e^x, of rows that come piece by piece; squares are joined as Chan et al. (1979) do."""
+class LogitMoments:
+    """Moments, and log Σ e^x, of rows (…, t, words) that come piece by piece; Chan et al. (1979) join squares so."""
 
-    def __init__(self, rows: int, precision: Any) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self.mean, self.square, self.mass = (np.zeros((rows, 1), precision) for _ in range(3))
-        self.top = np.full((rows, 1), -np.inf, precision)
 
-    def add(self, x: Array) -> None:
-        """A piece (rows, numbers), which is written over."""
+    def add(self, x: Array) -> tuple[Array, Array]:
+        """Add a piece, which is overwritten where the library can do so.
+
+        Returns e^(x − top), with top the largest of each row up to now, and e^(top before − top).
+        """
+        xp = array_namespace(x)
         count, total = x.shape[-1], self.count + x.shape[-1]
-        top, mean = np.maximum(self.top, x.max(axis=-1, keepdims=True)), x.mean(axis=-1, keepdims=True)
+        top, mean = xp.max(x, axis=-1, keepdims=True), xp.mean(x, axis=-1, keepdims=True)
+        if not self.count:
+            self.top, self.mean, self.square, self.mass = top, mean, 0.0 * top, 0.0 * top
+        step, before = mean - self.mean, self.top
         x -= mean
-        step = mean - self.mean
-        self.square += np.einsum("ij,ij->i", x, x)[:, None] + step * step * (self.count * count / total)
-        self.mean += step * (count / total)
-        x -= top - mean
-        self.mass *= np.exp(self.top - top)
-        self.mass += np.exp(x, out=x).sum(axis=-1, keepdims=True)
-        self.top, self.count = top, total
+        self.square = self.square + xp.vecdot(x, x)[..., None] + step * step * (self.count * count / total)
+        self.mean = self.mean + step * (count / total)
+        self.top, self.count = xp.maximum(before, top), total
+        shift = self.top - mean
+        if shift.shape[:-1] != x.shape[:-1]:  # earlier pieces have more replicas
+            x = x + 0.0 * shift
+        x -= shift
+        exponentials, shrunk = xp.exp(x), xp.exp(before - self.top)
+        self.mass = self.mass * shrunk + xp.sum(exponentials, axis=-1, keepdims=True)
+        return exponentials, shrunk
 
-    def ends(self) -> tuple[Array, Array, Array]:
-        """Standard deviation of all, mean of log Σ e^x, largest e^x/Σ e^x."""
-        between = self.mean - self.mean.mean()
-        std = np.sqrt((self.square / self.count + between * between).mean())
-        return std, (self.top + np.log(self.mass)).mean(), 1.0 / self.mass.min()
+    def ends(self) -> Array:
+        """(…, 3): standard deviation of all, mean of log Σ e^x, largest e^x/Σ e^x."""
+        xp, axes = array_namespace(self.mean), (-2, -1)
+        between = self.mean - xp.mean(self.mean, axis=-2, keepdims=True)
+        std = xp.sqrt(xp.mean(self.square / self.count + between * between, axis=axes))
+        return _stacked(std, xp.mean(self.top + xp.log(self.mass), axis=axes), 1.0 / xp.min(self.mass, axis=axes))
 
 
 def of_router(logits: Array, *, chosen: int) -> Array:
