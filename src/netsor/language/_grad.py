@@ -352,16 +352,17 @@ class Term:
     left: Vector
     right: Vector
     used: Weight
+    unit: Unit  # of the scalars that it came through; with one, it is multiplied by √unit
 
 
-def terms_of(output: int, use: Use, chosen: Parameters) -> Iterable[Term]:
+def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> Iterable[Term]:
     """The parts of a gradient that a use makes."""
     weight, x, d = use.op.weight, use.op.x, use.d
     members = weight.members.ravel()
     d = d.reshape(len(members), -1)
     x = x.reshape(len(members) if use.op.each else 1, -1)
     left, right = (x, d) if weight.transposed else (d, x)
-    whole = Term(output, tuple(members.tolist()), left, right, weight)
+    whole = Term(output, tuple(members.tolist()), left, right, weight, unit)
     counting = np.isin(members, list(chosen.members[weight.source]))
     if counting.all() and len(np.unique(members)) == len(members):
         yield whole
