@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvalues
-from ..language._check_function import declares_output, spectral_function
+from ..language._check_function import spectral_function
 
 Array = Any
 Mask = npt.NDArray[np.bool_]
@@ -23,7 +23,6 @@ MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smal
 LOGITS_PER_BATCH = 2**17  # logits that numpy computes at a time: 1 MiB fits the cache, and numpy is called seldom
 
 
-@declares_output(2)
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
@@ -36,7 +35,6 @@ def of_gram(gram: Array) -> Array:
     return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
 
 
-@declares_output(1)
 @spectral_function
 def effective_rank(gram: Array) -> Array:
     """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
@@ -49,7 +47,6 @@ def effective_rank(gram: Array) -> Array:
     return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
 
 
-@declares_output(4)
 def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
@@ -83,7 +80,6 @@ def flat(scores: Array) -> Array:
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
-@declares_output(3)
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
     seen = LogitMoments()
@@ -92,7 +88,6 @@ def of_logits(*parts: Array) -> Array:
     return seen.ends()
 
 
-@declares_output(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
     """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones."""
     seen = LogitMoments()
