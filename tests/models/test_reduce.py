@@ -1,6 +1,5 @@
 """What an audit asks of logits, by pieces of the vocabulary: the same numbers as from whole arrays."""
 
-
 import numpy as np
 import pytest
 from scipy.special import logsumexp

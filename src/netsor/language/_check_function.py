@@ -28,7 +28,6 @@ NumpyArray = npt.NDArray[Any]
 Content = tuple[tuple[int, ...], str, bytes]
 
 _known: dict[int, tuple[ref[NumpyArray], Content]] = {}  # of arrays that cannot be written to, by their identity
-_shared: WeakValueDictionary[Content, npt.NDArray[np.float64]] = WeakValueDictionary()
 
 
 def content_of(array: NumpyArray) -> Content:
@@ -75,17 +74,6 @@ def _captured(value: Any) -> Any:
         case tuple():
             return tuple(map(_captured, value))
     return id(value)
-
-
-def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
-    key = content_of(mask)
-    kept = _shared.get(key)
-    if kept is None:
-        kept = mask.astype(np.float64)
-        kept.setflags(write=False)
-        _shared[key] = kept
-    return kept
 
 
 Array = npt.NDArray[np.float64]

@@ -37,7 +37,7 @@ from ._operation import (
 )
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._score import MASKED_SOFTMAX
+from ._softmax import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
 

@@ -20,9 +20,19 @@ from ..language._width import bind_widths
 from ._description import Description
 from ._gradients import Gradients
 from ._loss import End, ModelEnd, program_loss
-from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares
+from ._metrics import (
+    BLOCK,
+    ENDS,
+    effective_rank,
+    names_of,
+    of_attention,
+    of_experts,
+    of_gram,
+    of_logits,
+    of_shares,
+    ranges,
+)
 from ._probed_program import Block, ProbedProgram, mask_of, value_of
-from ._ranges import BLOCK, ENDS, names_of, ranges
 
 Floats = npt.NDArray[np.float64]
 
