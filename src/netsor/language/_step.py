@@ -12,20 +12,10 @@ import numpy as np
 from .._validate import TraceError, also_spelled, as_whole, one_of, real, shown, whole
 from ..optim import MAX_NS_STEPS, NAMED, Muon, Optimiser, Rate
 from ..optim import newton_schulz as newton_schulz_steps
+from . import _operation as ops
 from ._array import Source, Value
 from ._grad import Parameter, Parameters, Term, as_loss
 from ._graph import topological_order
-from ._operation import (
-    Gaussian,
-    GradientTerm,
-    MatMul,
-    Normal,
-    OptimiserStep,
-    SteppedMatMul,
-    SteppedParameter,
-    initial_value,
-    steps_of,
-)
 from ._parameters import Weight
 from ._scalar import Scalar
 from ._tangent import clipped, gradients
@@ -138,7 +128,7 @@ def step(
         rates = _ByParameter(lr, "lr", _rate)
         optimisers = _ByParameter(_without_memory(optimiser, *options.values()), "optimiser", _optimiser)
 
-    def rule(of: Weight | Value, scalars: list[Scalar]) -> OptimiserStep:
+    def rule(of: Weight | Value, scalars: list[Scalar]) -> ops.OptimiserStep:
         """The step of one parameter; what is a scalar of the program in it is added to `scalars`."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
         if own.matrices_only and not isinstance(of, Weight):
@@ -160,7 +150,7 @@ def step(
         elif factor != 1:
             rate = partial(_times, factor=factor, rate=rate)
         there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
-        return OptimiserStep(name, own, rate, decay, there, *_sizes(of))
+        return ops.OptimiserStep(name, own, rate, decay, there, *_sizes(of))
 
     moved = gradients(p, listed, chosen)
     if not moved.terms and not moved.leaves:
@@ -180,7 +170,7 @@ def step(
         units, d = zip(*parts, strict=True)
         scalars = []
         own = rule(leaf, scalars)
-        shifted[leaf] = replace(leaf, op=SteppedParameter(leaf, d, tuple(scalars), units, own))
+        shifted[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, tuple(scalars), units, own))
     made = _rebuilt(listed, matrices, moved.latest, shifted)
     return type(outputs)(made) if several else made[0]
 
@@ -247,38 +237,39 @@ def train(
 class _Move(NamedTuple):
     """A step of a matrix."""
 
-    rule: OptimiserStep
+    rule: ops.OptimiserStep
     terms: list[Term]
     scalars: tuple[Scalar, ...]
 
-    def applied(self, op: MatMul | SteppedMatMul) -> SteppedMatMul:
+    def applied(self, op: ops.MatMul | ops.SteppedMatMul) -> ops.SteppedMatMul:
         """The operation with its matrices moved."""
-        before = op if isinstance(op, SteppedMatMul) else SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
-        parts = tuple(GradientTerm(len(before.steps), term.members, term.used, term.unit) for term in self.terms)
+        if isinstance(op, ops.MatMul):
+            op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
+        number = len(op.steps)
         return replace(
-            before,
-            left=before.left + tuple(term.left for term in self.terms),
-            right=before.right + tuple(term.right for term in self.terms),
-            scalars=before.scalars + self.scalars,
-            parts=before.parts + parts,
-            steps=(*before.steps, self.rule),
+            op,
+            left=op.left + tuple(term.left for term in self.terms),
+            right=op.right + tuple(term.right for term in self.terms),
+            scalars=op.scalars + self.scalars,
+            parts=op.parts + tuple(ops.GradientTerm(number, t.members, t.used, t.unit) for t in self.terms),
+            steps=(*op.steps, self.rule),
         )
 
 
 def _rebuilt(
     outputs: Sequence[Value],
     matrices: Mapping[Source, _Move],
-    latest: Mapping[Source, tuple[OptimiserStep, ...]],
+    latest: Mapping[Source, tuple[ops.OptimiserStep, ...]],
     shifted: Mapping[Value, Value],
 ) -> list[Value]:
     """The outputs made again, with what moved in the place of what it was."""
     new: dict[Value, Value] = dict(shifted)
     for value in topological_order(outputs, past=False):
         op = value.op
-        if value in new or isinstance(op, SteppedParameter):
+        if value in new or isinstance(op, ops.SteppedParameter):
             new.setdefault(value, value)
             continue
-        if isinstance(op, SteppedMatMul):
+        if isinstance(op, ops.SteppedMatMul):
             x = new[op.x]
             assert isinstance(x, Vector)
             made: Any = op if x is op.x else replace(op, x=x)
@@ -286,8 +277,8 @@ def _rebuilt(
             inputs = [new[x] for x in op.inputs]
             same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
             made = op if same else op.with_inputs(*inputs)
-        acts = isinstance(made, MatMul | SteppedMatMul) and made.weight.source in matrices
-        if acts and steps_of(made) == latest[made.weight.source]:
+        acts = isinstance(made, ops.MatMul | ops.SteppedMatMul) and made.weight.source in matrices
+        if acts and ops.steps_of(made) == latest[made.weight.source]:
             made = matrices[made.weight.source].applied(made)
         new[value] = value if made is op else replace(value, op=made)
     return [new[output] for output in outputs]
@@ -307,7 +298,7 @@ class _ByParameter:
                         f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one "
                         f"{name}: give the batch, or make them separate weights",
                     )
-                case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
+                case Weight(source=source) | Value(op=ops.Gaussian(source=source) | ops.Normal(source=source)):
                     self.given[source] = checked(each, name)
                 case str() | None:
                     self.given[key] = checked(each, name)
@@ -365,8 +356,8 @@ def _without_memory(kind: Any, eps: Any, coefficients: Any, weight_decay: Any, s
 def _source(parameter: Weight | Value) -> Source:
     if isinstance(parameter, Weight):
         return parameter.source
-    op = initial_value(parameter)[0].op
-    assert isinstance(op, Gaussian | Normal)
+    op = ops.initial_value(parameter)[0].op
+    assert isinstance(op, ops.Gaussian | ops.Normal)
     return op.source
 
 

@@ -53,7 +53,7 @@ def of_head(
         first = capped(arrays[0], cap)
         seen.add(first + 0.0)
     products = squares = xp.zeros((t, t), dtype=arrays[0].dtype)  # Σ_w p_iw slope_iw noise_jw, and Σ_w of two p slope
-    for logits, some in batches(*arrays[-2:], cap) if others else ():
+    for logits, some in batches(arrays[-2], arrays[-1], cap) if others else ():
         slope = _slope(logits, cap)
         p, shrunk = seen.add(logits)  # e^(logit − top), which is p up to the mass of its row
         p = p if cap is None else p * slope
@@ -174,8 +174,8 @@ def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int 
     """⟨e_t, y⟩ for the ids t that occur; for all others N(0, std² |y|²), and 0 for padding, whose vector is 0."""
     assert model.vocabulary is not None
     assert traced.table is not None
-    ids = traced.table.ids
-    first = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
+    ids = traced.table.known.tolist()
+    first = traced.table.known_logits(y, model.width, limit).transpose()
     others = model.vocabulary - len(ids)
     if model.padding in ids:
         first = first * np.where(np.array(ids) == model.padding, 0.0, 1.0)
