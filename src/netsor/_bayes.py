@@ -46,9 +46,7 @@ CALL_SECONDS = 3e-4  # what such a call costs in addition to the likelihood: mea
 TEMPERING_STEPS = 32  # of the power, from the prior to the posterior: for memory
 MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
 FIRST = 2  # times as many particles find the path as then go along it in each run of the evidence
-QUADRATURE_PROBE_PARTICLES = (
-    16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
-)
+QUADRATURE_PROBE_PARTICLES = 16  # for which the effect of errors of Gaussian expectations on the evidence is measured
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,9 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     worst, count = float(r_hat(traces).max()), float(effective(traces).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
     if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
-        longer = _longer(worst, count)
+        # effective sizes grow with the length of chains, and R-hat² − 1 falls
+        excess = min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)
+        longer = max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(excess))
         warnings.warn(
             f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most "
             f"{MAX_RHAT} wanted) and the effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give "
@@ -242,11 +242,6 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     # of each chain every stride-th, from its end
     z = kept[:, ::-1][:, ::stride].reshape(-1, latent.size)
     return Sampled(z, worst, count, chains * each * thin / at.asked, chains)
-
-
-def _longer(worst: float, count: float) -> int:
-    """The factor by which chains should be longer: effective sizes grow with it, and R-hat² − 1 falls."""
-    return max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)))
 
 
 def thread_bytes(latent: Latent) -> float:

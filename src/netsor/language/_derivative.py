@@ -59,13 +59,10 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
-    made: Units = {}
+    products: Units = {}
     for unit in units:
-        if unit is None:
-            made[unit] = dot(d, x)
-        else:
-            made[unit] = scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
-    return made
+        products[unit] = dot(d, x) if unit is None else scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
+    return products
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
@@ -76,20 +73,15 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 # Vectors
 
 
-def _matmul(op: ops.MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
-    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b."""
-    weight = op.weight
-    back = weight.adjoint.each(d) if weight.batch else weight.adjoint @ d
-    left = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
-    yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
-
-
-def _stepped(op: ops.SteppedMatMul, made: Vector, d: Vector, wants: Wants) -> Found:
-    """The same rule with the updated weight W'; the steps of the optimiser count as constants."""
+def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
+    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b; the same after steps of an optimiser, which count as constants."""
     weight, batch = op.weight, len(op.weight.batch)
-    turned = replace(op, weight=weight.adjoint, x=d, each=batch > 0)
-    left = scale(width_ratio((weight.in_width,), (weight.fan,)), Vector(turned, d.shape, weight.in_width))
-    yield 0, left if op.each or not batch else left.sum(tuple(range(batch)))
+    if isinstance(op, ops.SteppedMatMul):
+        back = Vector(replace(op, weight=weight.adjoint, x=d, each=batch > 0), d.shape, weight.in_width)
+    else:
+        back = weight.adjoint.each(d) if batch else weight.adjoint @ d
+    back = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
+    yield 0, back if op.each or not batch else back.sum(tuple(range(batch)))
 
 
 def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
@@ -253,7 +245,7 @@ def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], ax
 
 RULES: dict[type[Operation], Rule] = {
     ops.MatMul: _matmul,
-    ops.SteppedMatMul: _stepped,
+    ops.SteppedMatMul: _matmul,
     ops.SteppedParameter: lambda op, made, d, wants: iter(()),  # it begins there
     ops.Nonlin: _nonlin,
     ops.Add: lambda op, made, d, wants: iter([(0, d), (1, d)]),

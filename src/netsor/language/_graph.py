@@ -50,20 +50,16 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
     return list(done)
 
 
-def source_of(value: Value) -> ops.Source | None:
-    """The random source that the operation of a value introduces, if it does."""
-    match value.op:
-        case ops.Gaussian(source=source) | ops.Normal(source=source):
-            return source
-        case ops.MatMul(weight=weight) | ops.SteppedMatMul(weight=weight):
-            return weight.source
-    return None
-
-
 def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
     """The random sources in the order of their first use: what seeds are made from."""
-    sources = dict.fromkeys(source_of(value) for value in values)
-    return {source: number for number, source in enumerate(s for s in sources if s is not None)}
+    sources: dict[ops.Source, int] = {}
+    for value in values:
+        match value.op:
+            case ops.Gaussian(source=source) | ops.Normal(source=source):
+                sources.setdefault(source, len(sources))
+            case ops.MatMul(weight=weight) | ops.SteppedMatMul(weight=weight):
+                sources.setdefault(weight.source, len(sources))
+    return sources
 
 
 def widths_of(values: Iterable[Value]) -> list[Width]:
