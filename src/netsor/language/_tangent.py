@@ -131,7 +131,7 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
     shape = len(first[1]), len(second[1])
     found: list[Scalar] = []
     for version, terms in first[0].items():
-        found += [matrix_term(pair, shape, standard) for pair in paired(terms, second[0].get(version, []))]
+        found += [_matrix_term(pair, shape, standard) for pair in _paired(terms, second[0].get(version, []))]
     for k, leaf in enumerate(chosen.leaves):
         found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
     if not found:
@@ -142,7 +142,7 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
     return total
 
 
-def paired(terms: Sequence[Term], others: Sequence[Term]) -> Iterator[list[list[Term]]]:
+def _paired(terms: Sequence[Term], others: Sequence[Term]) -> Iterator[list[list[Term]]]:
     """The terms of two gradients by one weight that are of the same matrices of its batch."""
     if len({term.members for term in (*terms, *others)}) > 1:
         terms, others = ([alone(t, k) for t in side for k in range(len(t.members))] for side in (terms, others))
@@ -152,7 +152,7 @@ def paired(terms: Sequence[Term], others: Sequence[Term]) -> Iterator[list[list[
             yield pair
 
 
-def matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
+def _matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
     """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses by outputs a and b, of matrices that all of them are of."""
     lefts, rights, sums = [], [], []
     for side, outputs in zip(pair, shape, strict=True):
@@ -276,8 +276,11 @@ def _sum_tied(leaf: Value, d: Value) -> Value:
 
 def clipped(whole: Gradients, most: float) -> Gradients:
     """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
-    pairs = (pair for terms in whole.terms.values() for pair in paired(terms, terms))
-    squares = [matrix_term(pair, (1, 1), standard=True)[0, 0] for pair in pairs]  # |G|², as in `ns.grad_norm`
+    squares = []
+    for own in whole.terms.values():
+        for same, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
+            left, right = pooled([scale(_unit(t, True), t.left) for t in same]), pooled([t.right for t in same])
+            squares.append((mean_dot(left, left) * mean_dot(right, right)).sum())
     squares += [_square_of_leaf(leaf, parts) for leaf, parts in whole.leaves.items()]
     total = sum(squares[1:], start=squares[0])
     by = applied(Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True), (total,), ())

@@ -175,7 +175,7 @@ def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int 
     assert model.vocabulary is not None
     assert traced.table is not None
     ids = traced.table.known.tolist()
-    first = traced.table.known_logits(y, model.width, limit).transpose()
+    first = traced.table._known_logits(y, model.width, limit).transpose()
     others = model.vocabulary - len(ids)
     if model.padding in ids:
         first = first * np.where(np.array(ids) == model.padding, 0.0, 1.0)

@@ -72,12 +72,7 @@ class Attention:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
         size = np.abs(k).max()
         if np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
-            raise TraceError(
-                "Attention",
-                "kernel",
-                self.kernel,
-                "a symmetric positive semidefinite matrix over tokens",
-            )
+            raise TraceError("Attention", "kernel", self.kernel, "a symmetric positive semidefinite matrix over tokens")
         object.__setattr__(self, "kernel", (k + k.T) / 2)
         for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
             sigma = getattr(self, name)
@@ -301,9 +296,8 @@ def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, A
         x = low + step * np.arange(count, dtype=np.float64)[:, None] + tau * z
         two, less = _functions(x)
         return two @ weight, less @ weight
-    two, less = _functions(
-        low + step * np.arange(-half, count + half, dtype=np.float64)
-    )  # every u + τz is one of these
+    # every u + τz is one of these
+    two, less = _functions(low + step * np.arange(-half, count + half, dtype=np.float64))
     return np.convolve(two, weight, "valid"), np.convolve(less, weight, "valid")
 
 

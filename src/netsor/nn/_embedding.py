@@ -128,7 +128,7 @@ class Embedding:
                 "logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in=768, say"
             )
         size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
-        parts = [self.known_logits(flat, size, one_of(spread, "spread", "logits", (True, False)))]
+        parts = [self._known_logits(flat, size, one_of(spread, "spread", "logits", (True, False)))]
         if words > count:
             others = normal((words - count, flat.size), self.std * size**0.5, name="words")
             parts.append(others @ root(mean_dot(flat, flat)))
@@ -136,7 +136,7 @@ class Embedding:
         place = np.argsort(np.concatenate([self.known, unknown]))
         return join(parts)[place].transpose().reshape(*y.shape, words)
 
-    def known_logits(self, y: Vector, fan_in: int, spread: bool) -> Scalar:
+    def _known_logits(self, y: Vector, fan_in: int, spread: bool) -> Scalar:
         """The logits of the ids that the embedding was made with, in increasing order: (ids, vectors)."""
         means = mean_dot(self.vectors, y)
         if not spread or not self.std:
