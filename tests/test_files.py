@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from netsor._files import LONG_KEY, content, fields
+from netsor._files import content, fields
 
 
 def refused(path, text, most=2**16):
@@ -27,12 +27,8 @@ def refused(path, text, most=2**16):
         ("[1]", "must hold an object"),
         ('{"a": ' + "[" * 9999, "nested too deeply"),
         ('{"a": ' + "[" * 9999 + "]" * 9999 + "}", "nested too deeply"),
-        ('{"a": {"b": 1, "b": 1}}', "has the field 'b' twice"),
-        ('{"a": [' + "1" * 400 + "]}", "has an integer of 1326 bits"),
-        ('{"a": -' + "1" * 400 + "}", "has an integer of 1326 bits"),
+        ('{"a": {"b": 1, "b": 1}}', "it has the field 'b' twice"),
         ('{"a": ' + "1" * 9999 + "}", "9999 digits"),
-        ('{"a": ["\\ud800"]}', "which is not valid Unicode"),
-        ('{"\\udfff": 1}', "which is not valid Unicode"),
         (" " * 2**16 + "{}", "has more than 65,536 bytes"),
     ],
 )
@@ -47,13 +43,7 @@ def test_json_that_is_refused(text, said, tmp_path):
     [
         ("a = ", "is not valid TOML"),
         ("a = 1\na = 2", "is not valid TOML"),
-        ("a = " + "1" * 400, "has an integer of 1326 bits"),
-        ("a = 0x" + "f" * 1000, "has an integer of 4000 bits"),
         ("a = " + "[" * 9999, "nested too deeply"),
-        # tomllib would take seconds, or minutes where files may be larger
-        ("b = 1\n" + ".".join("a" * 20_000) + " = 1", "has a key of more than 8 parts in line 2"),
-        ("[" + " . ".join(['"a\\""'] * 5000) + "]", "has a key of more than 8 parts in line 1"),
-        ("x = {" + ".".join(["'a b'"] * 5000) + " = 1}", "has a key of more than 8 parts in line 1"),
     ],
 )
 def test_toml_that_is_refused(text, said, tmp_path):
@@ -65,7 +55,6 @@ def test_what_is_read(tmp_path):
     assert fields(tmp_path / "a.json") == {"a": [1, "😀", int("9" * 300)], "b": 1e-5}
     (tmp_path / "a.toml").write_text("# 0.5 of 1.0 … a.b.c\n[query.lr]\nwidth = -0.5\n")
     assert fields(tmp_path / "a.toml") == {"query": {"lr": {"width": -0.5}}}
-    assert LONG_KEY.search("a.b.c.d.e.f.g.h = 1") is None
     with pytest.raises(FileNotFoundError):
         fields(tmp_path / "none.json")
 

@@ -26,22 +26,11 @@ from .engine._plan import in_time
 from .engine._rng_keys import generator
 from .engine.backends import Device
 from .laws import Estimate, Joint, Provenance
+from .laws import _mcmc as mcmc
 from .laws._estimate import combined
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations, fitted, log_likelihood, updated_by_columns
 from .laws._likelihood import log_likelihood_on_device as on_device
-from .laws._mcmc import (
-    Chains,
-    LogLikelihood,
-    adapt_schedule,
-    advance_chains,
-    effective,
-    evidences,
-    mean_of_logs,
-    r_hat,
-    reference,
-    step_from,
-    steps_after,
-)
+from .laws._mcmc import effective, r_hat
 
 Array = npt.NDArray[np.float64]
 
@@ -57,9 +46,7 @@ CALL_SECONDS = 3e-4  # what such a call costs in addition to the likelihood: mea
 TEMPERING_STEPS = 32  # of the power, from the prior to the posterior: for memory
 MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
 FIRST = 2  # times as many particles find the path as then go along it in each run of the evidence
-QUADRATURE_PROBE_PARTICLES = (
-    16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
-)
+QUADRATURE_PROBE_PARTICLES = 16  # for which the effect of errors of Gaussian expectations on the evidence is measured
 
 
 @dataclass(frozen=True)
@@ -171,7 +158,7 @@ def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) ->
             times.append(time.perf_counter())
     one, many = np.diff(times)
     each = max(many - one, many / len(z)) / len(z)
-    steps = 1 + steps_after(step_from(0.0, height))
+    steps = 1 + mcmc.steps_after(mcmc.step_from(0.0, height))
     asked = math.ceil(ASKED * (paths * steps * how.moves * how.particles + how.kept * how.thin))
     # all runs of the evidence move together
     calls = CALLS * (min(paths, 3) * steps * how.moves + how.kept // how.chains * how.thin)
@@ -186,7 +173,7 @@ def chain_bytes(latent: Latent, how: Schedule, paths: float = 1) -> float:
     return 8.0 * (states + latent.size**2 + references) + thread_bytes(latent)
 
 
-def likelihood(latent: Latent, data: Observations) -> LogLikelihood:
+def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     """The log likelihood of data as a function of the normals (k, size)."""
 
     def found(z: Array) -> Array:
@@ -229,11 +216,11 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     if progress is True and sys.stderr.isatty():
         _announce("posterior", cost(latent, data, how))
     with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
-        path = adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
+        path = mcmc.adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
-        at, around = Chains(path.chains.z[some], path.chains.height[some], 0), reference(path.chains.z)
+        at, around = mcmc.Chains(path.chains.z[some], path.chains.height[some], 0), mcmc.reference(path.chains.z)
         for k in range(each * thin):
-            at = advance_chains(ask, at, rng, around=around)
+            at = mcmc.advance_chains(ask, at, rng, around=around)
             kept[:, k // thin], heights[:, k // thin] = at.z, at.height
             bar.tell(chains)
         flat = kept.reshape(-1, latent.size)
@@ -242,7 +229,9 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     worst, count = float(r_hat(traces).max()), float(effective(traces).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
     if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
-        longer = _longer(worst, count)
+        # effective sizes grow with the length of chains, and R-hat² − 1 falls
+        excess = min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)
+        longer = max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(excess))
         warnings.warn(
             f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most "
             f"{MAX_RHAT} wanted) and the effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give "
@@ -253,11 +242,6 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     # of each chain every stride-th, from its end
     z = kept[:, ::-1][:, ::stride].reshape(-1, latent.size)
     return Sampled(z, worst, count, chains * each * thin / at.asked, chains)
-
-
-def _longer(worst: float, count: float) -> int:
-    """The factor by which chains should be longer: effective sizes grow with it, and R-hat² − 1 falls."""
-    return max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)))
 
 
 def thread_bytes(latent: Latent) -> float:
@@ -310,10 +294,10 @@ def evidence(
     if progress is True and sys.stderr.isatty():
         _announce("evidence", cost(latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs))
     with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
-        path = adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
+        path = mcmc.adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
-        logs, last = evidences(ask, path, runs, particles, moves, rng, tell)
-    value, error, spread = mean_of_logs(logs)
+        logs, last = mcmc.evidences(ask, path, runs, particles, moves, rng, tell)
+    value, error, spread = mcmc.mean_of_logs(logs)
     if spread > SPREAD:
         warnings.warn(
             f"evidence: the {runs} runs differ by {spread:.2g} of their mean, so that the error is not to be trusted; "
@@ -325,7 +309,7 @@ def evidence(
     return Estimate(value, combined(error, doubt), frozenset([seed]))
 
 
-def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: LogLikelihood) -> float:
+def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: mcmc.LogLikelihood) -> float:
     """The mean change of the log likelihood from one plan to another, with the same normals."""
     places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
     assert places is not None
@@ -363,7 +347,7 @@ class _Bar:
         """One step of the first run, to this power."""
         self.steps += 1
         if self.steps == 1:
-            self.expected = 1 + steps_after(power)
+            self.expected = 1 + mcmc.steps_after(power)
         steps = self.steps if power >= 1 else max(self.expected, self.steps + 1)
         self.bar.total = self.total = steps * (self.first + self.again) + self.more
         self.tell(self.first)

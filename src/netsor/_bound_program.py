@@ -13,18 +13,10 @@ import numpy.typing as npt
 
 from ._validate import ArgumentError, as_whole
 from .engine import Plan, PlanQuery, Sampling
+from .engine import _sampler as sampler
 from .engine._cost_model import Prices
 from .engine._latent import Latent
 from .engine._match_attention import recognise
-from .engine._sampler import (
-    Moves,
-    checked_quadrature_error,
-    moves,
-    moves_of_draws,
-    sample_conditional_law,
-    sample_outputs,
-    split,
-)
 from .engine.backends import Backend, Numpy
 from .language._array import Value
 from .language._vector import Vector
@@ -104,7 +96,7 @@ class AtWidths:
         return law
 
     def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
-        found = sample_conditional_law(self.question(places), how)
+        found = sampler.sample_conditional_law(self.question(places), how)
         origin = Provenance(
             self.status,
             self._method("exact engine", how.backend),
@@ -120,20 +112,20 @@ class AtWidths:
 
     def draw(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, refused as a law is."""
-        checked_quadrature_error(moves_of_draws(self._priced(how), how.backend))
+        sampler.checked_quadrature_error(sampler.moves_of_draws(self._priced(how), how.backend))
         return self.unchecked(how)
 
     def unchecked(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, whatever their quadrature error."""
-        return sample_outputs(self._priced(how), how)
+        return sampler.sample_outputs(self._priced(how), how)
 
-    def moves(self, where: Backend) -> Moves | None:
+    def moves(self, where: Backend) -> sampler.Moves | None:
         """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
-        return moves_of_draws(replace(self.question(), prices=where.prices), where)
+        return sampler.moves_of_draws(replace(self.question(), prices=where.prices), where)
 
     def split(self, rows: Numbers) -> list[Numbers]:
         """Numbers of all entries, (…, entries), by output: (…, *shape) each."""
-        return split(rows, self.outputs)
+        return sampler.split(rows, self.outputs)
 
     def _priced(self, how: Sampling) -> PlanQuery:
         return replace(self.question(), prices=how.backend.prices)
@@ -142,7 +134,7 @@ class AtWidths:
         """What chains move over, and what is known of it."""
         question = self.question()
         plan = question.plan()
-        error = checked_quadrature_error(moves(question))
+        error = sampler.checked_quadrature_error(sampler.moves(question))
         method = self._method("chains over what the exact engine draws", where)
         return Latent(plan, workers, where), Provenance(
             self.status, method, plan.random_numbers, seed, error, plan.notes

@@ -37,7 +37,11 @@ def run(code: str, emit: Emit) -> None:
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
             exec(compile(tree, BLOCK, "exec"), _names)
             if isinstance(last, ast.Expr):
-                _show(eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names), emit)
+                value = eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names)
+                if hasattr(value, "_repr_html_"):
+                    emit("html", value._repr_html_())
+                elif value is not None:
+                    emit("text", f"{value!r}\n")
         except (Exception, SystemExit) as error:
             own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == BLOCK]
             where = f"line {own[-1].lineno}: {own[-1].line}\n" if own else ""
@@ -69,13 +73,6 @@ class _Printed(io.TextIOBase):
             raise TypeError("text is written here, not bytes")  # click recognises text files by this error
         self.emit("text", text)
         return len(text)
-
-
-def _show(value: object, emit: Emit) -> None:
-    if hasattr(value, "_repr_html_"):
-        emit("html", value._repr_html_())
-    elif value is not None:
-        emit("text", f"{value!r}\n")
 
 
 def _show_figures(emit: Emit) -> None:

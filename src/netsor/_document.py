@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 FLAG, OK, UNDECIDED, NOT_APPLICABLE = "FLAG", "ok", "undecided", "n/a"
 STATUSES = (FLAG, UNDECIDED, OK, NOT_APPLICABLE)  # the worst first
@@ -115,10 +115,6 @@ class Document:
     verdict: str
     subject: str
     sections: Sequence[Section]
-
-    def for_page(self) -> Document:
-        """The document without the sections that only a terminal shows."""
-        return replace(self, sections=[section for section in self.sections if section.show != "text"])
 
 
 def count_statuses(statuses: Sequence[str]) -> str:

@@ -1,14 +1,13 @@
-"""Files of users: written whole or not at all, and read only if they are regular, small and unambiguous."""
+"""Files of users: written whole or not at all, and read only if they are regular and small, with each field once."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import stat
-import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,9 +15,6 @@ from ._validate import shown
 
 MAX_FILE_BYTES = 2**24  # bytes of a JSON or TOML file: a configuration that names every class of images has a million
 LONGEST = 200  # characters of a path in a message
-PARTS = 8  # of a dotted TOML key: tomllib takes time quadratic in them
-_KEY = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
-LONG_KEY = re.compile(rf"(?<![\w-]){_KEY}(?:[ \t]*\.[ \t]*{_KEY}){{{PARTS}}}")
 
 
 def write(path: Path, content: bytes) -> None:
@@ -59,11 +55,11 @@ def _at_once(path: str, flags: int) -> int:
 def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
     """What a regular file of at most this many bytes holds."""
     with opened(path) as file:
-        found = file.read(most + 1)
-    if len(found) > most:
+        read = file.read(most + 1)
+    if len(read) > most:
         size = f"{most >> 20} MiB" if most >= 2**20 else f"{most:,} bytes"
         raise ValueError(f"{named(path)} has more than {size}")
-    return found
+    return read
 
 
 def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str, Any]:
@@ -72,57 +68,22 @@ def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str
 
 
 def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
-    """The fields that a text holds, with a ValueError for whatever could be misread.
-
-    Duplicate keys, integers that no double can hold and text that is not Unicode are refused. `name` is what a message
-    calls the text.
-    """
+    """The fields that a text holds; `name` is what a message calls the text."""
     try:
-        made = _toml(text.decode()) if kind == "TOML" else json.loads(text.decode(), object_pairs_hook=_once)
-        _check(made)
+        if kind == "TOML":
+            return tomllib.loads(text.decode())
+        parsed = json.loads(text.decode(), object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise ValueError(f"{name} is nested too deeply") from None
-    except _RefusedError as error:
-        raise ValueError(f"{name} {error}") from None
     except ValueError as error:  # of the format or of its encoding
         raise ValueError(f"{name} is not valid {kind}: {error}") from None
-    if not isinstance(made, dict):
-        raise ValueError(f"{name} must hold an object with named fields, not {shown(made)}")
-    return made
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{name} must hold an object with named fields, not {shown(parsed)}")
+    return parsed
 
 
-class _RefusedError(ValueError):
-    """Valid JSON or TOML that is refused."""
-
-
-def _toml(text: str) -> dict[str, Any]:
-    if (long := LONG_KEY.search(text)) is not None:
-        raise _RefusedError(f"has a key of more than {PARTS} parts in line {text.count(chr(10), 0, long.start()) + 1}")
-    return tomllib.loads(text)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _RefusedError(f"has the field {shown(twice)} twice: remove the one that is not meant")
-    return found
-
-
-def _check(value: Any) -> None:
-    """Refuse numbers that cannot be computed with and text that cannot be written."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check(key)
-            _check(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            _check(inner)
-    elif isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise _RefusedError(f"has the text {shown(value)}, which is not valid Unicode") from None
-    elif isinstance(value, int) and abs(value) > sys.float_info.max:
-        raise _RefusedError(f"has {shown(value)}: numbers must be at most {sys.float_info.max:.2g} in size")
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"it has the field {shown(key)} twice: remove the one that is not meant")
+    return dict(pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -151,7 +152,8 @@ def to_cell(document: Document) -> str:
 
 
 def _rendered(document: Document, **given: Any) -> str:
-    return str(_template().render(document=document.for_page(), classes=COLOUR_CLASSES, **given))
+    sections = [section for section in document.sections if section.show != "text"]  # the others are for terminals
+    return str(_template().render(document=replace(document, sections=sections), classes=COLOUR_CLASSES, **given))
 
 
 def _svg(figure: Figure) -> str:

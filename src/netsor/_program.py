@@ -26,7 +26,7 @@ from .language._array import Value, index_positions
 from .language._graph import bind_names, source_order, topological_order, widths_of
 from .language._latex import latex
 from .language._latex_paper import display, formula, paper
-from .language._print import parts, text
+from .language._notation import parts, text
 from .language._probe import Probe
 from .language._theorem_check import NO_LIMIT, Report, verdict_of
 from .language._width import inf

@@ -87,16 +87,12 @@ class InfiniteHeads:
         """The logarithm of the density of data, with the error that the mean over draws leaves."""
         kernel = self.kernel()
         _, _, root, z = updated(np.zeros((1, len(kernel))), kernel[None], data)
-        slopes = [
-            slope(root[0], z[0], columns[data.entries]) for columns in itertools.islice(self.kernels(), MAX_ERROR_DRAWS)
-        ]
+        # log N(y; 0, R R^T) grows along a covariance C C^T by ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y
+        slopes = []
+        for columns in itertools.islice(self.kernels(), MAX_ERROR_DRAWS):
+            half = scipy.linalg.solve_triangular(root[0], columns[data.entries], lower=True)
+            slopes.append(0.5 * float(np.sum((half.T @ z[0]) ** 2) - np.sum(half**2)))
         return Estimate(float(log_density(root, z)[0]), float(np.std(slopes)) / math.sqrt(self.draws))
-
-
-def slope(root: Array, z: Array, columns: Array) -> float:
-    """How log N(y; 0, R R^T) grows along a covariance C C^T: ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y."""
-    half = scipy.linalg.solve_triangular(root, columns, lower=True)
-    return 0.5 * float(np.sum((half.T @ z) ** 2) - np.sum(half**2))
 
 
 n = Width("n")
@@ -136,13 +132,6 @@ def checked_count(name: str, value: Any) -> float:
     if number is None and as_number(value) == inf:
         return inf
     raise ArgumentError(name, value, "an integer from 1 to 2^53, or inf")
-
-
-def checked_mapping(name: str, value: Any, what: str) -> dict[str, Any]:
-    """Check a mapping by names; None is an empty one."""
-    if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-        raise ArgumentError(name, value, f"None or a mapping of names to {what}")
-    return dict(value or {})
 
 
 def planned_heads(arguments: Mapping[str, Any]) -> float:
@@ -254,11 +243,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.evidence_ = []
         if self.grid or self.evidence:
             for given in tried:
-                found = self._evidence(given)
-                self.evidence_.append(({name: given[name] for name in names}, found))
+                self.evidence_.append(({name: given[name] for name in names}, self._evidence(given)))
             best = max(range(len(tried)), key=lambda k: self.evidence_[k][1].value)
-            chosen, found = tried[best], self.evidence_[best][1]
-            self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = found.value, found.error
+            chosen, evidence = tried[best], self.evidence_[best][1]
+            self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = evidence.value, evidence.error
         else:
             chosen = tried[0]
         self.noise_ = chosen.pop("noise")
@@ -268,8 +256,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
             return self
         self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
-        made = self._sampled(self.latent_, data)
-        self.states_, self.r_hat_, self.effective_ = made.z, made.r_hat, made.effective
+        chains = self._sampled(self.latent_, data)
+        self.states_, self.r_hat_, self.effective_ = chains.z, chains.r_hat, chains.effective
         return self
 
     def _sampled(self, latent: Latent, data: Observations) -> _bayes.Sampled:
@@ -298,7 +286,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _combinations(self) -> list[dict[str, Any]]:
         """Check all parameters but X and y; returns all combinations of the grid, with the noise."""
         prior, heads = self.prior, checked_count("heads", self.heads)
-        if prior is not None and (not callable(prior) or inspect.isclass(prior) or inspect.isbuiltin(prior)):
+        if prior is not None and not callable(prior):
             raise ArgumentError("prior", prior, "None or a function decorated with ns.program")
         if prior is not None and heads not in (1, inf):
             raise ArgumentError("heads", heads, f"left out; give arguments={{'heads': {heads}}} to your own prior")
@@ -310,13 +298,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         choose(self.backend, self.device)
         flag(self.evidence, "evidence")
         progress_of(self.progress)
-        arguments = checked_mapping("arguments", self.arguments, "values")
+        for name in ("arguments", "grid"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise ArgumentError(name, getattr(self, name), "None or a mapping by names")
+        arguments, grid = dict(self.arguments or {}), dict(self.grid or {})
         if "noise" in arguments:
             raise ArgumentError("arguments", self.arguments, "without 'noise', which is a parameter itself")
-        grid = checked_mapping("grid", self.grid, "sequences of values")
         for name, values in grid.items():
-            listed = values.ndim == 1 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
-            if not listed or isinstance(values, str | bytes) or not len(values):
+            if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
                 raise ArgumentError(f"grid: {name}", values, "a sequence of one value or more")
         own = {"noise": self.noise, **({"heads": heads} if prior is None or heads == inf else {}), **arguments}
         source = {**dict.fromkeys(arguments, "arguments: "), **dict.fromkeys(grid, "grid: ")}
@@ -340,10 +329,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         used = {k: v for k, v in given.items() if k != "noise" and not (k == "heads" and v == inf)}
         for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
             scale(used[name], label(name))
-        try:
-            signature = inspect.signature(self.prior or attention_prior)
-        except (TypeError, ValueError):  # some functions written in C have none
-            return given
+        signature = inspect.signature(self.prior or attention_prior)
         try:
             signature.bind(None, **used)
         except TypeError as error:

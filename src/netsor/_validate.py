@@ -82,11 +82,8 @@ def also_spelled(**own: str) -> Callable[[F], F]:
     return decorate
 
 
-INTERNAL_MODULES = (
-    "netsor",
-    "functools",
-    "contextlib",
-)  # modules whose lines are not the user's: these call methods of ours
+# Modules whose lines are not the user's: functools and contextlib call methods of ours.
+INTERNAL_MODULES = ("netsor", "functools", "contextlib")
 
 
 class SourceLocation(NamedTuple):
@@ -122,10 +119,9 @@ class PlacedError(ValueError):
     def __init__(self, operation: str, problem: str, value: Any = None, allowed: str = "") -> None:
         self.where = user_line()
         self.argument = ArgumentError(problem, value, allowed) if allowed else None
-        name = (
-            operation if len(operation) <= SHOWN else f"{operation[: SHOWN - 1]}…"
-        )  # programs have names of any length
-        self.plain = f"{name}: {self.argument or problem}"  # without the line
+        if len(operation) > SHOWN:  # programs have names of any length
+            operation = f"{operation[: SHOWN - 1]}…"
+        self.plain = f"{operation}: {self.argument or problem}"  # without the line
         super().__init__(f"{self.plain} (at {self.where})")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -210,12 +206,13 @@ def is_bool(argument: object) -> bool:
     return isinstance(argument, bool) or (numpy and getattr(getattr(argument, "dtype", None), "kind", "") == "b")
 
 
-def _refused(
+def refused(
     name: str, argument: Any, allowed: str, operation: str = "", error: type[PlacedError] | None = None
 ) -> ValueError:
     """The error about an argument: of an operation, if one is named, with the user's line."""
-    made = (error or TraceError)(operation, name, argument, allowed) if operation else None
-    return made or ArgumentError(name, argument, allowed)
+    if not operation:
+        return ArgumentError(name, argument, allowed)
+    return (error or TraceError)(operation, name, argument, allowed)
 
 
 def real(
@@ -240,7 +237,7 @@ def real(
         else:
             allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > 0 else ""
             allowed += f", at most {most:g}" if most < math.inf else ""
-        raise _refused(name, argument, allowed, operation, error)
+        raise refused(name, argument, allowed, operation, error)
     return number
 
 
@@ -267,7 +264,7 @@ def whole(
             allowed = f"an integer, {least} or more" if least > 1 - LARGEST else "an integer"
             allowed = "a positive integer" if least == 1 else allowed
             allowed += f" (below 2^{most.bit_length()})" * (number is not None and number > most)
-        raise _refused(name, argument, allowed + why, operation, error)
+        raise refused(name, argument, allowed + why, operation, error)
     return number
 
 
@@ -315,7 +312,7 @@ def numbers(
     array = as_floats(argument)
     if array is None:
         if name:
-            raise _refused(name, argument, "a real number or an array of them", operation, error)
+            raise refused(name, argument, "a real number or an array of them", operation, error)
         raise error(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
     given = f"{name}: " if name else ""
     if not np.isfinite(array).all():
@@ -333,7 +330,7 @@ def scaled(argument: Any, operation: str, name: str, power: int = 1) -> npt.NDAr
     largest, most = float(abs(array).max()), SCALE**power
     if largest and not 1 / most <= largest <= most:
         allowed = f"0 or an array whose largest entry is from {1 / most:g} to {most:g}"
-        raise _refused(name, argument, allowed, operation)
+        raise refused(name, argument, allowed, operation)
     return array
 
 
@@ -342,9 +339,9 @@ def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
     sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
     shape = tuple(size for size in sizes if size is not None and size > 0)
     if len(shape) < len(sizes):
-        raise _refused(name, argument, "a positive integer or a tuple of them", operation)
+        raise refused(name, argument, "a positive integer or a tuple of them", operation)
     if len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise _refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in all", operation)
+        raise refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in all", operation)
     return shape
 
 
@@ -354,14 +351,14 @@ def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> i
     axis = as_whole(argument)
     if axis is None or not -ndim <= axis < ndim:
         allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: there is no axis in"
-        raise _refused("axis", argument, f"{allowed} shape {shape}", operation)
+        raise refused("axis", argument, f"{allowed} shape {shape}", operation)
     return axis % ndim
 
 
 def as_name(argument: Any, operation: str) -> str | None:
     """A name that the printers will use, or None."""
     if argument is not None and not isinstance(argument, str):
-        raise _refused("name", argument, "a string", operation)
+        raise refused("name", argument, "a string", operation)
     return argument
 
 
@@ -369,7 +366,7 @@ def one_of(argument: Any, name: str, operation: str, allowed: Sequence[str | boo
     """One of a few words, or of True, False and None."""
     if not isinstance(argument, str | bool | None) or argument not in allowed:
         *first, last = map(repr, allowed)
-        raise _refused(name, argument, f"{', '.join(first)} or {last}", operation)
+        raise refused(name, argument, f"{', '.join(first)} or {last}", operation)
     return argument
 
 

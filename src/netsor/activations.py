@@ -65,13 +65,11 @@ class Function:
     f: Callable[..., Array]
     bounded: bool | None = None
     lipschitz: bool | None = None
-    parameters: tuple[float, ...] = ()  # printed after the arguments: clip(x, 100)
-    breaks: tuple[float, ...] | None = None  # where a function of one argument has a kink or a jump; None: not known
-    smoothed: Callable[[Array, Array], Array] | None = None  # (m, s) ↦ E[φ(m + s z)], z ~ N(0, 1), numpy arrays
-    derivative: Any = (
-        None  # a Function or callable; of several arguments a tuple, one each: see `ns.nonlin`, `ns.apply`
-    )
-    parity: int | None = None  # 1 if φ(−x) = φ(x), −1 if φ(−x) = −φ(x); None: neither, or not known
+    parameters: tuple[float, ...] = ()
+    breaks: tuple[float, ...] | None = None
+    smoothed: Callable[[Array, Array], Array] | None = None
+    derivative: Any = None
+    parity: int | None = None
 
     def __post_init__(self) -> None:
         if self.breaks is not None and not all(np.isfinite(point) for point in self.breaks):

@@ -292,19 +292,11 @@ class Muon(Optimiser):
         """The coefficients of each step."""
         if self.ns_steps is None:
             return None
-        given = self.ns_coefficients
-        single = isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list)
-        count = whole(self.ns_steps, "ns_steps", "Muon") if single else len(given) if hasattr(given, "__len__") else 0
-        triples = [given] * min(count, MAX_NS_STEPS + 1) if single else list(given) if count else []
-        found = [as_floats(triple) for triple in triples]
-        wrong = any(a is None or a.shape != (3,) or not all(map(math.isfinite, a)) for a in found)
-        if not 1 <= len(found) <= MAX_NS_STEPS or wrong:
-            raise TraceError(
-                "Muon",
-                f"ns_coefficients={shown(given)} with ns_steps={shown(self.ns_steps)} must be three finite numbers and "
-                f"1 to {MAX_NS_STEPS} steps, or three finite numbers for each of at most {MAX_NS_STEPS} steps",
-            )
-        return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
+        steps, given = self.ns_steps, self.ns_coefficients
+        allowed = f"with ns_steps={shown(steps)} must be three finite numbers and 1 to {MAX_NS_STEPS} steps"
+        return newton_schulz(
+            "Muon", f"ns_coefficients={shown(given)} {allowed}", given, whole(steps, "ns_steps", "Muon")
+        )
 
     def _adjustment(self, fan_in: float, fan_out: float) -> float:
         """The factor of lr."""
@@ -320,6 +312,18 @@ class Muon(Optimiser):
         if self.decays:
             w = (1.0 - rates.lr * rates.decay) * w
         return w - rates.adjusted * on.orthogonalised(g, self.iterations, rates.eps), state
+
+
+def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coefficients:
+    """The coefficients of each step, from three for all steps or three for each; `problem` begins the error."""
+    if isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list):
+        given = [given] * min(max(steps, 0), MAX_NS_STEPS + 1)
+    triples = [as_floats(triple) for triple in given] if isinstance(given, list | tuple) else []
+    wrong = any(a is None or a.shape != (3,) or not all(map(math.isfinite, a)) for a in triples)
+    if not 1 <= len(triples) <= MAX_NS_STEPS or wrong:
+        each = f"three finite numbers for each of at most {MAX_NS_STEPS} steps"
+        raise TraceError(operation, f"{problem}, or {each}")
+    return tuple((float(a[0]), float(a[1]), float(a[2])) for a in triples if a is not None)
 
 
 class NamedOptimiser(NamedTuple):

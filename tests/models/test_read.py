@@ -91,7 +91,7 @@ REFUSED = [
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear' of this llama"),
     ("llama", {ROPE: {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn' of this llama configuration"),
     ("llama", {ROPE: {"rope_type": "default", "beta_fast": 2.0}}, "may matter at initialisation: beta_fast=2.0"),
-    ("llama", {"hidden_act": "mish"}, "hidden_act='mish' of this llama configuration is not known"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act='mish' of this llama configuration must be one of gelu"),
     ("llama3", {ROPE: {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing from this rotary positions"),
     ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True of this qwen3 configuration"),
     ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types=.* of this qwen3 configuration"),

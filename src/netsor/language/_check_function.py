@@ -28,7 +28,6 @@ NumpyArray = npt.NDArray[Any]
 Content = tuple[tuple[int, ...], str, bytes]
 
 _known: dict[int, tuple[ref[NumpyArray], Content]] = {}  # of arrays that cannot be written to, by their identity
-_shared: WeakValueDictionary[Content, npt.NDArray[np.float64]] = WeakValueDictionary()
 
 
 def content_of(array: NumpyArray) -> Content:
@@ -77,17 +76,6 @@ def _captured(value: Any) -> Any:
     return id(value)
 
 
-def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
-    key = content_of(mask)
-    kept = _shared.get(key)
-    if kept is None:
-        kept = mask.astype(np.float64)
-        kept.setflags(write=False)
-        _shared[key] = kept
-    return kept
-
-
 Array = npt.NDArray[np.float64]
 
 LEADING = (2, 3)  # the axes in front, over which a function is vectorised
@@ -109,19 +97,6 @@ MAX_RESCALED_ARGUMENTS = 10**5  # numbers in the arguments above which they are 
 _found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
 _equal: WeakValueDictionary[object, Callable[..., Any]] = WeakValueDictionary()  # the first function of each content
 _of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
-
-
-def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare how many numbers a built-in function returns (None: as many as its first argument has).
-
-    Then it need not be called on many tokens to find out.
-    """
-
-    def declared(f: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(f, "makes", numbers)  # noqa: B010 (functions have no such field to a type checker)
-        return f
-
-    return declared
 
 
 def spectral_function(f: Callable[..., Any]) -> Callable[..., Any]:

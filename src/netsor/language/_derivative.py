@@ -22,23 +22,9 @@ import numpy as np
 from .._validate import TraceError
 from ..activations import Function, row_softmax
 from ..derivatives import base, derivative, known
+from . import _operation as ops
 from ._apply import apply, nonlin
 from ._array import Operation
-from ._operation import (
-    Add,
-    Apply,
-    Concat,
-    Constant,
-    Dot,
-    MatMul,
-    Mix,
-    Nonlin,
-    Root,
-    Scale,
-    Split,
-    SteppedMatMul,
-    SteppedParameter,
-)
 from ._rotary import Rotate
 from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
@@ -62,7 +48,7 @@ def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | f
             bottom.remove(name)
     if not top and not bottom:
         return float(np.sqrt(number))
-    left = Scalar(Root(tuple(map(Width, top)), tuple(map(Width, bottom))), ())
+    left = Scalar(ops.Root(tuple(map(Width, top)), tuple(map(Width, bottom))), ())
     return left if number == 1 else float(np.sqrt(number)) * left
 
 
@@ -73,13 +59,10 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
-    made: Units = {}
+    products: Units = {}
     for unit in units:
-        if unit is None:
-            made[unit] = dot(d, x)
-        else:
-            made[unit] = scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
-    return made
+        products[unit] = dot(d, x) if unit is None else scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
+    return products
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
@@ -90,23 +73,18 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 # Vectors
 
 
-def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
-    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b."""
-    weight = op.weight
-    back = weight.adjoint.each(d) if weight.batch else weight.adjoint @ d
-    left = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
-    yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
-
-
-def _stepped(op: SteppedMatMul, made: Vector, d: Vector, wants: Wants) -> Found:
-    """The same rule with the updated weight W'; the steps of the optimiser count as constants."""
+def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
+    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b; the same after steps of an optimiser, which count as constants."""
     weight, batch = op.weight, len(op.weight.batch)
-    turned = replace(op, weight=weight.adjoint, x=d, each=batch > 0)
-    left = scale(width_ratio((weight.in_width,), (weight.fan,)), Vector(turned, d.shape, weight.in_width))
-    yield 0, left if op.each or not batch else left.sum(tuple(range(batch)))
+    if isinstance(op, ops.SteppedMatMul):
+        back = Vector(replace(op, weight=weight.adjoint, x=d, each=batch > 0), d.shape, weight.in_width)
+    else:
+        back = weight.adjoint.each(d) if batch else weight.adjoint @ d
+    back = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
+    yield 0, back if op.each or not batch else back.sum(tuple(range(batch)))
 
 
-def _nonlin(op: Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
+def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
     """h = φ(g; p): δ_g = ∂_g φ ⊙ δ_h, and ∂p = n^(−1/2) ⟨δ_h, ∂_p φ⟩."""
     arguments: tuple[Any, ...] = (*op.vectors, *op.scalars)
     for k in range(len(arguments)):
@@ -129,7 +107,7 @@ def _nonlin(op: Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
             yield k, {unit: scale(float(slope), p) for unit, p in along(d, one, units).items()}
 
 
-def _scale(op: Scale, made: Vector, d: Vector, wants: Wants) -> Found:
+def _scale(op: ops.Scale, made: Vector, d: Vector, wants: Wants) -> Found:
     """y = c x: δ_x = c δ_y, ∂c = n^(−1/2) ⟨δ_y, x⟩."""
     if wants(0):
         yield 0, along(d, op.x.broadcast_to(d.shape), wants(0))
@@ -137,7 +115,7 @@ def _scale(op: Scale, made: Vector, d: Vector, wants: Wants) -> Found:
         yield 1, op.c * d
 
 
-def _mix(op: Mix, made: Vector, d: Vector, wants: Wants) -> Found:
+def _mix(op: ops.Mix, made: Vector, d: Vector, wants: Wants) -> Found:
     """y_i = Σ_j a_ij x_j: δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
     if wants(0):
         yield 0, inner(d, op.x, wants(0))
@@ -145,7 +123,7 @@ def _mix(op: Mix, made: Vector, d: Vector, wants: Wants) -> Found:
         yield 1, mix(_swapped(op.a), d)
 
 
-def _concat(op: Concat, made: Vector, d: Vector, wants: Wants) -> Found:
+def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
     """Parts in R^d of a vector in R^(count·d): √d against √(count·d)."""
     count = op.x.shape[op.axis]
     yield 0, scale(count**-0.5, split(d, count, op.axis))
@@ -159,7 +137,7 @@ def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
 # Scalars
 
 
-def _dot(op: Dot, made: Scalar, d: Units, wants: Wants) -> Found:
+def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
     """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; of a mean, n^(−1/2) times that."""
     unit, width = dot_unit(op), op.x.width
     by = d[unit]
@@ -172,16 +150,16 @@ def _dot(op: Dot, made: Scalar, d: Units, wants: Wants) -> Found:
 
 
 def _mixed(a: Scalar, x: Vector) -> Vector:
-    one = isinstance(a.op, Constant) and a.shape[-2:] == (1, 1) and (a.op.numbers == 1).all()
+    one = isinstance(a.op, ops.Constant) and a.shape[-2:] == (1, 1) and (a.op.numbers == 1).all()
     return x if one and a.ndim - 1 <= x.ndim else mix(a, x)
 
 
-def dot_unit(op: Dot) -> Unit:
+def dot_unit(op: ops.Dot) -> Unit:
     """The unit in which a dot passes on what it gets."""
     return op.x.width.name if op.power == 1.0 else None
 
 
-def _apply(op: Apply, made: Scalar, d: Units, wants: Wants) -> Found:
+def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
     rule = FUNCTIONS.get(op.f) or known(FUNCTIONS, op.f)
     for unit, by in d.items():
         asked = [k for k in range(len(op.scalars)) if unit in wants(k)]
@@ -198,22 +176,22 @@ def _apply(op: Apply, made: Scalar, d: Units, wants: Wants) -> Found:
                     yield k, {unit: scale(float(slope), by)}
 
 
-def _matrices(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+def _matrices(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     left, right = (d, _swapped(op.scalars[1])) if k == 0 else (_swapped(op.scalars[0]), d)
     product: Scalar = left @ right
     return product
 
 
-def _total(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+def _total(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     return d[..., None].broadcast_to(op.scalars[0].shape)
 
 
-def _power(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+def _power(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     (exponent,) = op.f.parameters
     return exponent * (op.scalars[0] ** (exponent - 1.0) * d) if exponent else 0.0 * d
 
 
-FUNCTIONS: dict[Any, Callable[[Apply, Scalar, Scalar, int], Scalar]] = {
+FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     ADD: lambda op, made, d, k: d,
     SUBTRACT: lambda op, made, d, k: -d if k else d,
     MULTIPLY: lambda op, made, d, k: op.scalars[1 - k] * d,
@@ -243,7 +221,7 @@ def _slope(f: Function, k: int, operation: str) -> Function | float:
     return found
 
 
-def _pulled_back(op: Apply, d: Scalar, k: int) -> Scalar:
+def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     """The declared derivative of a function that sees whole axes: of its arguments and ∂p/∂f."""
     f, axes = op.f, op.axes
     declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
@@ -266,18 +244,18 @@ def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], ax
 
 
 RULES: dict[type[Operation], Rule] = {
-    MatMul: _matmul,
-    SteppedMatMul: _stepped,
-    SteppedParameter: lambda op, made, d, wants: iter(()),  # it begins there
-    Nonlin: _nonlin,
-    Add: lambda op, made, d, wants: iter([(0, d), (1, d)]),
-    Scale: _scale,
-    Mix: _mix,
-    Concat: _concat,
-    Split: lambda op, made, d, wants: iter([(0, scale(op.count**0.5, concat(d, op.axis)))]),
+    ops.MatMul: _matmul,
+    ops.SteppedMatMul: _matmul,
+    ops.SteppedParameter: lambda op, made, d, wants: iter(()),  # it begins there
+    ops.Nonlin: _nonlin,
+    ops.Add: lambda op, made, d, wants: iter([(0, d), (1, d)]),
+    ops.Scale: _scale,
+    ops.Mix: _mix,
+    ops.Concat: _concat,
+    ops.Split: lambda op, made, d, wants: iter([(0, scale(op.count**0.5, concat(d, op.axis)))]),
     Rotate: _rotate,
-    Dot: _dot,
-    Apply: _apply,
+    ops.Dot: _dot,
+    ops.Apply: _apply,
 }
 
 

@@ -16,21 +16,10 @@ from typing import Any, cast
 import numpy as np
 
 from .._validate import TraceError, shown
+from . import _operation as ops
 from ._array import Ints, Keep, Source, Value, around, box, every
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
 from ._graph import demand, topological_order, weights_of, whole_axes
-from ._operation import (
-    Acting,
-    Constant,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Normal,
-    SteppedMatMul,
-    Take,
-    initial_value,
-)
 from ._parameters import Weight
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast, constant
 from ._score import join
@@ -45,7 +34,7 @@ class Use:
     """One use of a matrix: its result, the operation on the entries that matter, and their cotangent."""
 
     value: Vector
-    op: Acting
+    op: ops.Acting
     d: Vector
 
 
@@ -62,7 +51,7 @@ class Reverse:
         self,
         seeds: Sequence[tuple[Value, Value]],
         leaves: Iterable[Value],
-        chosen: Callable[[Acting], bool] = lambda op: False,
+        chosen: Callable[[ops.Acting], bool] = lambda op: False,
         unit: Unit | EllipsisType = ...,
         constants: Iterable[Value] = (),
     ) -> None:
@@ -95,12 +84,12 @@ class Reverse:
 
     def _prepare(self, value: Value) -> None:
         inputs, op = value.op.inputs, value.op
-        counts = isinstance(op, MatMul | SteppedMatMul) and self.chosen(op)
+        counts = isinstance(op, ops.MatMul | ops.SteppedMatMul) and self.chosen(op)
         passes = value not in self.constants and (counts or any(x in self._live for x in inputs))
         if value in self.leaves or passes:
             self._live.add(value)
         asked: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
-        if isinstance(op, Dot):
+        if isinstance(op, ops.Dot):
             asked[dot_unit(op)] = None
         elif isinstance(value, Scalar):  # a function passes on what it gets
             for x in inputs:
@@ -117,20 +106,20 @@ class Reverse:
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
         found = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
-        counts = isinstance(value.op, MatMul | SteppedMatMul) and self.chosen(value.op)
+        counts = isinstance(value.op, ops.MatMul | ops.SteppedMatMul) and self.chosen(value.op)
         if not found or value in self.constants or not (counts or any(x in self._live for x in value.op.inputs)):
             return
         asked = [places.ravel() for parts in found.values() for places, _ in parts]
         keep = whole_axes(value, around(np.concatenate(asked), value.shape))
         d: Any = {unit: _filled(value, keep, parts) for unit, parts in found.items()}
-        if isinstance(value.op, Take | Join):
+        if isinstance(value.op, ops.Take | ops.Join):
             self._pass_index(value, keep, d)
             return
         needs = list(demand(value, keep))
         inputs = [_part(x, need) for x, need in needs]
         op = value.op.at(keep).with_inputs(*inputs)
         if counts:
-            self.uses.append(Use(cast(Vector, value), cast(Acting, op), d[None]))
+            self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
         wants = [self._wanted(x) for x, _ in needs]
         rule = RULES.get(type(op))
         if rule is None:
@@ -148,7 +137,7 @@ class Reverse:
         """Indexing and joining: each entry goes back to where it came from."""
         start = 0
         for x in value.op.inputs:
-            if isinstance(value.op, Take):
+            if isinstance(value.op, ops.Take):
                 origin = value.op.flat
             else:
                 origin = np.full(value.shape, -1)
@@ -273,7 +262,7 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
             f"{name} must be a scalar, got {p!r}: read a coordinate by a random readout, ns.dot(ns.gaussian(n), y), or "
             "take ns.mean_dot(y, y)",
         )
-    if not isinstance(p, Scalar) or isinstance(p.op, Constant):
+    if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):
         raise TraceError(operation, name, p, "a scalar of the program")
     return p
 
@@ -289,12 +278,13 @@ def _weights(weights: ScalarLike | None, p: Scalar) -> Scalar:
 
 def _leaf(x: object, p: Scalar) -> Value:
     """The value whose entries are asked for; an index stands for those of what it indexes."""
-    if not isinstance(x, Value) or isinstance(x.op, Constant):
+    if not isinstance(x, Value) or isinstance(x.op, ops.Constant):
         raise TraceError("grad", "wrt", x, "a vector or a scalar of the program, or a list of them")
-    made = set(topological_order([p]))
-    entries = isinstance(x.op, Take) and len(np.unique(x.op.flat)) == x.op.flat.size  # repeats are values of their own
-    leaf = x.op.x if isinstance(x.op, Take) and (entries or x not in made) else x
-    if leaf not in made:
+    leaf, values = x, set(topological_order([p]))
+    if isinstance(x.op, ops.Take):
+        repeats = len(np.unique(x.op.flat)) < x.op.flat.size  # of entries, which are values of their own
+        leaf = x if repeats and x in values else x.op.x
+    if leaf not in values:
         raise TraceError(
             "grad",
             f"p is not made of wrt={x!r}: name the value that the program uses, or an index of it; what is computed "
@@ -315,8 +305,8 @@ class Parameters:
         used = {w.source for w in weights_of(values)}
         latest: dict[Value, Value] = {}  # what an initial vector is after the last step
         for value in values:
-            first, count = initial_value(value)
-            if first not in latest or count > initial_value(latest[first])[1]:
+            first, count = ops.initial_value(value)
+            if first not in latest or count > ops.initial_value(latest[first])[1]:
                 latest[first] = value
         if given is None:
             listed: Iterable[Any] = weights_of(values)
@@ -328,7 +318,7 @@ class Parameters:
                     raise TraceError(operation, f"weights={shown(parameter)} has a scalar as std: give it a number")
                 case Weight(source=source, members=members) if source in used:
                     self.members.setdefault(source, set()).update(members.ravel().tolist())
-                case Vector(op=Gaussian()) | Scalar(op=Normal()) if parameter in latest:
+                case Vector(op=ops.Gaussian()) | Scalar(op=ops.Normal()) if parameter in latest:
                     if latest[parameter] not in self.leaves:  # listed twice, it is one parameter
                         self.leaves.append(latest[parameter])
                 case _:
@@ -338,7 +328,7 @@ class Parameters:
                         "(ns.normal) that the program uses",
                     )
 
-    def counts(self, op: Acting) -> bool:
+    def counts(self, op: ops.Acting) -> bool:
         """Whether some matrix that acts is among them."""
         return not self.members.get(op.weight.source, set()).isdisjoint(op.weight.members.ravel().tolist())
 
@@ -352,16 +342,17 @@ class Term:
     left: Vector
     right: Vector
     used: Weight
+    unit: Unit  # of the scalars that it came through; with one, it is multiplied by √unit
 
 
-def terms_of(output: int, use: Use, chosen: Parameters) -> Iterable[Term]:
+def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> Iterable[Term]:
     """The parts of a gradient that a use makes."""
     weight, x, d = use.op.weight, use.op.x, use.d
     members = weight.members.ravel()
     d = d.reshape(len(members), -1)
     x = x.reshape(len(members) if use.op.each else 1, -1)
     left, right = (x, d) if weight.transposed else (d, x)
-    whole = Term(output, tuple(members.tolist()), left, right, weight)
+    whole = Term(output, tuple(members.tolist()), left, right, weight, unit)
     counting = np.isin(members, list(chosen.members[weight.source]))
     if counting.all() and len(np.unique(members)) == len(members):
         yield whole

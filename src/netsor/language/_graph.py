@@ -19,25 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._validate import Shape, real
+from . import _operation as ops
 from ._array import Axes, Keep, Value, align_axes, around, box, every, within
-from ._operation import (
-    Apply,
-    Constant,
-    Dot,
-    Gaussian,
-    Hyperparameter,
-    Join,
-    MatMul,
-    Normal,
-    Root,
-    Source,
-    SteppedMatMul,
-    Take,
-    current_inputs,
-)
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._score import MASKED_SOFTMAX
+from ._softmax import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
 
@@ -55,7 +41,7 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
             if value in done:
                 pending.pop()
                 continue
-            inputs = value.op.inputs if past else current_inputs(value.op)
+            inputs = value.op.inputs if past else ops.current_inputs(value.op)
             waiting = [x for x in inputs if x not in done]
             if waiting:
                 pending += reversed(waiting)
@@ -64,29 +50,25 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
     return list(done)
 
 
-def source_of(value: Value) -> Source | None:
-    """The random source that the operation of a value introduces, if it does."""
-    match value.op:
-        case Gaussian(source=source) | Normal(source=source):
-            return source
-        case MatMul(weight=weight) | SteppedMatMul(weight=weight):
-            return weight.source
-    return None
-
-
-def source_order(values: Iterable[Value]) -> dict[Source, int]:
+def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
     """The random sources in the order of their first use: what seeds are made from."""
-    sources = dict.fromkeys(source_of(value) for value in values)
-    return {source: number for number, source in enumerate(s for s in sources if s is not None)}
+    sources: dict[ops.Source, int] = {}
+    for value in values:
+        match value.op:
+            case ops.Gaussian(source=source) | ops.Normal(source=source):
+                sources.setdefault(source, len(sources))
+            case ops.MatMul(weight=weight) | ops.SteppedMatMul(weight=weight):
+                sources.setdefault(weight.source, len(sources))
+    return sources
 
 
 def widths_of(values: Iterable[Value]) -> list[Width]:
     """The widths that a program mentions, in order of first use."""
     found: dict[Width, None] = {}
     for value in values:
-        if isinstance(value.op, MatMul | SteppedMatMul):
+        if isinstance(value.op, ops.MatMul | ops.SteppedMatMul):
             found[value.op.weight.in_width] = None
-        if isinstance(value.op, Root):
+        if isinstance(value.op, ops.Root):
             found |= dict.fromkeys((*value.op.over, *value.op.under))
         if isinstance(value, Vector):
             found[value.width] = None
@@ -97,7 +79,7 @@ def bind_names(
     values: Sequence[Value], given: Mapping[str, float], allow_inf: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Check the user's numbers for the widths and the hyperparameters of a program, and return both."""
-    names = {value.op.name for value in values if isinstance(value.op, Hyperparameter)}
+    names = {value.op.name for value in values if isinstance(value.op, ops.Hyperparameter)}
     missing = sorted(names - given.keys())
     if missing:
         raise ValueError(f"hyperparameter {', '.join(missing)} is not bound: give {missing[0]}=…, a finite number")
@@ -106,23 +88,23 @@ def bind_names(
     return bind_widths(widths_of(values), widths, allow_inf), numbers
 
 
-def transposed(values: Iterable[Value]) -> set[Source]:
+def transposed(values: Iterable[Value]) -> set[ops.Source]:
     """The sources with a matrix that acts transposed."""
     return {weight.source for weight in weights_of(values) if weight.transposed}
 
 
 def weights_of(values: Iterable[Value]) -> list[Weight]:
     """The weights that act in a program, one for each time."""
-    return [value.op.weight for value in values if isinstance(value.op, MatMul | SteppedMatMul)]
+    return [value.op.weight for value in values if isinstance(value.op, ops.MatMul | ops.SteppedMatMul)]
 
 
 LETTERS = "ijklmabcdefgh"
 
 
-def names_of(values: Sequence[Value]) -> dict[Value | Source, str]:
+def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
     """A name for each value and each weight: a letter by kind and a number, or the name that the user gave."""
     counts: Counter[str] = Counter()
-    names: dict[Value | Source, str] = {}
+    names: dict[Value | ops.Source, str] = {}
     sources = dict.fromkeys(w.source for w in weights_of(values))
     given = Counter(source.name for source in sources)
     for source in sources:
@@ -131,7 +113,7 @@ def names_of(values: Sequence[Value]) -> dict[Value | Source, str]:
         names[source] = base if given[source.name] == 1 and source.name else f"{base}_{counts[base]}"
     for value in values:
         letter = value.op.letter or ("a" if isinstance(value, Scalar) else "u")
-        if isinstance(value.op, Dot):
+        if isinstance(value.op, ops.Dot):
             letter = "p" if value.op.power == 0.5 else "m"
         counts[letter] += 1
         names[value] = f"{letter}{counts[letter]}"
@@ -173,9 +155,9 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
             keep = keeps[value]
             if keep is not None:
                 keep = keeps[value] = _unless_all(whole_axes(value, keep))
-            if keep is None and isinstance(value.op, Take):
+            if keep is None and isinstance(value.op, ops.Take):
                 needs[value] = [(value.op.x, _unless_all(around(value.op.flat.ravel(), value.op.x.shape)))]
-            elif keep is None and not isinstance(value.op, Join):
+            elif keep is None and not isinstance(value.op, ops.Join):
                 needs[value] = [(x, None) for x in value.op.inputs]
             else:
                 asked = demand(value, every(value.shape) if keep is None else keep)
@@ -228,9 +210,9 @@ def whole_axes(value: Value, keep: Keep) -> Keep:
 def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
     """For each input of the operation that made `value`: the entries that it needs."""
     match value.op:
-        case Take(x, flat):
+        case ops.Take(x, flat):
             yield x, around(flat[box(keep)].ravel(), x.shape)
-        case Join(parts):
+        case ops.Join(parts):
             start = 0
             for part in parts:
                 first = keep[0][start : start + part.shape[0]]
@@ -247,11 +229,11 @@ def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
     """The kept entries of `value`, made from the parts of its inputs that `demand` named."""
     shape = tuple(int(axis.sum()) for axis in keep)
     match value.op:
-        case Take(x, flat):
+        case ops.Take(x, flat):
             (needed,) = (need for _, need in demand(value, keep))
             places = within(flat[box(keep)].ravel(), x.shape, needed)
             return cast(Value, inputs[0].take(places.reshape(shape), "index"))
-        case Join() if len(inputs) == 1:
+        case ops.Join() if len(inputs) == 1:
             return cast(Value, inputs[0])
     return replace(value, op=value.op.at(keep).with_inputs(*inputs), shape=shape)
 
@@ -274,16 +256,16 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
 def _inputs(value: Value, asked: Bools) -> Iterator[tuple[Value, Bools]]:
     """For each input of the operation that made `value`: the entries that those asked for depend on."""
     match value.op:
-        case Take(x, flat):
+        case ops.Take(x, flat):
             some = np.zeros(x.size, dtype=bool)
             some[flat[asked]] = True
             yield x, some.reshape(x.shape)
-        case Join(parts):
+        case ops.Join(parts):
             start = 0
             for part in parts:
                 yield part, asked[start : start + part.shape[0]]
                 start += part.shape[0]
-        case Apply(f, (p, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
+        case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if f is MASKED_SOFTMAX:
             live = np.broadcast_to(allowed > 0, value.shape)  # what is masked is 0, and an entry alone in its row is 1
             rows = (asked & live).any(axis=-1, keepdims=True) & live & (live.sum(axis=-1, keepdims=True) > 1)
             yield p, _gathered(rows, align_axes(p.ndim, value.ndim), p.shape)

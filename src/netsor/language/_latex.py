@@ -12,7 +12,7 @@ from itertools import combinations
 from . import _operation as ops
 from ._array import Value, VectorAccess
 from ._graph import LETTERS, names_of, narrow, topological_order, transposed
-from ._latex_formulas import (
+from ._notation import (
     DOCUMENT,
     Indices,
     below,
@@ -23,6 +23,7 @@ from ._latex_formulas import (
     factors,
     formula,
     gathered,
+    initial_law,
     kappa,
     letters,
     primed,
@@ -32,7 +33,6 @@ from ._latex_formulas import (
 )
 from ._operation import Acting, Constant, Data, Dot, MatMul, Source, SteppedMatMul, steps_of
 from ._parameters import Weight
-from ._print import initial_law
 from ._probe import Probe
 from ._rotary import Rotate
 from ._score import Pool

@@ -18,7 +18,7 @@ from . import _operation as ops
 from ._array import Value
 from ._graph import LETTERS, narrow, topological_order
 from ._latex import Writer
-from ._latex_formulas import (
+from ._notation import (
     DOCUMENT,
     Indices,
     broadcast_to,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import LARGEST, TraceError, numbers, real, shown
+from .._validate import LARGEST, TraceError, numbers, real, refused, shown
 from ._apply import as_vector
 from ._array import Entrywise, Keep, VectorAccess
 from ._scalar import Floats
@@ -123,7 +123,11 @@ def rotary(
     if at.shape != x.shape[-1:]:
         raise TraceError("rotary", f"positions of shape {at.shape} must be one for each of {x.shape[-1]} tokens")
     base = real(base, "base", "rotary", above=0)
-    op = Rotate(x, at, base, real(fraction, "fraction", "rotary", above=0, most=1), _stretched(stretch, base))
+    if stretch is not None:
+        stretch = checked_stretch(stretch, "stretch", "rotary")
+        if base <= 1:
+            raise TraceError("rotary", f"base={base:g} must be above 1 with stretch={shown(stretch)}")
+    op = Rotate(x, at, base, real(fraction, "fraction", "rotary", above=0, most=1), stretch)
     if np.abs(at).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
         raise TraceError(
             "rotary",
@@ -137,13 +141,10 @@ def rotary(
     return Vector(op, x.shape, x.width)
 
 
-def _stretched(stretch: Stretch | None, base: float) -> Stretch | None:
-    if stretch is None:
-        return None
-    if not isinstance(stretch, tuple) or len(stretch) != 4:
-        raise TraceError("rotary", "stretch", stretch, "(factor, low, high, original)")
-    names = Stretch._fields
-    made = Stretch(*(real(v, f"stretch.{k}", "rotary", above=0) for k, v in zip(names, stretch, strict=True)))
-    if made.low >= made.high or base <= 1:
-        raise TraceError("rotary", f"stretch={shown(stretch)} must have low below high, and base={base:g} be above 1")
-    return made
+def checked_stretch(stretch: Any, name: str, operation: str = "") -> Stretch:
+    """Check the numbers of a RoPE scaling."""
+    if isinstance(stretch, tuple) and len(stretch) == 4:
+        checked = Stretch(*(real(number, name, operation, above=0) for number in stretch))
+        if checked.low < checked.high:
+            return checked
+    raise refused(name, stretch, "four positive numbers (factor, low, high, original) with low below high", operation)

@@ -1,4 +1,4 @@
-"""Dot products, softmax, norms, concatenation, and joins of arrays."""
+"""Dot products, norms, concatenation, and joins of arrays."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._array_api import array_namespace
 from .._validate import TraceError, as_axis, real, scale, shown
-from ..activations import Function, row_softmax
+from ..activations import Function
 from ._apply import as_vector
 from ._array import Operation, V, Value, VectorAccess
-from ._check_function import shared_mask
 from ._operation import Concat, Dot, Join, Split
-from ._scalar import Scalar, applied, as_scalar, constant
+from ._scalar import Scalar, applied
 from ._vector import Vector, ones, same_width
 from ._width import Width
 
@@ -117,66 +115,6 @@ def split(x: Vector, count: int, axis: int) -> Vector:
     factor = x.width.factor // count
     part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
     return Vector(Split(x, axis, count), (*x.shape[:axis], count, *x.shape[axis:]), part)
-
-
-SOFTMAX = Function("softmax", row_softmax, bounded=True, lipschitz=True)
-MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz=True)
-
-
-def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
-    """The softmax over the last axis, e^(p_j) / Σ_k e^(p_k).
-
-    Parameters
-    ----------
-    p
-        Scalars with an axis to run over.
-    mask
-        Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to the shape of
-        p (for padding, one of shape (tokens,) that is False on the padding); all unless given.
-
-    Returns
-    -------
-    Scalar
-        In the shape of p; sums to 1 over the last axis.
-
-    Examples
-    --------
-    >>> ns.softmax(ns.normal((3, 3)), mask="causal").shape
-    (3, 3)
-    """
-    p = as_scalar(p, "softmax")
-    if p.ndim == 0:
-        raise TraceError("softmax", "needs an axis to run over, got a single scalar")
-    if mask is None:
-        return applied(SOFTMAX, (p,), p.shape, axes=1)
-    allowed = checked_mask(mask, p.shape, "softmax")
-    shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
-    allowed = allowed if allowed.shape == shape else np.broadcast_to(allowed, shape)
-    return applied(MASKED_SOFTMAX, (p, constant(shared_mask(allowed))), p.shape, axes=1)
-
-
-def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
-    """Which scores of this shape take part, as a boolean array that broadcasts to it."""
-    if isinstance(mask, str) and mask == "causal":
-        if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise TraceError(operation, f"mask='causal' needs square scores, got shape {shape}")
-        return np.tri(shape[-1], dtype=bool)
-    try:
-        allowed = np.asarray(mask)
-    except Exception:  # rows of different lengths, or an object that numpy cannot read
-        allowed = np.asarray(None)
-    if allowed.dtype != bool:
-        got = f", got an array of {allowed.dtype}: write mask > 0" if allowed.dtype.kind in "iuf" else ""
-        raise TraceError(operation, "mask", mask, f"'causal' or a boolean array{got}")
-    try:
-        np.broadcast_to(allowed, shape)
-    except ValueError:
-        raise TraceError(
-            operation, f"mask of shape {allowed.shape} does not broadcast to scores of shape {shape}"
-        ) from None
-    if not allowed.any(axis=-1).all():
-        raise TraceError(operation, "mask leaves a row without any entry")
-    return allowed
 
 
 def rsqrt(x: Any, eps: float) -> Any:

@@ -9,37 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array_api import array_namespace
-from .._validate import TraceError, also_spelled, as_floats, as_whole, one_of, real, shown, whole
-from ..activations import Function
+from .._validate import TraceError, also_spelled, as_whole, one_of, real, shown, whole
 from ..optim import MAX_NS_STEPS, NAMED, Muon, Optimiser, Rate
+from ..optim import newton_schulz as newton_schulz_steps
+from . import _operation as ops
 from ._array import Source, Value
-from ._derivative import scale as multiple
-from ._derivative import width_ratio
-from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
+from ._grad import Parameter, Parameters, Term, as_loss
 from ._graph import topological_order
-from ._operation import (
-    Gaussian,
-    GradientTerm,
-    MatMul,
-    Normal,
-    OptimiserStep,
-    SteppedMatMul,
-    SteppedParameter,
-    initial_value,
-    steps_of,
-)
 from ._parameters import Weight
-from ._scalar import Scalar, applied, constant
-from ._score import mean_dot
-from ._tangent import pooled
-from ._vector import Vector, mix
+from ._scalar import Scalar
+from ._tangent import clipped, gradients
+from ._vector import Vector
 from ._width import Width
 
-CLIP_EPS = 1e-6  # added to the norm, as `torch.nn.utils.clip_grad_norm_` does
 NAMELESS = "a parameter without a name"
 MATRICES = "matrices"  # the key of all weights without a key
-LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
 
 
 @also_spelled(optimizer="optimiser")
@@ -142,9 +126,9 @@ def step(
         optimisers = _ByParameter(optimiser, "optimiser", _optimiser)
     else:
         rates = _ByParameter(lr, "lr", _rate)
-        optimisers = _ByParameter(_without_memory(optimiser, **options), "optimiser", _optimiser)
+        optimisers = _ByParameter(_without_memory(optimiser, *options.values()), "optimiser", _optimiser)
 
-    def rule(of: Weight | Value, scalars: list[Scalar]) -> OptimiserStep:
+    def rule(of: Weight | Value, scalars: list[Scalar]) -> ops.OptimiserStep:
         """The step of one parameter; what is a scalar of the program in it is added to `scalars`."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
         if own.matrices_only and not isinstance(of, Weight):
@@ -155,32 +139,39 @@ def step(
             )
         rate, decay = own.lr if rates is None else rates.of(of), own.weight_decay
         lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
-        given = [number if isinstance(number, Scalar) else None for number in (lr, decay)]
-        scalars += [_one_number(number) for number in given if number is not None]
+        for number in (lr, decay):
+            if isinstance(number, Scalar):
+                if number.shape:
+                    raise TraceError("step", f"lr or weight_decay {number!r} must be a single scalar: index it")
+                scalars.append(number)
         rate, decay = (1.0 if isinstance(number, Scalar) else number for number in (rate, decay))
-        there = given[0] is not None, given[1] is not None
-        return OptimiserStep(name, own, _times(factor, rate), decay, there, *_sizes(of))
+        if not callable(rate):
+            rate = factor * rate
+        elif factor != 1:
+            rate = partial(_times, factor=factor, rate=rate)
+        there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
+        return ops.OptimiserStep(name, own, rate, decay, there, *_sizes(of))
 
-    found = _gradients(p, listed, chosen)
-    if not found.terms and not found.leaves:
+    moved = gradients(p, listed, chosen)
+    if not moved.terms and not moved.leaves:
         raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
-    names = {source.name for source in found.latest} | {_source(leaf).name for leaf in found.leaves}
+    names = {source.name for source in moved.latest} | {_source(leaf).name for leaf in moved.leaves}
     for keys in (optimisers, rates):
         if keys is not None:
             keys.check(names)
     if clip_norm is not None:
-        found = _clipped(found, real(clip_norm, "clip_norm", "step", above=0))
+        moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
     matrices: dict[Source, _Move] = {}
-    for source, terms in found.terms.items():
+    for source, terms in moved.terms.items():
         scalars: list[Scalar] = []
-        matrices[source] = _Move(rule(terms[0][0].used.drawn, scalars), terms, tuple(scalars))
+        matrices[source] = _Move(rule(terms[0].used.drawn, scalars), terms, tuple(scalars))
     shifted: dict[Value, Value] = {}
-    for leaf, parts in found.leaves.items():
+    for leaf, parts in moved.leaves.items():
         units, d = zip(*parts, strict=True)
         scalars = []
         own = rule(leaf, scalars)
-        shifted[leaf] = replace(leaf, op=SteppedParameter(leaf, d, tuple(scalars), units, own))
-    made = _rebuilt(listed, matrices, found.latest, shifted)
+        shifted[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, tuple(scalars), units, own))
+    made = _rebuilt(listed, matrices, moved.latest, shifted)
     return type(outputs)(made) if several else made[0]
 
 
@@ -246,56 +237,39 @@ def train(
 class _Move(NamedTuple):
     """A step of a matrix."""
 
-    rule: OptimiserStep
-    terms: list[tuple[Term, str | None]]
+    rule: ops.OptimiserStep
+    terms: list[Term]
     scalars: tuple[Scalar, ...]
 
-
-class _Gradients(NamedTuple):
-    terms: dict[Source, list[tuple[Term, str | None]]]  # of each matrix, with its unit
-    leaves: dict[Value, list[tuple[str | None, Any]]]
-    latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
-
-
-def _gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> _Gradients:
-    """What moves the chosen parameters: the gradient of Σ p, in parts of one unit each."""
-    latest: dict[Source, tuple[OptimiserStep, ...]] = {}
-    for value in topological_order([p, *outputs], past=False):
-        if isinstance(value.op, MatMul | SteppedMatMul):
-            before, steps = latest.get(value.op.weight.source, ()), steps_of(value.op)
-            latest[value.op.weight.source] = max(before, steps, key=len)
-
-    def counts(op: MatMul | SteppedMatMul) -> bool:
-        """What a matrix made before its last step is of the past."""
-        return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
-
-    seed = [(p, constant(np.ones(p.shape)))]
-    first = Reverse(seed, chosen.leaves, counts, unit=None)
-    terms: dict[Source, list[tuple[Term, str | None]]] = {}
-    leaves: dict[Value, list[tuple[str | None, Any]]] = {}
-    for unit in first.units:
-        reverse = first if unit is None else Reverse(seed, chosen.leaves, counts, unit=unit)
-        for use in reverse.uses:
-            terms.setdefault(use.op.weight.source, []).extend((term, unit) for term in terms_of(0, use, chosen))
-        for leaf in chosen.leaves:
-            leaves.setdefault(leaf, []).append((unit, _tied_gradients(leaf, reverse.of(leaf))))
-    return _Gradients(terms, leaves, latest)
+    def applied(self, op: ops.MatMul | ops.SteppedMatMul) -> ops.SteppedMatMul:
+        """The operation with its matrices moved."""
+        if isinstance(op, ops.MatMul):
+            op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
+        number = len(op.steps)
+        return replace(
+            op,
+            left=op.left + tuple(term.left for term in self.terms),
+            right=op.right + tuple(term.right for term in self.terms),
+            scalars=op.scalars + self.scalars,
+            parts=op.parts + tuple(ops.GradientTerm(number, t.members, t.used, t.unit) for t in self.terms),
+            steps=(*op.steps, self.rule),
+        )
 
 
 def _rebuilt(
     outputs: Sequence[Value],
     matrices: Mapping[Source, _Move],
-    latest: Mapping[Source, tuple[OptimiserStep, ...]],
+    latest: Mapping[Source, tuple[ops.OptimiserStep, ...]],
     shifted: Mapping[Value, Value],
 ) -> list[Value]:
     """The outputs made again, with what moved in the place of what it was."""
     new: dict[Value, Value] = dict(shifted)
     for value in topological_order(outputs, past=False):
         op = value.op
-        if value in new or isinstance(op, SteppedParameter):
+        if value in new or isinstance(op, ops.SteppedParameter):
             new.setdefault(value, value)
             continue
-        if isinstance(op, SteppedMatMul):
+        if isinstance(op, ops.SteppedMatMul):
             x = new[op.x]
             assert isinstance(x, Vector)
             made: Any = op if x is op.x else replace(op, x=x)
@@ -303,107 +277,11 @@ def _rebuilt(
             inputs = [new[x] for x in op.inputs]
             same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
             made = op if same else op.with_inputs(*inputs)
-        acts = isinstance(made, MatMul | SteppedMatMul) and made.weight.source in matrices
-        if acts and steps_of(made) == latest[made.weight.source]:
-            made = _with_step(made, matrices[made.weight.source])
+        acts = isinstance(made, ops.MatMul | ops.SteppedMatMul) and made.weight.source in matrices
+        if acts and ops.steps_of(made) == latest[made.weight.source]:
+            made = matrices[made.weight.source].applied(made)
         new[value] = value if made is op else replace(value, op=made)
     return [new[output] for output in outputs]
-
-
-def _with_step(op: MatMul | SteppedMatMul, move: _Move) -> SteppedMatMul:
-    """The operation with its matrices moved."""
-    before = op if isinstance(op, SteppedMatMul) else SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
-    parts = tuple(GradientTerm(len(before.steps), term.members, term.used, unit) for term, unit in move.terms)
-    return replace(
-        before,
-        left=before.left + tuple(term.left for term, _ in move.terms),
-        right=before.right + tuple(term.right for term, _ in move.terms),
-        scalars=before.scalars + move.scalars,
-        parts=before.parts + parts,
-        steps=(*before.steps, move.rule),
-    )
-
-
-def _tied(leaf: Value) -> np.ndarray | None:
-    """Which initial vectors are equal, as for a token that occurs twice, and so one parameter; None if none are."""
-    first = initial_value(leaf)[0].op
-    if not isinstance(first, Gaussian):
-        return None
-    rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
-    _, which = np.unique(rows, axis=0, return_inverse=True)
-    between = rows[:, 1:] @ rows[:, 1:].T
-    random = np.diagonal(between) > 0  # biases that begin as the same numbers are separate parameters
-    same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
-    size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
-    if (np.abs(between) > 1e-12 * size)[~same].any():
-        raise TraceError(
-            "step",
-            f"weights={leaf!r} are correlated, so which of them are parameters is not known: write them as sums of "
-            "independent ones (ns.gaussian with cov a number), and list those",
-        )
-    return None if same.sum() == leaf.size else same.astype(np.float64)
-
-
-def _tied_gradients(leaf: Value, d: Value) -> Value:
-    """The gradients of initial vectors, those of equal ones summed."""
-    same = _tied(leaf)
-    if same is None:
-        return d
-    assert isinstance(d, Vector)
-    return mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
-
-
-def _clipped(found: _Gradients, most: float) -> _Gradients:
-    """The gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
-    squares = [_square_of_matrices(terms) for terms in found.terms.values()]
-    squares += [_square_of_leaf(leaf, parts) for leaf, parts in found.leaves.items()]
-    total = sum(squares[1:], start=squares[0])
-    by = applied(Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True), (total,), ())
-    terms = {
-        source: [(replace(term, left=by * term.left), unit) for term, unit in terms]
-        for source, terms in found.terms.items()
-    }
-    leaves = {leaf: [(unit, by * d) for unit, d in parts] for leaf, parts in found.leaves.items()}
-    return _Gradients(terms, leaves, found.latest)
-
-
-def _clip_factor(square: Any, most: float) -> Any:
-    xp = array_namespace(square)
-    return xp.clip(most / (xp.sqrt(xp.clip(square, 0.0, None)) + CLIP_EPS), None, 1.0)
-
-
-def _square_of_matrices(terms: Sequence[tuple[Term, str | None]]) -> Scalar:
-    """|G|² over all entries: Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix."""
-    squares = []
-    groups: dict[tuple[int, ...], list[tuple[Term, str | None]]] = {}
-    if len({term.members for term, _ in terms}) == 1:
-        groups[terms[0][0].members] = list(terms)
-    else:
-        for term, unit in terms:
-            for k, member in enumerate(term.members):
-                groups.setdefault((member,), []).append((alone(term, k), unit))
-    for members, own in groups.items():
-        left = pooled([multiple(_size_of(term, unit), term.left) for term, unit in own])
-        right = pooled([term.right for term, _ in own])
-        products = mean_dot(left, left) * mean_dot(right, right)
-        squares.append(products.sum() if len(products) == len(members) else len(members) * products.sum())
-    return sum(squares[1:], start=squares[0])
-
-
-def _size_of(term: Term, unit: str | None) -> Scalar | float:
-    """The root of what a product of ⟨l, l⟩/out and ⟨r, r⟩/in is multiplied by in |G|²: see `GradientTerm.size`."""
-    used, units = term.used, () if unit is None else (Width(unit),)
-    over = used.drawn.in_width, used.drawn.in_width, used.drawn.out_width
-    return width_ratio(over, (used.fan, used.out_width, *units))
-
-
-def _square_of_leaf(leaf: Value, parts: Sequence[tuple[str | None, Any]]) -> Scalar:
-    """The same of an initial vector or of random scalars; equal ones count once."""
-    made = [multiple(1.0 if unit is None else width_ratio((), (Width(unit),)), d) for unit, d in parts]
-    d = sum(made[1:], start=made[0]).reshape(-1)
-    same = _tied(leaf)
-    squares = mean_dot(d[:, None], d[:, None])[:, 0, 0] if isinstance(d, Vector) else d * d
-    return (squares if same is None else squares * (1.0 / same.sum(axis=1))).sum()
 
 
 class _ByParameter:
@@ -420,7 +298,7 @@ class _ByParameter:
                         f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one "
                         f"{name}: give the batch, or make them separate weights",
                     )
-                case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
+                case Weight(source=source) | Value(op=ops.Gaussian(source=source) | ops.Normal(source=source)):
                     self.given[source] = checked(each, name)
                 case str() | None:
                     self.given[key] = checked(each, name)
@@ -457,46 +335,29 @@ def _optimiser(given: Any, name: str) -> Optimiser:
     return given
 
 
-def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Optimiser:
+def _without_memory(kind: Any, eps: Any, coefficients: Any, weight_decay: Any, scale: Any) -> Optimiser:
     """The optimiser that a string names, whose rates are given elsewhere."""
     one_of(kind, "optimiser", "step", tuple(NAMED))
     real(eps, "eps", "step", least=0)
     decay = weight_decay if isinstance(weight_decay, Scalar) else real(weight_decay, "weight_decay", "step", least=0)
-    iterations, factor = _newton_schulz(newton_schulz), 1.0 if scale is None else _rate(scale, "scale")
-    for name, given in {"eps": eps, "newton_schulz": newton_schulz, "scale": scale}.items():
-        if given and name not in NAMED[kind].takes:
+    iterations, factor = None, 1.0 if scale is None else _rate(scale, "scale")
+    if coefficients is not None:
+        count = as_whole(coefficients)
+        given, steps = (coefficients, 5) if count is None else (Muon.ns_coefficients, count)
+        allowed = f"a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; three coefficients for five steps"
+        iterations = newton_schulz_steps("step", f"newton_schulz={shown(coefficients)} must be {allowed}", given, steps)
+    for name, option in {"eps": eps, "newton_schulz": coefficients, "scale": scale}.items():
+        if option and name not in NAMED[kind].takes:
             owner = next(each for each, known in NAMED.items() if name in known.takes)
-            raise TraceError("step", f"{name}={shown(given)} is for optimiser={owner!r}, got {kind!r}")
+            raise TraceError("step", f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}")
     return NAMED[kind].first(decay, eps, iterations, factor if callable(factor) else lambda fan_in, fan_out: factor)
-
-
-def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
-    """Coefficients, a triple for each step."""
-    if given is None:
-        return None
-    count = as_whole(given)
-    triples: Any = given
-    if count is not None:
-        triples = [Muon.ns_coefficients] * min(max(count, 0), MAX_NS_STEPS + 1)
-    elif isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list):
-        triples = [given] * 5
-    found = [as_floats(triple) for triple in triples] if isinstance(triples, list | tuple) else []
-    wrong = any(a is None or a.shape != (3,) or not np.isfinite(a).all() for a in found)
-    if not 1 <= len(found) <= MAX_NS_STEPS or wrong:
-        raise TraceError(
-            "step",
-            f"newton_schulz={shown(given)} must be a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; "
-            f"three coefficients for five steps; or a list of three finite numbers for each of at most {MAX_NS_STEPS} "
-            "steps",
-        )
-    return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
 
 
 def _source(parameter: Weight | Value) -> Source:
     if isinstance(parameter, Weight):
         return parameter.source
-    op = initial_value(parameter)[0].op
-    assert isinstance(op, Gaussian | Normal)
+    op = ops.initial_value(parameter)[0].op
+    assert isinstance(op, ops.Gaussian | ops.Normal)
     return op.source
 
 
@@ -504,17 +365,8 @@ def _rate(rate: Any, name: str) -> Any:
     return rate if callable(rate) or isinstance(rate, Scalar) else real(rate, name, "step")
 
 
-def _times(factor: float, rate: Rate) -> Rate:
-    if not callable(rate):
-        return factor * rate
-    return rate if factor == 1 else lambda fan_in, fan_out: factor * rate(fan_in, fan_out)
-
-
-def _one_number(scalar: Scalar) -> Scalar:
-    """A learning rate or a weight decay that is a scalar of the program."""
-    if scalar.shape:
-        raise TraceError("step", f"lr or weight_decay {scalar!r} must be a single scalar: index it, or give a number")
-    return scalar
+def _times(fan_in: float, fan_out: float, *, factor: float, rate: Callable[[float, float], float]) -> float:
+    return factor * rate(fan_in, fan_out)
 
 
 def _sizes(parameter: Weight | Value) -> tuple[Width, Width]:

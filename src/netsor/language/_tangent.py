@@ -1,4 +1,4 @@
-"""The tangent kernel, and norms of gradients: products of Gram matrices over all uses of a matrix.
+"""The tangent kernel, gradients by all parameters and their norms: products of Gram matrices over uses of a matrix.
 
 With parts l r^T of ∂p/∂W (see `_grad`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
 matrix.
@@ -6,21 +6,26 @@ matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._array_api import array_namespace
 from .._validate import TraceError, also_spelled, one_of
+from ..activations import Function
 from ._array import Source, Value
 from ._derivative import scale, width_ratio
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
-from ._operation import Gaussian, Normal, OptimiserStep, initial_value, steps_of
+from ._operation import Gaussian, MatMul, Normal, OptimiserStep, SteppedMatMul, initial_value, steps_of
 from ._parameters import Weight
-from ._scalar import Scalar, constant
+from ._scalar import Scalar, applied, constant
 from ._score import join, mean_dot, stack
 from ._vector import Vector, mix
+from ._width import Width
 
 Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has made
 
@@ -126,13 +131,7 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
     shape = len(first[1]), len(second[1])
     found: list[Scalar] = []
     for version, terms in first[0].items():
-        others = second[0].get(version, [])
-        if len({term.members for term in (*terms, *others)}) > 1:
-            terms, others = ([alone(t, k) for t in side for k in range(len(t.members))] for side in (terms, others))
-        for members in dict.fromkeys(term.members for term in terms):
-            pair = [[t for t in side if t.members == members] for side in (terms, others)]
-            if all(pair):
-                found.append(_matrix_term(pair, shape, standard))
+        found += [_matrix_term(pair, shape, standard) for pair in _paired(terms, second[0].get(version, []))]
     for k, leaf in enumerate(chosen.leaves):
         found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
     if not found:
@@ -141,6 +140,16 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
     for part in found[1:]:
         total = total + part
     return total
+
+
+def _paired(terms: Sequence[Term], others: Sequence[Term]) -> Iterator[list[list[Term]]]:
+    """The terms of two gradients by one weight that are of the same matrices of its batch."""
+    if len({term.members for term in (*terms, *others)}) > 1:
+        terms, others = ([alone(t, k) for t in side for k in range(len(t.members))] for side in (terms, others))
+    for members in dict.fromkeys(term.members for term in terms):
+        pair = [[t for t in side if t.members == members] for side in (terms, others)]
+        if all(pair):
+            yield pair
 
 
 def _matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
@@ -169,6 +178,8 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
     over, under = [rows, columns], [term.used.fan, term.used.out_width]
     if standard:
         over.append(columns)
+    if term.unit is not None:
+        under.append(Width(term.unit))
     unit = width_ratio(tuple(over), tuple(under))
     return unit if standard else drawn.std * unit
 
@@ -194,3 +205,99 @@ def pooled(parts: Sequence[Vector]) -> Vector:
     rows = max(part.shape[0] for part in parts)
     same = [part if part.shape[0] == rows else part.broadcast_to((rows, part.shape[1])) for part in parts]
     return same[0] if len(same) == 1 else join(same, axis=1)
+
+
+# Gradients by all parameters, which steps of optimisers move along
+
+CLIP_EPS = 1e-6  # added to the norm, as `torch.nn.utils.clip_grad_norm_` does
+
+
+class Gradients(NamedTuple):
+    """The gradient of a loss with respect to each parameter, in parts of one unit each."""
+
+    terms: dict[Source, list[Term]]  # of each matrix
+    leaves: dict[Value, list[tuple[str | None, Any]]]
+    latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
+
+
+def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradients:
+    """The gradient of Σ p with respect to the chosen parameters, as they are after the steps that `outputs` know."""
+    latest: dict[Source, tuple[OptimiserStep, ...]] = {}
+    for value in topological_order([p, *outputs], past=False):
+        if isinstance(value.op, MatMul | SteppedMatMul):
+            before, steps = latest.get(value.op.weight.source, ()), steps_of(value.op)
+            latest[value.op.weight.source] = max(before, steps, key=len)
+
+    def counts(op: MatMul | SteppedMatMul) -> bool:
+        """What a matrix made before its last step is of the past."""
+        return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
+
+    seed = [(p, constant(np.ones(p.shape)))]
+    first = Reverse(seed, chosen.leaves, counts, unit=None)
+    terms: dict[Source, list[Term]] = {}
+    leaves: dict[Value, list[tuple[str | None, Any]]] = {}
+    for unit in first.units:
+        reverse = first if unit is None else Reverse(seed, chosen.leaves, counts, unit=unit)
+        for use in reverse.uses:
+            terms.setdefault(use.op.weight.source, []).extend(terms_of(0, use, chosen, unit))
+        for leaf in chosen.leaves:
+            leaves.setdefault(leaf, []).append((unit, _sum_tied(leaf, reverse.of(leaf))))
+    return Gradients(terms, leaves, latest)
+
+
+def _tied(leaf: Value) -> np.ndarray | None:
+    """Which initial vectors are equal, as for a token that occurs twice, and so one parameter; None if none are."""
+    first = initial_value(leaf)[0].op
+    if not isinstance(first, Gaussian):
+        return None
+    rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
+    _, which = np.unique(rows, axis=0, return_inverse=True)
+    between = rows[:, 1:] @ rows[:, 1:].T
+    random = np.diagonal(between) > 0  # biases that begin as the same numbers are separate parameters
+    same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
+    size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
+    if (np.abs(between) > 1e-12 * size)[~same].any():
+        raise TraceError(
+            "step",
+            f"weights={leaf!r} are correlated, so which of them are parameters is not known: write them as sums of "
+            "independent ones (ns.gaussian with cov a number), and list those",
+        )
+    return None if same.sum() == leaf.size else same.astype(np.float64)
+
+
+def _sum_tied(leaf: Value, d: Value) -> Value:
+    """The gradients of initial vectors, those of equal ones summed."""
+    same = _tied(leaf)
+    if same is None:
+        return d
+    assert isinstance(d, Vector)
+    return mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
+
+
+def clipped(whole: Gradients, most: float) -> Gradients:
+    """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
+    squares = []
+    for own in whole.terms.values():
+        for same, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
+            left, right = pooled([scale(_unit(t, True), t.left) for t in same]), pooled([t.right for t in same])
+            squares.append((mean_dot(left, left) * mean_dot(right, right)).sum())
+    squares += [_square_of_leaf(leaf, parts) for leaf, parts in whole.leaves.items()]
+    total = sum(squares[1:], start=squares[0])
+    by = applied(Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True), (total,), ())
+    terms = {source: [replace(term, left=by * term.left) for term in terms] for source, terms in whole.terms.items()}
+    leaves = {leaf: [(unit, by * d) for unit, d in parts] for leaf, parts in whole.leaves.items()}
+    return Gradients(terms, leaves, whole.latest)
+
+
+def _clip_factor(square: Any, most: float) -> Any:
+    xp = array_namespace(square)
+    return xp.clip(most / (xp.sqrt(xp.clip(square, 0.0, None)) + CLIP_EPS), None, 1.0)
+
+
+def _square_of_leaf(leaf: Value, parts: Sequence[tuple[str | None, Any]]) -> Scalar:
+    """The squared gradient of an initial vector or of random scalars; equal ones count once."""
+    terms = [scale(1.0 if unit is None else width_ratio((), (Width(unit),)), d) for unit, d in parts]
+    d = sum(terms[1:], start=terms[0]).reshape(-1)
+    same = _tied(leaf)
+    squares = mean_dot(d[:, None], d[:, None])[:, 0, 0] if isinstance(d, Vector) else d * d
+    return (squares if same is None else squares * (1.0 / same.sum(axis=1))).sum()

@@ -18,27 +18,8 @@ import numpy.typing as npt
 
 import netsor.nn as nn
 
+from .. import language as ns
 from .._validate import ArgumentError, shown, whole
-from ..language import (
-    Scalar,
-    Value,
-    Vector,
-    Width,
-    apply,
-    concat,
-    data,
-    gaussian,
-    gelu,
-    gelu_tanh,
-    join,
-    layer_norm,
-    mean_dot,
-    relu,
-    rms_norm,
-    silu,
-    tanh,
-    weight,
-)
 from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..language._score import rsqrt
@@ -46,15 +27,15 @@ from ._description import BRANCHES, Description
 from ._metrics import of_router
 from ._probed_program import matrix_kind, values_by_block
 
-n, d, m = Width("n"), Width("d"), Width("m")
+n, d, m = ns.Width("n"), ns.Width("d"), ns.Width("m")
 Mask = npt.NDArray[np.bool_] | None
-Bias = Scalar | npt.NDArray[np.float64] | None
-ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
-    "relu": relu,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "silu": silu,
-    "tanh": tanh,
+Bias = ns.Scalar | npt.NDArray[np.float64] | None
+ACTIVATIONS: dict[str, Callable[[ns.Vector], ns.Vector]] = {
+    "relu": ns.relu,
+    "gelu": ns.gelu,
+    "gelu_tanh": ns.gelu_tanh,
+    "silu": ns.silu,
+    "tanh": ns.tanh,
 }
 
 
@@ -154,24 +135,14 @@ class Layer(NamedTuple):
     ((4,), (12, 4, 4))
     """
 
-    stream: Vector
-    attended: Vector
-    fed: Vector
-    given: Vector
-    scores: Scalar
-    weights: Scalar
-    crossed: Vector | None = None
-    experts: Scalar | None = None
-
-
-class EmbeddingTable(NamedTuple):
-    """The embedding of the ids that occur, in increasing order."""
-
-    ids: tuple[int, ...]  # that occur, in order
-    vectors: nn.Embedding
-
-    def __call__(self, ids: Sequence[int]) -> Vector:
-        return self.vectors(np.searchsorted(self.ids, ids))
+    stream: ns.Vector
+    attended: ns.Vector
+    fed: ns.Vector
+    given: ns.Vector
+    scores: ns.Scalar
+    weights: ns.Scalar
+    crossed: ns.Vector | None = None
+    experts: ns.Scalar | None = None
 
 
 class Trace(NamedTuple):
@@ -187,7 +158,7 @@ class Trace(NamedTuple):
         The last vectors.
     masks : tuple of numpy.ndarray or None
         The allowed scores of each block, booleans (tokens, tokens); None: all.
-    table : EmbeddingTable or None
+    table : Embedding or None
         The embedding, for tied logits; None if the inputs are patches.
     decoded : Vector, optional
         The embeddings of the decoder.
@@ -201,12 +172,12 @@ class Trace(NamedTuple):
     (12, <Vector of shape (4,) in R^n, by Scale>)
     """
 
-    embedded: Vector
+    embedded: ns.Vector
     layers: tuple[Layer, ...]
-    output: Vector  # after the last norm
+    output: ns.Vector  # after the last norm
     masks: tuple[Mask, ...]
-    table: EmbeddingTable | None
-    decoded: Vector | None = None
+    table: nn.Embedding | None
+    decoded: ns.Vector | None = None
     post: bool = False
 
     @property
@@ -228,13 +199,13 @@ class Trace(NamedTuple):
                     elif kind == "out":
                         found.append(Probe("hidden", value.op.x))
             found += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
-            named: dict[str, Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
+            named: dict[str, ns.Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
             named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
             found += [Probe(name, value) for name, value in named.items() if value is not None]
         return tuple(found)
 
 
-def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> Trace:
+def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) -> Trace:
     """The network on these inputs. `embedded` are precomputed embeddings; by default they are computed here."""
     table, x = _embedded(model, given) if embedded is None else (None, embedded)
     mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
@@ -263,40 +234,40 @@ def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> 
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded, model.order == "post")
 
 
-def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, Vector]:
+def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, ns.Vector]:
     if model.inputs == "patches":
-        pixels = gaussian(model.patch or 1, given.tokens - 1) if given.patches is None else data(given.patches)
-        patches = weight(n, pixels.width, std=sigma_of(model.std_embedding, pixels.width.factor), name="W^P") @ pixels
-        x = join([gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches])
+        pixels = ns.gaussian(model.patch or 1, given.tokens - 1) if given.patches is None else ns.data(given.patches)
+        std = sigma_of(model.std_embedding, pixels.width.factor)
+        patches = ns.weight(n, pixels.width, std=std, name="W^P") @ pixels
+        x = ns.join([ns.gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches])
         table = None
     else:
-        known = tuple(sorted({*given.ids, *given.decoder_ids}))
-        table = EmbeddingTable(known, nn.Embedding(np.arange(len(known)), n, model.std_embedding))
+        table = nn.Embedding([*given.ids, *given.decoder_ids], n, model.std_embedding)
         x = _words(model, table, given.ids)
     if model.positions == "learned" and model.std_position:
         x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position, name="position")()
     if model.std_type:
-        x = x + gaussian(n, cov=model.std_type**2, name="type")
+        x = x + ns.gaussian(n, cov=model.std_type**2, name="type")
     return table, normed(model, x) if model.input_norm else x
 
 
-def _words(model: Description, table: EmbeddingTable, ids: tuple[int, ...]) -> Vector:
+def _words(model: Description, table: nn.Embedding, ids: tuple[int, ...]) -> ns.Vector:
     x = table(ids)
     if model.padding in ids:
         x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
     return x if model.embedding_scale == 1 else model.embedding_scale * x
 
 
-def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
+def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
     looked: list[nn.Attended] = []
-    given: list[Vector] = []
-    routed: list[Scalar] = []
+    given: list[ns.Vector] = []
+    routed: list[ns.Scalar] = []
 
-    def look(u: Vector) -> Vector:
+    def look(u: ns.Vector) -> ns.Vector:
         looked.append(_attend(model, u, mask, bias))
         return looked[0].output
 
-    def feed(u: Vector) -> Vector:
+    def feed(u: ns.Vector) -> ns.Vector:
         given.append(u)
         if model.experts is None:
             return _feed(model, u)
@@ -308,7 +279,7 @@ def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
     return found._replace(experts=routed[0]) if routed else found
 
 
-def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: Bias) -> Layer:
+def _decoder(model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, bias: Bias) -> Layer:
     own = _attend(model, normed(model, x), mask, bias)
     x = x + own.output
     cross = _attend(model, normed(model, x), None, None, context).output
@@ -318,18 +289,10 @@ def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: B
     return Layer(x + fed, own.output, fed, given, own.scores, own.weights, cross)
 
 
-def _attend(
-    model: Description,
-    x: Vector,
-    mask: Mask,
-    bias: Bias,
-    context: Vector | None = None,
-) -> nn.Attended:
-    turned = (
-        nn.Rotary(model.rotary_base, model.rotary_fraction, None, model.rotary_stretch)
-        if model.positions == "rotary"
-        else None
-    )
+def _attend(model: Description, x: ns.Vector, mask: Mask, bias: Bias, context: ns.Vector | None = None) -> nn.Attended:
+    rotary, norm = None, _norm_all_heads if model.qk_norm_whole else ns.rms_norm
+    if model.positions == "rotary":
+        rotary = nn.Rotary(model.rotary_base, model.rotary_fraction, None, model.rotary_stretch)
     scaling = "sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.d)
     return nn.attend(
         x,
@@ -338,8 +301,8 @@ def _attend(
         mask,
         context=context,
         groups=model.key_heads,
-        rotary=turned,
-        qk_norm=partial(_norm_all_heads if model.qk_norm_whole else rms_norm, eps=model.eps) if model.qk_norm else None,
+        rotary=rotary,
+        qk_norm=partial(norm, eps=model.eps) if model.qk_norm else None,
         softcap=model.score_cap,
         bias=bias,
         scaling=scaling,
@@ -350,16 +313,16 @@ def _attend(
     )
 
 
-def _norm_all_heads(u: Vector, eps: float) -> Vector:
+def _norm_all_heads(u: ns.Vector, eps: float) -> ns.Vector:
     """RMSNorm of all heads of a token, set end to end: one number for all of them, (heads, tokens)."""
     one = u[..., None]
-    square = mean_dot(one, one)[..., 0, 0].mean(axis=0)
-    return apply(partial(rsqrt, eps=eps), square, name="rsqrt", bounded=eps > 0, lipschitz=eps > 0) * u
+    square = ns.mean_dot(one, one)[..., 0, 0].mean(axis=0)
+    return ns.apply(partial(rsqrt, eps=eps), square, name="rsqrt", bounded=eps > 0, lipschitz=eps > 0) * u
 
 
-def _feed(model: Description, x: Vector) -> Vector:
-    def activation(h: Vector) -> Vector:
-        h = h + gaussian(m, cov=model.bias_in**2, name="b") if model.bias_in else h
+def _feed(model: Description, x: ns.Vector) -> ns.Vector:
+    def activation(h: ns.Vector) -> ns.Vector:
+        h = h + ns.gaussian(m, cov=model.bias_in**2, name="b") if model.bias_in else h
         return ACTIVATIONS[model.activation](h)
 
     fed = nn.mlp(
@@ -372,21 +335,21 @@ def _feed(model: Description, x: Vector) -> Vector:
         sigma_gate=sigma_of(model.std_gate, model.width),
         sigma_out=sigma_of(model.std_out, model.hidden),
     )
-    return fed + gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
+    return fed + ns.gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
 
 
-def _routed(model: Description, x: Vector, count: int) -> Scalar:
+def _routed(model: Description, x: ns.Vector, count: int) -> ns.Scalar:
     """The softmax of the largest logits of the router, 0 for all other experts, (tokens, experts)."""
     logits = nn.logits(x, count, sigma=sigma_of(model.std_router, model.width))
-    return apply(partial(of_router, chosen=model.experts_per_token), logits, axes=1, name="of_router")
+    return ns.apply(partial(of_router, chosen=model.experts_per_token), logits, axes=1, name="of_router")
 
 
-def _experts(model: Description, x: Vector, given: Scalar) -> Vector:
+def _experts(model: Description, x: ns.Vector, given: ns.Scalar) -> ns.Vector:
     """Σ_e given_e W_e h_e: one matrix on the h_e, each times what the token gives to the expert, set end to end."""
     count = given.shape[-1]
 
-    def hidden(std: float, name: str | None = None) -> Vector:
-        return weight(m, n, count, sigma_of(std, model.width), name=name) @ x  # (experts, tokens)
+    def hidden(std: float, name: str | None = None) -> ns.Vector:
+        return ns.weight(m, n, count, sigma_of(std, model.width), name=name) @ x  # (experts, tokens)
 
     activation = ACTIVATIONS[model.activation]
     h = (
@@ -394,14 +357,14 @@ def _experts(model: Description, x: Vector, given: Scalar) -> Vector:
         if model.gated
         else activation(hidden(model.std_in))
     )
-    return weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden)) @ concat(
+    return ns.weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden)) @ ns.concat(
         given.transpose() * h, axis=0
     )
 
 
-def normed(model: Description, x: Vector) -> Vector:
+def normed(model: Description, x: ns.Vector) -> ns.Vector:
     """The norm of this model."""
-    return layer_norm(x, model.eps) if model.norm == "layer" else rms_norm(x, model.eps)
+    return ns.layer_norm(x, model.eps) if model.norm == "layer" else ns.rms_norm(x, model.eps)
 
 
 def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Self, get_args, get_type_hints
 
 from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
-from ..language._rotary import Stretch
+from ..language._rotary import Stretch, checked_stretch
 from ._hf_config import ACTIVATION
 
 # Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
@@ -40,15 +40,6 @@ HUGGING_FACE_NAMES = {
 ALIASES = {alias: name for name, aliases in HUGGING_FACE_NAMES.items() for alias in aliases.split()}
 # Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
-
-
-def _stretch(value: Any, name: str) -> Stretch:
-    if not isinstance(value, tuple) or len(value) != 4:
-        raise ArgumentError(name, value, "four positive numbers: factor, low, high, original")
-    made = Stretch(*(real(number, name, above=0) for number in value))
-    if not made.low < made.high:
-        raise ArgumentError(name, value, "four positive numbers with low below high")
-    return made
 
 
 Index = Annotated[int, partial(whole, least=0)]
@@ -106,7 +97,7 @@ class Description:
     length: Positive | None = None  # how many learned positions there are
     rotary_base: Size = 10000.0
     rotary_fraction: Annotated[float, partial(real, least=MIN_MAGNITUDE, most=1)] = 1.0  # of the coordinates of a head
-    rotary_stretch: Annotated[Stretch, _stretch] | None = None
+    rotary_stretch: Annotated[Stretch, checked_stretch] | None = None
     buckets: Positive = 32  # of relative positions
     distance: Positive = 128  # beyond which relative positions share a bucket
     padding: Index | None = None  # the id whose embedding is zero

@@ -100,10 +100,7 @@ class Config:
         """The activation that a field names."""
         value = self.take(field, default, str)
         if value not in ACTIVATION:
-            raise ValueError(
-                f"{field}={shown(value)} of this {self.family} configuration is not known here: it must be one of "
-                + ", ".join(sorted(ACTIVATION))
-            )
+            self.refuse(field, value, f"one of {', '.join(sorted(ACTIVATION))}")
         return ACTIVATION[value]
 
     def std(self) -> float:
@@ -152,10 +149,7 @@ class Config:
             names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
             found["rotary_stretch"] = Stretch(*(float(rope.take(name, kind=float)) for name in names))
         elif kind != "default":
-            raise ValueError(
-                f"rope_type={shown(kind)} of this {self.family} configuration is not known here: it must be "
-                "'default' or 'llama3'"
-            )
+            self.refuse("rope_type", kind, "'default' or 'llama3'")
         rope.reject_unread()
         return found
 

@@ -13,7 +13,7 @@ with g_k fresh standard Gaussian vectors. Words whose vectors are in the program
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
-from ._metrics import OnlineMoments, batches, capped, flat, of_logits, of_words
+from ._metrics import LogitMoments, batches, capped, flat, of_logits, of_words
 from ._probed_program import ProbedProgram
 
 Array = Any
@@ -45,14 +45,39 @@ def of_head(
 
     The known logits are there if `known` says so, and then the targets, one a vector, are columns of them; root and
     noise are there if `others` does, and without known logits the targets are columns of the noise. The first numbers
-    are those of `of_logits`.
+    are those of `of_logits`. With p the softmax, c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
     """
-    given = list(arrays)
-    first = given.pop(0) if known else None
-    root, noise = given if others else (None, None)
-    if all(type(array) is np.ndarray for array in arrays):
-        return _in_batches(first, root, noise, list(targets), cap)
-    return _all_words(first, root, noise, list(targets), cap)
+    xp, t = array_namespace(*arrays), arrays[0].shape[-2]
+    transpose, seen = xp.matrix_transpose, LogitMoments()
+    if known:
+        first = capped(arrays[0], cap)
+        seen.add(first + 0.0)
+    products = squares = xp.zeros((t, t), dtype=arrays[0].dtype)  # Σ_w p_iw slope_iw noise_jw, and Σ_w of two p slope
+    for logits, some in batches(arrays[-2], arrays[-1], cap) if others else ():
+        slope = _slope(logits, cap)
+        p, shrunk = seen.add(logits)  # e^(logit − top), which is p up to the mass of its row
+        p = p if cap is None else p * slope
+        products = products * shrunk + p @ transpose(some)
+        squares = squares * (shrunk * transpose(shrunk)) + p @ transpose(p)
+    products, squares = products / seen.mass, squares / (seen.mass * transpose(seen.mass))
+    if known:
+        hot = np.zeros(first.shape[-2:])
+        hot[np.arange(t), list(targets)] = 1.0
+        p = xp.exp(first - seen.top) / seen.mass
+        c = (p - xp.asarray(hot, dtype=first.dtype)) * _slope(first, cap) / t
+    else:
+        root, noise = arrays
+        noise = xp.take(noise, xp.asarray(targets), axis=-1)  # column j is that of the target of vector j
+        logits = capped(root @ noise, cap)
+        slope = _slope(logits, cap) + 0.0 * logits
+        own = xp.linalg.diagonal(slope)[..., None]
+        across = xp.exp(logits - seen.top) / seen.mass * slope * transpose(own)
+        equal = xp.asarray(np.equal.outer(targets, targets), dtype=noise.dtype)
+        products = products - own * transpose(noise)
+        squares = squares + equal * (own * transpose(own)) - across - transpose(across)
+    numbers = [seen.ends(), flat(products / t), flat(squares / t**2), *([flat(c)] if known else [])]
+    leading = np.broadcast_shapes(*(a.shape[:-1] for a in numbers))
+    return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in numbers], axis=-1)
 
 
 def _head_shape(*cores: tuple[int, ...]) -> tuple[int]:
@@ -69,93 +94,9 @@ def parts(t: int, known: int) -> tuple[slice, slice, slice, slice]:
     return slice(ends[0], ends[1]), slice(ends[1], ends[2]), slice(ends[2], ends[3]), slice(ends[3], ends[4])
 
 
-def _all_words(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
-    arrays = [a for a in (first, root, noise) if a is not None]
-    xp = array_namespace(*arrays)
-    t, own = arrays[0].shape[-2], first is not None
-    logits = [first] if own else []
-    logits += [root @ noise] if root is not None else []
-    logits = [capped(part, cap) for part in logits]
-    top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in logits))
-    mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1, keepdims=True) for part in logits))
-    found = []
-    for k, part in enumerate(logits):
-        share = xp.exp(part - top) / mass
-        if k == 0:
-            hot = np.zeros(part.shape[-2:])
-            hot[np.arange(t), targets] = 1.0
-            share = share - xp.asarray(hot, dtype=part.dtype)
-        found.append(share * _slope(part, cap) / t)
-    made = [of_logits(*logits)]
-    if root is None:
-        made += [xp.zeros((*made[0].shape[:-1], 2 * t * t), dtype=made[0].dtype)]
-    else:
-        made += [flat(found[-1] @ xp.matrix_transpose(other)) for other in (noise, found[-1])]
-    made += [flat(found[0])] if own else []
-    leading = np.broadcast_shapes(*(a.shape[:-1] for a in made))
-    return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in made], axis=-1)
-
-
 def _slope(logits: Array, cap: float | None) -> Array:
     """The slope of a softcap, from its result."""
     return 1.0 if cap is None else 1.0 - (logits / cap) ** 2
-
-
-def _in_batches(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
-    """In numpy: a piece of the logits stays in the cache, and all of them are never made."""
-    arrays = [a for a in (first, root, noise) if a is not None]
-    leading = np.broadcast_shapes(*(a.shape[:-2] for a in arrays))
-    t, count = arrays[0].shape[-2], 0 if first is None else first.shape[-1]
-    first, root, noise = (
-        None if a is None else np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (first, root, noise)
-    )
-    where = parts(t, count)
-    made = np.zeros((*leading, where[-1].stop), np.result_type(*arrays))
-    for at in np.ndindex(leading):
-        known = None if first is None else capped(first[at], cap)
-        seen = OnlineMoments(t, made.dtype)
-        if known is not None:
-            seen.add(known.copy())
-        sums = np.zeros((2, t, t), made.dtype)
-        if root is not None and noise is not None:
-            _accumulate(seen, sums, root[at], noise[at], cap)
-        sums[0] /= seen.mass
-        sums[1] /= seen.mass * seen.mass.T
-        if known is not None:
-            c = np.exp(known - seen.top) / seen.mass
-            c[np.arange(t), targets] -= 1.0
-            made[at][where[3]] = (c * _slope(known, cap) / t).ravel()
-        elif root is not None and noise is not None:
-            _subtract_targets(seen, sums, root[at], noise[at][:, targets], targets, cap)
-        made[at][where[0]] = seen.ends()
-        made[at][where[1]], made[at][where[2]] = sums[0].ravel() / t, sums[1].ravel() / t**2
-    return made
-
-
-def _accumulate(seen: OnlineMoments, sums: Array, root: Array, noise: Array, cap: float | None) -> None:
-    """The sums of e^logit · noise and of products of two e^logit, each over e^top of its row, piece by piece."""
-    t = root.shape[-1]
-    for x, some in batches(root, noise, cap):
-        slope, before = _slope(x, cap), seen.top
-        seen.add(x)  # which makes e^(x − top) of it
-        if cap is not None:
-            x *= slope
-        less = np.exp(before - seen.top)
-        sums *= np.stack([np.broadcast_to(less, (t, t)), less * less.T])
-        sums[0] += x @ some.T
-        sums[1] += x @ x.T
-
-
-def _subtract_targets(
-    seen: OnlineMoments, sums: Array, root: Array, noise: Array, targets: list[int], cap: float | None
-) -> None:
-    """The sums with p − 1[w is the target] instead of p; noise is that of the targets, a column a vector."""
-    logits = capped(root @ noise, cap)  # (vectors, targets of vectors)
-    slope = np.broadcast_to(_slope(logits, cap), logits.shape)
-    own = np.diagonal(slope)
-    across = np.exp(logits - seen.top) / seen.mass * slope * own
-    sums[0] -= own[:, None] * noise.T
-    sums[1] += np.equal.outer(targets, targets) * np.outer(own, own) - across - across.T
 
 
 EIGENVALUE_RTOL = 500.0  # in units of the machine epsilon: smaller eigenvalues of a Gram matrix count as 0
@@ -233,8 +174,8 @@ def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int 
     """⟨e_t, y⟩ for the ids t that occur; for all others N(0, std² |y|²), and 0 for padding, whose vector is 0."""
     assert model.vocabulary is not None
     assert traced.table is not None
-    ids = traced.table.ids
-    first = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
+    ids = traced.table.known.tolist()
+    first = traced.table._known_logits(y, model.width, limit).transpose()
     others = model.vocabulary - len(ids)
     if model.padding in ids:
         first = first * np.where(np.array(ids) == model.padding, 0.0, 1.0)

@@ -20,9 +20,19 @@ from ..language._width import bind_widths
 from ._description import Description
 from ._gradients import Gradients
 from ._loss import End, ModelEnd, program_loss
-from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares
+from ._metrics import (
+    BLOCK,
+    ENDS,
+    effective_rank,
+    names_of,
+    of_attention,
+    of_experts,
+    of_gram,
+    of_logits,
+    of_shares,
+    ranges,
+)
 from ._probed_program import Block, ProbedProgram, mask_of, value_of
-from ._ranges import BLOCK, ENDS, names_of, ranges
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,17 +53,12 @@ def forward_names(net: ProbedProgram) -> tuple[str, ...]:
 def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
     """The row of a block; `crossed` says that some block has attention to an encoder."""
     row = [of_stream(value_of(block, "stream"))]
-    found = [name for name in ATTENTION if name in block]
-    if found:
+    if names := [name for name in ATTENTION if name in block]:
         allowed = mask_of(block)
         # where there is but one of scores and weights, it stands for both, and half of the numbers is left out
-        shape = -1, *allowed.shape  # heads, tokens, tokens
-        every = {
-            name: [p.value if p.value.ndim == 3 else p.value.reshape(*shape) for p in block[name]] for name in found
-        }
-        first, second = _joined(every[found[0]]), _joined(every[found[-1]])
-        made = apply(partial(of_attention, allowed=allowed), first, second, axes=3, name="of_attention")
-        row.append(made if len(found) == 2 else made[:2] if found == ["scores"] else made[2:])
+        each = [_joined([p.value.reshape(-1, *allowed.shape) for p in block[name]]) for name in (names[0], names[-1])]
+        numbers = apply(partial(of_attention, allowed=allowed), *each, axes=3, name="of_attention")
+        row.append(numbers if len(names) == 2 else numbers[:2] if names == ["scores"] else numbers[2:])
     branches = [name for name in BRANCHES if name in block]
     if branches:
         squares = stack([_square(u) for u in (before, *(value_of(block, name) for name in branches))])

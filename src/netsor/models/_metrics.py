@@ -6,24 +6,26 @@ matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvalues
-from ..language._check_function import declares_output, spectral_function
+from ..language import Scalar, Value, Vector, apply, join
+from ..language._check_function import spectral_function
+from ..language._score import pooled
+from ._probed_program import ProbedProgram, mask_of
 
 Array = Any
 Mask = npt.NDArray[np.bool_]
 
 MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
-LOGITS_PER_BATCH = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
+LOGITS_PER_BATCH = 2**17  # logits that numpy computes at a time: 1 MiB fits the cache, and numpy is called seldom
 
 
-@declares_output(2)
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
@@ -36,7 +38,6 @@ def of_gram(gram: Array) -> Array:
     return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
 
 
-@declares_output(1)
 @spectral_function
 def effective_rank(gram: Array) -> Array:
     """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
@@ -49,7 +50,6 @@ def effective_rank(gram: Array) -> Array:
     return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
 
 
-@declares_output(4)
 def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
@@ -83,29 +83,22 @@ def flat(scores: Array) -> Array:
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
-@declares_output(3)
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
-    xp = array_namespace(*parts)
-    top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in parts))
-    mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1) for part in parts))
-    normaliser = xp.mean(top[..., 0] + xp.log(mass), axis=-1)
-    count = sum(part.shape[-2] * part.shape[-1] for part in parts)
-    mean = reduce(xp.add, (xp.sum(part, axis=(-2, -1)) for part in parts)) / count
-    away = (part - mean[..., None, None] for part in parts)
-    std = xp.sqrt(reduce(xp.add, (xp.sum(part * part, axis=(-2, -1)) for part in away)) / count)
-    return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
+    seen = LogitMoments()
+    for part in parts:
+        seen.add(part + 0.0)
+    return seen.ends()
 
 
-@declares_output(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
-    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones.
-
-    In numpy by pieces of the vocabulary: a piece of the logits stays in the cache, and all of them are never made.
-    """
-    if all(type(array) is np.ndarray for array in (root, noise, *known)):
-        return _in_batches(root, noise, known, cap)
-    return of_logits(*(capped(part, cap) for part in (root @ noise, *known)))
+    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones."""
+    seen = LogitMoments()
+    for logits in known:
+        seen.add(capped(logits, cap) + 0.0)
+    for logits, _ in batches(root, noise, cap):
+        seen.add(logits)
+    return seen.ends()
 
 
 def capped(logits: Array, cap: float | None) -> Array:
@@ -113,55 +106,54 @@ def capped(logits: Array, cap: float | None) -> Array:
     return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
 
 
-def _in_batches(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
-    leading = np.broadcast_shapes(*(array.shape[:-2] for array in (root, noise, *known)))
-    roots, words, *firsts = (np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (root, noise, *known))
-    made = np.empty((*leading, 3), np.result_type(root, noise, *known))
-    for at in np.ndindex(leading):
-        seen = OnlineMoments(root.shape[-1], made.dtype)
-        for first in firsts:
-            seen.add(capped(first[at].copy(), cap))
-        for logits, _ in batches(roots[at], words[at], cap):
-            seen.add(logits)
-        made[at] = seen.ends()
-    return made
-
-
 def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Array, Array]]:
-    """The logits root · noise of some words after the other, in memory that the next batch overwrites; their noise."""
-    size = max(1, LOGITS_PER_BATCH // root.shape[-1])
-    room = np.empty((root.shape[-1], size), np.result_type(root, noise))
-    for start in range(0, noise.shape[-1], size):
-        some = noise[:, start : start + size]
-        yield capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap), some
+    """The logits root · noise of some words after the other, with the noise of these words.
+
+    In numpy a batch is small enough for the cache, and the logits of all words are never in memory.
+    """
+    words = noise.shape[-1]
+    rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
+    size = max(1, LOGITS_PER_BATCH // rows) if isinstance(noise, np.ndarray) else words
+    for start in range(0, words, size):
+        some = noise[..., start : start + size]
+        yield capped(root @ some, cap), some
 
 
-class OnlineMoments:
-    """Moments, and log Σ e^x, of rows that come piece by piece; squares are joined as Chan et al. (1979) do."""
+class LogitMoments:
+    """Moments, and log Σ e^x, of rows (…, t, words) that come piece by piece; Chan et al. (1979) join squares so."""
 
-    def __init__(self, rows: int, precision: Any) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self.mean, self.square, self.mass = (np.zeros((rows, 1), precision) for _ in range(3))
-        self.top = np.full((rows, 1), -np.inf, precision)
 
-    def add(self, x: Array) -> None:
-        """A piece (rows, numbers), which is written over."""
+    def add(self, x: Array) -> tuple[Array, Array]:
+        """Add a piece, which is overwritten where the library can do so.
+
+        Returns e^(x − top), with top the largest of each row up to now, and e^(top before − top).
+        """
+        xp = array_namespace(x)
         count, total = x.shape[-1], self.count + x.shape[-1]
-        top, mean = np.maximum(self.top, x.max(axis=-1, keepdims=True)), x.mean(axis=-1, keepdims=True)
+        top, mean = xp.max(x, axis=-1, keepdims=True), xp.mean(x, axis=-1, keepdims=True)
+        if not self.count:
+            self.top, self.mean, self.square, self.mass = top, mean, 0.0 * top, 0.0 * top
+        step, before = mean - self.mean, self.top
         x -= mean
-        step = mean - self.mean
-        self.square += np.einsum("ij,ij->i", x, x)[:, None] + step * step * (self.count * count / total)
-        self.mean += step * (count / total)
-        x -= top - mean
-        self.mass *= np.exp(self.top - top)
-        self.mass += np.exp(x, out=x).sum(axis=-1, keepdims=True)
-        self.top, self.count = top, total
+        self.square = self.square + xp.vecdot(x, x)[..., None] + step * step * (self.count * count / total)
+        self.mean = self.mean + step * (count / total)
+        self.top, self.count = xp.maximum(before, top), total
+        shift = self.top - mean
+        if shift.shape[:-1] != x.shape[:-1]:  # earlier pieces have more replicas
+            x = x + 0.0 * shift
+        x -= shift
+        exponentials, shrunk = xp.exp(x), xp.exp(before - self.top)
+        self.mass = self.mass * shrunk + xp.sum(exponentials, axis=-1, keepdims=True)
+        return exponentials, shrunk
 
-    def ends(self) -> tuple[Array, Array, Array]:
-        """Standard deviation of all, mean of log Σ e^x, largest e^x/Σ e^x."""
-        between = self.mean - self.mean.mean()
-        std = np.sqrt((self.square / self.count + between * between).mean())
-        return std, (self.top + np.log(self.mass)).mean(), 1.0 / self.mass.min()
+    def ends(self) -> Array:
+        """(…, 3): standard deviation of all, mean of log Σ e^x, largest e^x/Σ e^x."""
+        xp, axes = array_namespace(self.mean), (-2, -1)
+        between = self.mean - xp.mean(self.mean, axis=-2, keepdims=True)
+        std = xp.sqrt(xp.mean(self.square / self.count + between * between, axis=axes))
+        return _stacked(std, xp.mean(self.top + xp.log(self.mass), axis=axes), 1.0 / xp.min(self.mass, axis=axes))
 
 
 def of_router(logits: Array, *, chosen: int) -> Array:
@@ -215,3 +207,78 @@ def _ratio(a: Array, b: Array) -> Array:
 def _entropy(p: Array) -> Array:
     xp = array_namespace(p)
     return -xp.sum(p * xp.log(xp.clip(p, MIN_PROBABILITY, None)), axis=-1)
+
+
+# Ranges: how large and how small the numbers of an activation are, over all its tokens, heads and coordinates, which
+# decides whether a short format can hold them. The largest absolute value; and for each format the share of numbers
+# other than 0 that are below its smallest one, as they are and multiplied by the largest power of two with which the
+# largest still fits. Coordinates are drawn whole, jointly with all else that is measured, so the law of the largest is
+# exact at the given widths.
+
+
+class Format(NamedTuple):
+    """A floating-point format: its largest and its smallest positive number, a power of two."""
+
+    name: str
+    title: str
+    largest: float
+    smallest: int  # the exponent; numbers that are not normal count
+
+    def scale(self, largest: Array) -> Array:
+        """The exponent of the largest power of two with which a largest number fits."""
+        xp = array_namespace(largest)
+        held = xp.where(largest > 0, largest, 1.0)
+        return xp.floor(math.log2(self.largest) - xp.log2(held))
+
+
+FORMATS = (
+    Format("bf16", "bf16", (2 - 2.0**-7) * 2.0**127, -133),
+    Format("fp16", "fp16", 65504.0, -24),
+    Format("e4m3", "fp8 E4M3", 448.0, -9),  # of the Open Compute Project, which has no infinities
+    Format("e5m2", "fp8 E5M2", 57344.0, -16),
+)
+COLUMNS = ("largest", *(f"below_{f.name}" for f in FORMATS), *(f"scaled_{f.name}" for f in FORMATS))
+BLOCK = ("stream", "query", "key", "value", "scores", "weights", "attention", "hidden", "mlp")  # where they are there
+ENDS = ("embedding", "logits")
+
+
+def of_range(numbers: Array) -> Array:
+    """(…, numbers) → (…, COLUMNS)."""
+    xp = array_namespace(numbers)
+    size = xp.abs(numbers)
+    largest = xp.max(size, axis=-1)
+    scales = [f.scale(largest) for f in FORMATS]
+    ends = [(f.smallest + 0.0 * largest, f.smallest - k) for f, k in zip(FORMATS, scales, strict=True)]
+    exponents = [pair[column] for column in (0, 1) for pair in ends]
+    small = [(size < (2.0**exponent)[..., None]) & (size > 0) for exponent in exponents]
+    shares = [xp.mean(xp.astype(some, size.dtype), axis=-1) for some in small]
+    return xp.stack([largest, *shares], axis=-1)
+
+
+def range_of(values: Sequence[Value], allowed: Mask | None = None) -> Scalar:
+    """(COLUMNS,) of some vectors, all coordinates of them, or of scalars; `allowed` are the entries that count."""
+    if all(isinstance(value, Vector) for value in values):
+        vectors: Vector = join([value.reshape(-1) for value in values])  # type: ignore[assignment]
+        return pooled(of_range, vectors, len(COLUMNS))
+    scalars = [value for value in values if isinstance(value, Scalar)]
+    if allowed is not None and not allowed.all():
+        scalars = [value.reshape(-1, allowed.size)[:, np.flatnonzero(allowed)] for value in scalars]
+    return apply(of_range, join([value.reshape(-1) for value in scalars]), axes=1)
+
+
+def names_of(activations: Sequence[str]) -> tuple[str, ...]:
+    """The names of the numbers of a block, or of the ends."""
+    return tuple(f"{activation}_{column}" for activation in activations for column in COLUMNS)
+
+
+def ranges(net: ProbedProgram, names: Sequence[str], logits: Sequence[Scalar]) -> list[Scalar]:
+    """A row for each block, of the activations with these names, and one for embeddings and logits (`ENDS`)."""
+    rows = []
+    for block in net.blocks:
+        allowed, found = mask_of(block), []
+        for name in names:
+            probes = [*block[name], *(block.get("cross", ()) if name == "attention" else ())]
+            masked = allowed if name in ("scores", "weights") else None
+            found.append(range_of([each.value for each in probes], masked))
+        rows.append(join(found))
+    return [*rows, join([range_of(net.starts), *([range_of(logits)] if logits else [])])]

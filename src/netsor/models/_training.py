@@ -16,24 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .. import language as ns
 from .._array_api import array_namespace
 from .._program import Program
-from ..language import (
-    Scalar,
-    Value,
-    Vector,
-    Weight,
-    Width,
-    apply,
-    data,
-    gaussian,
-    join,
-    mean_dot,
-    nonlin,
-    ones,
-    tanh,
-    weight,
-)
 from ..language._graph import topological_order
 from ..language._operation import Apply, Gaussian, MatMul, Scale
 from ..language._score import pooled, rsqrt, split
@@ -51,36 +36,36 @@ class WeightUse(NamedTuple):
 
     block: int | None
     kind: str
-    value: Vector
+    value: ns.Vector
 
 
 class Training(NamedTuple):
     """A network that is to be trained: what may be watched, and its loss."""
 
-    watched: dict[str, tuple[Value, ...]]  # one a block, or one
+    watched: dict[str, tuple[ns.Value, ...]]  # one a block, or one
     masks: tuple[npt.NDArray[np.bool_] | None, ...]  # of the scores of each block
-    logits: Vector  # (tokens,) in R^V
-    loss: Scalar
-    targets: Vector  # unit vectors of R^V
+    logits: ns.Vector  # (tokens,) in R^V
+    loss: ns.Scalar
+    targets: ns.Vector  # unit vectors of R^V
     acts: tuple[WeightUse, ...]
-    vectors: dict[Vector, str]  # biases and gains that are parameters, "bias" or "gain"
+    vectors: dict[ns.Vector, str]  # biases and gains that are parameters, "bias" or "gain"
 
     @property
-    def parameters(self) -> list[Weight | Vector]:
+    def parameters(self) -> list[ns.Weight | ns.Vector]:
         """All that is trained."""
         return [*self.kinds(), *self.vectors]
 
-    def kinds(self) -> dict[Weight, str]:
+    def kinds(self) -> dict[ns.Weight, str]:
         """The weights, by kind; one that is tied is an embedding."""
-        found: dict[Any, tuple[Weight, str]] = {}
+        found: dict[Any, tuple[ns.Weight, str]] = {}
         for act in self.acts:
             assert isinstance(act.value.op, MatMul)
             found.setdefault(act.value.op.weight.source, (act.value.op.weight, act.kind))
         return dict(found.values())
 
-    def loss_of(self, logits: Vector) -> Scalar:
+    def loss_of(self, logits: ns.Vector) -> ns.Scalar:
         """The loss of other logits, which may be of any size: no derivative of it is known."""
-        sums = join([pooled(_log_mean_exp, logits[i : i + 1], 1) for i in range(logits.size)])
+        sums = ns.join([pooled(_log_mean_exp, logits[i : i + 1], 1) for i in range(logits.size)])
         return (sums - _own(logits, self.targets)).mean() + math.log(_size(logits))
 
 
@@ -96,23 +81,24 @@ def training(
     biases, gains = (name in vectors_of for name in VECTORS)
     count = model.vocabulary or 0
     words, last = unit_vectors(ids, count), unit_vectors(targets, count)
-    table = weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
+    table = ns.weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
     x = table @ words
     first = [WeightUse(None, "embedding", x)]
     if model.embedding_scale != 1:
         x = model.embedding_scale * x
     if model.positions == "learned" and model.std_position:
         size = model.length or len(ids)
-        at = weight(n, size, std=sigma_of(model.std_position, size), name="W^P") @ unit_vectors(range(len(ids)), size)
+        positions = ns.weight(n, size, std=sigma_of(model.std_position, size), name="W^P")
+        at = positions @ unit_vectors(range(len(ids)), size)
         first.append(WeightUse(None, "position", at))
         x = x + at
     x = normed(model, x) if model.input_norm else x
-    vectors: dict[Vector, str] = {}
+    vectors: dict[ns.Vector, str] = {}
     traced = _trained(trace(model, Inputs(len(ids), tuple(ids)), x), model, vectors, biases, gains)
     y = traced.output if model.logit_scale == 1 else model.logit_scale * traced.output
-    head = table.T if model.tied else weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
+    head = table.T if model.tied else ns.weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
     product = head @ y
-    logits = product if model.logit_cap is None else model.logit_cap * tanh(product / model.logit_cap)
+    logits = product if model.logit_cap is None else model.logit_cap * ns.tanh(product / model.logit_cap)
     acts = list(first)
     net = ProbedProgram(Program(traced.output, model.name, traced.probes))
     for block, kinds in enumerate(net.matrices, 1):
@@ -125,33 +111,33 @@ def training(
     return Training(watched, traced.masks, logits, loss, last, tuple(acts), vectors)
 
 
-def _trained(traced: Trace, model: Description, vectors: dict[Vector, str], biases: bool, gains: bool) -> Trace:
+def _trained(traced: Trace, model: Description, vectors: dict[ns.Vector, str], biases: bool, gains: bool) -> Trace:
     """With the matrices of all heads on top of each other, one parameter as in real code: Muon depends on it.
 
     And with the biases and gains that are asked for, which are added to `vectors`.
     """
 
-    def parameter(width: Width, start: float, kind: str) -> Vector:
-        made = gaussian(width, mean=start, cov=0.0, name=kind)
+    def parameter(width: ns.Width, start: float, kind: str) -> ns.Vector:
+        made = ns.gaussian(width, mean=start, cov=0.0, name=kind)
         vectors[made] = kind
         return made
 
     without = {kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std}  # theirs are traced
-    new: dict[Value, Any] = {}
+    new: dict[ns.Value, Any] = {}
     for value in topological_order([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
         inputs = [new[x] for x in value.op.inputs]
         same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
         made: Any = value if same else replace(value, op=value.op.with_inputs(*inputs))
         match made.op:
-            case MatMul(Weight(batch=(heads,)) as w, x, False):
-                one = weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
+            case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
+                one = ns.weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
                 made = one @ x
                 made = split(made + parameter(one.out_width, 0.0, "bias") if biases else made, heads, 0)
             case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(made.op, n) not in without:
                 made = made + parameter(w.out_width, 0.0, "bias")
             case Gaussian(factor=factor) if biases and factor.any():
                 vectors[made] = "bias"
-            case Scale(Scalar(op=Apply(f)), _) if isinstance(f.f, partial) and f.f.func is rsqrt:
+            case Scale(ns.Scalar(op=Apply(f)), _) if isinstance(f.f, partial) and f.f.func is rsqrt:
                 made = parameter(made.width, 1.0, "gain") * made if gains else made
                 made = made + parameter(made.width, 0.0, "bias") if biases and model.norm == "layer" else made
         new[value] = made
@@ -170,23 +156,23 @@ def refuse(model: Description) -> None:
         raise ValueError(f"vocabulary=None of {model.name}: without logits there is no loss to train by")
 
 
-def unit_vectors(ids: Sequence[int], count: int) -> Vector:
+def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     """A unit vector for each id."""
     made = np.zeros((len(ids), count))
     made[np.arange(len(ids)), list(ids)] = 1.0
-    return data(made)
+    return ns.data(made)
 
 
-def _size(logits: Vector) -> int:
+def _size(logits: ns.Vector) -> int:
     return logits.width.factor
 
 
-def _own(logits: Vector, units: Vector) -> Scalar:
+def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
     """(tokens,): of each token the logit that its unit vector picks."""
-    return _size(logits) * mean_dot(logits[:, None], units[:, None])[:, 0, 0]
+    return _size(logits) * ns.mean_dot(logits[:, None], units[:, None])[:, 0, 0]
 
 
-def cross_entropy_of(logits: Vector, targets: Vector, words: Vector | None = None) -> Scalar:
+def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None) -> ns.Scalar:
     """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens themselves, if logits are tied.
 
     The logit of a token's own id, which tied logits make large, is then taken off before the exponential.
@@ -194,9 +180,9 @@ def cross_entropy_of(logits: Vector, targets: Vector, words: Vector | None = Non
     shift = None if words is None else _own(logits, words)
     given = (logits,) if shift is None else (logits, shift)
     minus = _exp if shift is None else partial(_exp, sign=-1.0)
-    e = nonlin(_exp, *given, name="exp", derivative=(_exp, minus)[: len(given)] if shift is not None else _exp)
-    mass = mean_dot(e, ones(_size(logits)))
-    sums = apply(_log, mass, name="log", derivative=_inverse)
+    e = ns.nonlin(_exp, *given, name="exp", derivative=(_exp, minus)[: len(given)] if shift is not None else _exp)
+    mass = ns.mean_dot(e, ns.ones(_size(logits)))
+    sums = ns.apply(_log, mass, name="log", derivative=_inverse)
     sums = sums if shift is None else sums + shift
     return (sums - _own(logits, targets)).mean() + math.log(_size(logits))
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .._array_api import one_blas_thread
 from .._validate import TraceError, as_floats, as_whole, real, scale, scaled, shown, whole
 from ..activations import row_softmax
-from ..language._score import checked_mask
+from ..language._softmax import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
 from ..laws._estimate import student
@@ -72,12 +72,7 @@ class Attention:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
         size = np.abs(k).max()
         if np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
-            raise TraceError(
-                "Attention",
-                "kernel",
-                self.kernel,
-                "a symmetric positive semidefinite matrix over tokens",
-            )
+            raise TraceError("Attention", "kernel", self.kernel, "a symmetric positive semidefinite matrix over tokens")
         object.__setattr__(self, "kernel", (k + k.T) / 2)
         for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
             sigma = getattr(self, name)
@@ -301,9 +296,8 @@ def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, A
         x = low + step * np.arange(count, dtype=np.float64)[:, None] + tau * z
         two, less = _functions(x)
         return two @ weight, less @ weight
-    two, less = _functions(
-        low + step * np.arange(-half, count + half, dtype=np.float64)
-    )  # every u + τz is one of these
+    # every u + τz is one of these
+    two, less = _functions(low + step * np.arange(-half, count + half, dtype=np.float64))
     return np.convolve(two, weight, "valid"), np.convolve(less, weight, "valid")
 
 

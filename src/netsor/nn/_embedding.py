@@ -11,7 +11,6 @@ from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
 from ..language import Scalar, TraceError, Vector, Width, apply, gaussian, join, mean_dot, normal
 from ..language._apply import as_vector
-from ..language._check_function import declares_output
 from ..language._width import as_width
 
 
@@ -55,7 +54,6 @@ def root(gram: Scalar) -> Scalar:
     return apply(symmetric_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
 
 
-@declares_output(None)
 def symmetric_root(gram: Any) -> Any:
     """`root` of arrays."""
     xp = array_namespace(gram)
@@ -124,26 +122,28 @@ class Embedding:
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
         if self.known[-1] >= words:
             raise TraceError("logits", f"vocabulary={words} must be above the largest id, {self.known[-1]}")
-        size, gram = self._fan_in(fan_in), mean_dot(flat, flat)
-        sigma = self.std * size**0.5
-        means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
-        parts = [size * means]
-        if one_of(spread, "spread", "logits", (True, False)) and self.std:
-            rest = gram - means.transpose() @ means / self.std**2
-            parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
-        if words > count:
-            parts.append(normal((words - count, flat.size), sigma, name="words") @ root(gram))
-        others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
-        place = np.argsort(np.concatenate([self.known, others]))
-        return join(parts)[place].transpose().reshape(*y.shape, words)
-
-    def _fan_in(self, fan_in: int | None) -> int:
         width = self.vectors.width
         if fan_in is None and width.name is not None:
             raise TraceError(
                 "logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in=768, say"
             )
-        return width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
+        size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
+        parts = [self._known_logits(flat, size, one_of(spread, "spread", "logits", (True, False)))]
+        if words > count:
+            others = normal((words - count, flat.size), self.std * size**0.5, name="words")
+            parts.append(others @ root(mean_dot(flat, flat)))
+        unknown = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
+        place = np.argsort(np.concatenate([self.known, unknown]))
+        return join(parts)[place].transpose().reshape(*y.shape, words)
+
+    def _known_logits(self, y: Vector, fan_in: int, spread: bool) -> Scalar:
+        """The logits of the ids that the embedding was made with, in increasing order: (ids, vectors)."""
+        means = mean_dot(self.vectors, y)
+        if not spread or not self.std:
+            return fan_in * means
+        rest = mean_dot(y, y) - means.transpose() @ means / self.std**2
+        spreads: Scalar = normal(means.shape, self.std * fan_in**0.5) @ root(rest)
+        return fan_in * means + spreads
 
 
 def embedding(

@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor._document import FLAG, OK, UNDECIDED
-from netsor.models._ranges import COLUMNS, FORMATS
+from netsor.models._metrics import COLUMNS, FORMATS
 from netsor.studies.audit._ranges import _cell, ranges_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}

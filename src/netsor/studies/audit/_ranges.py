@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
-from ...models._ranges import BLOCK, ENDS, FORMATS, Format
+from ...models._metrics import BLOCK, ENDS, FORMATS, Format
 from ._findings import above
 from ._order_statistics import band
 
