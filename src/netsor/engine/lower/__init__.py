@@ -49,7 +49,7 @@ from ..passes._operations import (
 from ..passes._rewrite import Context, SmallPartsRule
 from ._analysis import ProgramAnalysis
 from ._dual_rules import UnknownEpsilonPart, epsilon_part, score
-from ._infinite_frames import NestedNonlinearity
+from ._infinite_frames import NodesNeeded
 from ._inner_products import mean, products, products_of_coordinates, rotated
 from ._linear import lower_linear, taken
 from ._nonlinear import check_jumps, nonlin, pooled, summed
@@ -122,7 +122,7 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = narrow_with_origins(outputs)
     places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
-    nested, rule, first = frozenset[int](), SmallPartsRule.WHERE_NEEDED, None
+    on_nodes, rule, first = frozenset[int](), SmallPartsRule.WHERE_NEEDED, None
     while True:
         context = Context(bound, {}, prices=prices, numbers=numbers, small_parts=rule)
         for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place is not needed
@@ -131,19 +131,19 @@ def make_plan(
         made = rewrite(narrowed, context, without)
         facts = ProgramAnalysis(made, narrowed, context, names, frozenset(without), picked)
         try:
-            plan = _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)))
-        except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
-            nested |= {error.group}
+            plan = _lowered(State(facts, context.notes, shift, on_nodes, whole_groups(facts)))
+        except NodesNeeded as error:  # known only now, from the directions
+            on_nodes |= error.groups
         except (UnknownEpsilonPart, ExactError) as error:
             if first is not None:  # right but for some replicas, which are refused when they are drawn
                 return first
             if isinstance(error, ExactError):
                 raise
-            nested, rule = frozenset(), SmallPartsRule.NOWHERE
+            on_nodes, rule = frozenset(), SmallPartsRule.NOWHERE
         else:
             if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
                 return plan
-            first, nested, rule = plan, frozenset(), SmallPartsRule.EVERYWHERE
+            first, on_nodes, rule = plan, frozenset(), SmallPartsRule.EVERYWHERE
 
 
 def _loses_small_parts(plan: Plan) -> bool:

@@ -18,16 +18,18 @@ from ...language._score import rsqrt
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
+from .._ir_builder import named
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, Span
 from ..passes._orders import PRODUCTS, SUMS, Bools, combined, parts_of, through, union
+from ..passes.fuse_nonlinearities import is_continuous
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
 from ._fluctuation_covariances import unknown_pairs
-from ._infinite_frames import InfiniteWidthFrame
+from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._inner_products import paired_products, products, turned_scores
 from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
-from ._residual_features import GradientForm, ResidualFeatures
-from ._state import Fluctuation, State, pairs_meet
+from ._residual_features import GradientForm, ResidualFeatures, SignFactor
+from ._state import Fluctuation, Ints, State, pairs_meet
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -169,28 +171,96 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
-    """An O(ε) change of the arguments changes the output along them, and along every feature that depends on them."""
+    """φ(x0 + ε x1) = φ(x0) + ε φ'(x0) x1, known at nodes.
+
+    Elsewhere, a change of the arguments changes the output along them, and along every feature that depends on them.
+    """
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)
-    s = dual.s
-    found = s.sets(value).copy()
+    s, parts = dual.s, []
+    support, unknown = np.zeros_like(s.sets(value)), s.sets(value).copy()
     for group in s.groups_of(value):
-        frame = s.frames[group]
-        if not isinstance(frame, InfiniteWidthFrame):  # values at nodes: these sets hold all directions
-            continue
-        own = next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
-        # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
-        form = own.gradient
-        beside = _beside(dual, own, frame)
-        shown = own.reach | beside if form is None else form.own
-        for block in frame.blocks:
-            if block.feature is not None:
-                shown &= ~block.bits
-                if own.related(block.feature) or _shows(block.feature, beside, form):
-                    shown |= block.bits
-        found.reshape(-1)[group.positions[value]] |= shown
-    return Fluctuation(None, np.zeros_like(found), found)
+        frame, places = s.frames[group], group.positions[value]
+        if isinstance(frame, NodeFrame):
+            part, changes = _at_nodes(dual, value, op, places, frame.directions), _changes(dual, value, op, frame)
+            support.reshape(-1)[places], unknown.reshape(-1)[places] = (0, changes) if part is None else (changes, 0)
+        else:
+            part = None
+            unknown.reshape(-1)[places] |= _shown(dual, value, s.limit(group))
+        parts.append((places, part or s.build.constant(np.zeros((*places.shape, 0)))))
+    if not support.any():
+        return Fluctuation(None, support, unknown)
+    rows = s.scatter(parts)
+    return Fluctuation(s.build.reshape(rows, *support.shape, rows.shape[-1]), support, unknown)
+
+
+def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
+    """The features that a nonlinearity made in a frame."""
+    number = dual.s.facts.number[value]
+    return next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == number)
+
+
+def _changes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> int:
+    """The basis functions along which the ε part of a nonlinearity at nodes can lie: Σ_i ∂_i φ(x0) x1_i."""
+    s, own, found, ones = dual.s, _feature(dual, value, frame), 0, int(frame.group.constant)
+    for number, x in enumerate(op.inputs):
+        small = dual[x]
+        some = (small.support | small.unknown).ravel()[s.argument(x, value, frame.group.positions[value])]
+        if some.any():
+            reach, linear = frame.sources(union(some)) if isinstance(x, Vector) else (0, True)
+            change = SignFactor(reach & ~ones, True, not linear or bool(reach & ones))
+            for term in own.derivatives(number, [change]):
+                found |= frame.along(term, True, frame.rests)
+    return found
+
+
+STEP = 2.0**-12  # of a central difference: its error is of order STEP², and rounding, in single precision too, is small
+
+
+def _at_nodes(dual: Dual, value: Vector, op: Nonlin, places: Ints, nodes: int) -> Register | None:
+    """φ'(x0) x1 at nodes, a central difference along x1; None if x1 is not known, or φ jumps."""
+    s, build, shape = dual.s, dual.s.build, (*places.shape, nodes)
+    main: list[Register] = []
+    more: list[Register] = []
+    for x in op.inputs:
+        at = s.argument(x, value, places)
+        change = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
+        if change.unknown.ravel()[at].any() or not is_continuous(op.f):
+            return None
+        for part, arrays in ((s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x], main), (change.part, more)):
+            if part is None:
+                arrays.append(build.constant(np.zeros((1, 1, 1))))
+            elif isinstance(x, Vector):
+                arrays.append(build.step("scale", s.gather(part, at, nodes), by=nodes**0.5))
+            else:
+                chosen = build.take(build.reshape(part, x.size), at.ravel(), axis=0)
+                arrays.append(build.reshape(chosen, *places.shape, 1))
+    words = f"{named(op.f)} at order n^(-1/2), at {nodes} nodes"
+    made = build.step("apply", *main, *more, made=shape, words=words, f=partial(_directional, op.f), shape=shape)
+    return build.step("scale", made, by=nodes**-0.5)
+
+
+def _directional(f: Function, *arrays: Any) -> Any:
+    """The derivative of a function along changes of its arguments, which follow these."""
+    main, more = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
+    ends = [f(*(a + sign * STEP * b for a, b in zip(main, more, strict=True))) for sign in (1, -1)]
+    return (ends[0] - ends[1]) / (2 * STEP)
+
+
+def _shown(dual: Dual, value: Vector, frame: InfiniteWidthFrame) -> int:
+    """The directions along which a change of the arguments of a nonlinearity can show."""
+    own = _feature(dual, value, frame)
+    # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
+    form = own.gradient
+    beside = _beside(dual, own, frame)
+    shown = own.reach | beside if form is None else form.own
+    for block in frame.blocks:
+        if block.feature is not None:
+            shown &= ~block.bits
+            if own.related(block.feature) or _shows(block.feature, beside, form):
+                shown |= block.bits
+    return shown
 
 
 def _beside(dual: Dual, own: ResidualFeatures, frame: InfiniteWidthFrame) -> int:
@@ -271,10 +341,6 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or its ε part is unknown.
     """
     asked, dual = s.facts.asked[value], Dual(s, VECTORS, SCALARS)
-    if not all(s.frames[group].has_fluctuations for v in (x, y) for group in s.groups_of(v)):
-        raise ExactError(
-            value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
-        )
     if (s.meets(x, y, value.ndim) & asked).any() and not (_cancels(s, x, y, value.ndim) | ~asked).all():
         raise ExactError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
@@ -288,6 +354,8 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
         unknown = pairs_meet(x, first, y, s.sets(y), value.ndim) | pairs_meet(x, s.sets(x), y, second, value.ndim)
         unknown |= unknown_pairs(s, x, y, value.ndim, dual.__getitem__)
     if (unknown & asked).any() and (unknown & asked & _not_zero(s, x, y)).any():
+        if more := [g.number for g in s.facts.groups if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)]:
+            raise NodesNeeded(frozenset(more))
         raise ExactError(
             value,
             "a score of two vectors that met nonlinearities or have means, of one with what it is a function of, or of "

@@ -30,7 +30,6 @@ class Frame(ABC):
     """The frames of one group: how many directions they have, and what is known of those."""
 
     is_standard_basis = False  # its directions are the coordinates α themselves, until it is turned
-    has_fluctuations = False  # the normals of its directions are known, so that products of order n^(−1/2) are
     can_rebase = False  # it gets more and more directions as a program goes on: it is turned when they are many
 
     def __init__(self, group: FrameBatch, build: Builder, directions: int, one: float | None) -> None:

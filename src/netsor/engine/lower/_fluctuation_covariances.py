@@ -23,7 +23,7 @@ import numpy as np
 from ...language._vector import Vector
 from ..passes._orders import Bools, Sets, union
 from ._components import FrameBatch
-from ._infinite_frames import NO_VALUE, Directions, Form, InfiniteWidthFrame
+from ._infinite_frames import NO_VALUE, Directions, Form, InfiniteWidthFrame, NodeFrame
 from ._residual_features import ResidualFeatures, SourceTimesFeature, simple, tilted
 from ._state import Fluctuation, State, pairs_meet
 
@@ -147,15 +147,14 @@ def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilo
     found = pairs_meet(x, np.broadcast_to(none, s.sets(x).shape), y, s.sets(y), ndim)
     for group in s.groups_of(x):
         frame = s.frames[group]
-        if y not in group.positions or frame.directions == 0:
+        if y not in group.positions or isinstance(frame, NodeFrame):
             continue
+        limit = s.limit(group)
+        blocks = limit.blocks
         ours, theirs = (_inside(s, v, group) for v in (x, y))
-        # else no direction is known apart
-        limit = frame if isinstance(frame, InfiniteWidthFrame) and frame.has_fluctuations else None
-        blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
         here, there = ([k for k, b in enumerate(blocks) if b.bits & union(sets)] for sets in (ours, theirs))
         for i in here:  # no more: the rule for a gradient asks for other pairs itself
-            clash = [j for j in there if limit is None or form_of(limit, i, j, epsilon) is Form.UNKNOWN]
+            clash = [j for j in there if form_of(limit, i, j, epsilon) is Form.UNKNOWN]
             if clash:
                 both = (ours, blocks[i].bits), (theirs, sum(blocks[j].bits for j in clash))
                 reached = ((sets & bits != 0).astype(object) for sets, bits in both)

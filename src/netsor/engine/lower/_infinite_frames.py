@@ -1,18 +1,19 @@
-"""Frames at infinite width: one direction a source, chosen wherever no nonlinearity acts on another's outputs.
+"""Frames at infinite width: one direction a source, or values at nodes.
 
 Divided by √m and with m → ∞, a source has coordinate 1 along its own direction and N(0,1)/√m along every other: so
 coordinates are of order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of pairs of
 directions (docs/theory.md, "Infinite width is the same code"; see `_dual_numbers`). Outputs of nonlinearities have
 directions of their own (see `_residual_features`).
 
-Where a nonlinearity acts on a mixture of another's outputs, an expectation over Gaussian sources is a mean over
-quasi-random nodes (`QmcFrame`): each vector is its values at the nodes, over √NODES. Every replica has its
-own nodes.
+Where a nonlinearity acts on a mixture of another's outputs, or a score asks for a covariance that has no formula, an
+expectation over Gaussian sources is a mean over quasi-random nodes (`NodeFrame`): each vector is its values at the
+nodes, over √NODES. Every replica has its own nodes.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -31,7 +32,7 @@ from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed
 from ._components import FrameBatch, Ints, Number
 from ._finite_frames import Frame, of_each, spanned
-from ._residual_features import ResidualBasis, ResidualFeatures
+from ._residual_features import ResidualBasis, ResidualFeatures, SignFactor, has_mean_zero, slopes
 from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
@@ -89,22 +90,69 @@ class Application:
     number: Number  # of the value, for seeds
 
 
-class NestedNonlinearity(Exception):
-    """A nonlinearity of another's outputs; it carries the number of the group."""
+class NodesNeeded(Exception):
+    """Groups whose expectations must be means over nodes: a nonlinearity acts on another's outputs, or a score asks."""
 
-    def __init__(self, group: int) -> None:
-        super().__init__(group)
-        self.group = group
+    def __init__(self, groups: frozenset[int]) -> None:
+        super().__init__(groups)
+        self.groups = groups
 
 
-class InfiniteWidthFrame(Frame):
+class LimitFrame(Frame):
+    """Frames at infinite width: the structure of their vectors, as sets of sources and outputs of nonlinearities."""
+
+    def __init__(self, group: FrameBatch, build: Builder, directions: int, one: float | None) -> None:
+        super().__init__(group, build, directions, one)
+        self.blocks = [] if one is None else [Directions(0, 1, NO_VALUE)]
+
+    def add_block(self, count: int, number: Number, feature: ResidualFeatures | None = None) -> Directions:
+        """So many basis functions that come together."""
+        start = self.blocks[-1].stop if self.blocks else 0
+        self.blocks.append(Directions(start, start + count, number, feature))
+        return self.blocks[-1]
+
+    @abstractmethod
+    def apply(self, at: Application) -> tuple[Register, int, int]:
+        """The outputs of a nonlinearity: coordinates (frames, k, directions), their set, and where coordinates begin.
+
+        Before that direction all coordinates are 0.
+        """
+
+    def features(self, at: Application) -> ResidualFeatures:
+        """The outputs of a nonlinearity, as functions of sources."""
+        build, frames, count, ones = self.build, self.group.frames, at.rows[0].shape[1], int(self.group.constant)
+        sources = [self.sources(reach) for reach in at.reached]
+        supports = tuple(reach & ~ones for reach, _ in sources)
+        centred = tuple(linear and not reach & ones for reach, linear in sources)
+        u = build.step("join", *(build.reshape(a, frames, count, 1, a.shape[-1]) for a in at.rows), axis=2)
+        supports, centred = zip(
+            *((reach & ~ones, linear and not reach & ones) for reach, linear in sources), strict=True
+        )
+        return ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors), rests=at.rests)
+
+    def sources(self, some: int) -> tuple[int, bool]:
+        """The sources (and 1) that basis functions are functions of, and whether they are these themselves."""
+        inner = [b for b in self.blocks if b.feature is not None and b.bits & some]
+        for block in inner:
+            assert block.feature is not None
+            some = (some & ~block.bits) | block.feature.reach
+        return some, not inner
+
+    def along(self, factors: Sequence[SignFactor], linear: bool, rests: ResidualBasis) -> int:
+        """The basis functions so far that a product of functions of sources can have products with."""
+        found = int(self.group.constant and not has_mean_zero(factors)) | (slopes(factors) if linear else 0)
+        for block in self.blocks:
+            if block.feature is not None and block.feature.rests is rests:
+                found |= 0 if has_mean_zero([*factors, *block.feature.signs]) else block.bits
+        return found
+
+
+class InfiniteWidthFrame(LimitFrame):
     """Frames whose directions are sources and outputs of nonlinearities, in blocks of those that came together."""
 
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
-        self.has_fluctuations = True
         self.can_rebase = not group.nonlinear and not scored
-        self.blocks = [Directions(0, 1, NO_VALUE)] if ones else []
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
@@ -118,33 +166,22 @@ class InfiniteWidthFrame(Frame):
 
     def unit(self, number: Number, sources: int, feature: ResidualFeatures | None = None) -> Register:
         """New directions, one for each of so many rows."""
-        d = self.directions
-        self.directions += sources
+        new = self.add_block(sources, number, feature)
+        self.directions = new.stop
         self.build.allocate((self.group.frames, sources, self.directions))
-        self.blocks.append(Directions(d, self.directions, number, feature))
-        rows = np.eye(sources, d + sources, d)
-        return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
+        rows = np.eye(sources, new.stop, new.start)
+        return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))
 
     def apply(self, at: Application) -> tuple[Register, int, int]:
-        """Features: coordinates (frames, k, directions) along what they are functions of, and along new directions.
-
-        And the directions along which they can be other than 0, and before which one all coordinates are 0.
-        """
-        build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
-        count = at.rows[0].shape[1]
+        """Features have coordinates along what they are functions of, and along new directions."""
+        d, count = self.directions, at.rows[0].shape[1]
         if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):
-            raise NestedNonlinearity(self.group.number)
-        supports = tuple(reach & ~ones for reach in at.reached)
-        centred = tuple(not reach & ones for reach in at.reached)
-        u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
-        new = ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
-        along = bit_range(d, d + count) | ones | (new.slopes if at.linear else 0)
-        for block in self.blocks:
-            if block.feature is not None and block.feature.rests is at.rests and new.related(block.feature):
-                along |= block.bits
+            raise NodesNeeded(frozenset([self.group.number]))
+        new = self.features(at)
+        along = self.along(new.signs, at.linear, at.rests)
         first = 0 if at.linear or at.rests.features else d
         lead = self.add(new, at.rests, at.linear, at.number, named(at.f))
-        return lead, along, first
+        return lead, along | bit_range(d, d + count), first
 
     def add(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool, number: Number, words: str) -> Register:
         """The coordinates of new features of a component, with a direction for each."""
@@ -247,7 +284,7 @@ class InfiniteWidthFrame(Frame):
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
         means = int(self.group.constant)
         _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
-        self.directions, self.has_fluctuations = made.shape[-1], False
+        self.directions = made.shape[-1]
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
         return self, of_each(self.build, made, rows)
 
@@ -276,13 +313,19 @@ def tie_equal_arguments(build: Builder, rows: Sequence[Register], arrays: Sequen
     return made
 
 
-class QmcFrame(Frame):
-    """Frames whose directions are nodes, other ones in every replica."""
+class NodeFrame(LimitFrame):
+    """Frames whose directions are nodes, other ones in every replica.
+
+    ⟨x, y⟩/n = E[x y] + ε N[x y] is a mean over nodes, and N[f] = M^(−1/2) Σ_α ξ_α f_α with a normal ξ_α for each of M
+    nodes, less their mean: so Cov(N[f], N[g]) = Cov(f, g) for all functions f and g of the sources.
+    """
 
     def __init__(self, group: FrameBatch, build: Builder) -> None:
         self.nodes = NODES if build.shift <= 2 else NODES // 4  # see `_expectation_ops`
         super().__init__(group, build, self.nodes, 1 / math.sqrt(self.nodes) if group.constant else None)
         self.rows: list[Register] = []  # of the sources so far
+        self.rests = ResidualBasis()  # all outputs of nonlinearities are asked for products with each other
+        self.noise: Register | None = None
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The values of Gaussian sources at the nodes."""
@@ -294,6 +337,7 @@ class QmcFrame(Frame):
         shifts = build.draw("normals", key, shape, f"{words}: random shifts of {self.nodes} nodes")
         made = build.step("nodes", shifts, *self.rows, first=first, count=self.nodes, made=(*shape, self.nodes))
         self.rows.append(made)
+        self.add_block(sources, number)
         return made
 
     def apply(self, at: Application) -> tuple[Register, int, int]:
@@ -307,4 +351,18 @@ class QmcFrame(Frame):
         build.nodes = True
         words = f"{named(at.f)} at {self.nodes} nodes"
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
-        return build.step("scale", made, by=self.nodes**-0.5), bit_range(0, self.nodes), 0
+        new = self.features(replace(at, rests=self.rests))
+        along = self.along(new.signs, True, self.rests)
+        own = self.add_block(shape[1], at.number, new)
+        return build.step("scale", made, by=self.nodes**-0.5), along | own.bits, 0
+
+    def white_noise(self) -> Register:
+        """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y along the nodes."""
+        build, shape = self.build, (self.group.frames, 1, self.nodes)
+        key = (2**20, 0, self.group.number, CROSS, max(0, build.shift - 2))
+        if self.noise is None:
+            drawn = build.draw("normals", key, shape, f"scores: a normal for each of {self.nodes} nodes")
+            mean = build.step("product", drawn, build.constant(np.full((self.nodes, 1), 1 / self.nodes)))
+            less = build.step("product", mean, build.constant(np.full((1, self.nodes), -1.0)))
+            self.noise = build.step("scale", build.step("add", drawn, less), by=self.nodes**0.5)
+        return self.noise

@@ -20,6 +20,7 @@ from .._error import ExactError
 from .._ir import Register
 from ..passes._orders import lowest_bit, union
 from ._components import FrameBatch
+from ._infinite_frames import NodeFrame
 from ._rotary_angles import Angles, Floats
 from ._state import LoweredVector, RotaryPositions, State
 
@@ -80,6 +81,8 @@ def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     made, turned = products(s, x, y, value.ndim, "⟨x, x'⟩/n"), gaps_of(s, value, x, y)
     if turned is not None:
         return s.build.step("multiply", made, s.build.constant(turned[1].kappa(turned[0])))
+    if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
+        made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
     return s.build.step("scale", made, by=1 / s.norm(x) ** 2)
 
 
@@ -146,6 +149,8 @@ def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | N
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
     """The range of directions along which vectors of a value can have coordinates."""
+    if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):
+        return 0, s.vectors[x].lead.shape[-1]
     found = union(s.sets(x))
     return lowest_bit(found, 0), found.bit_length()
 
@@ -160,8 +165,14 @@ def _crossed(
     build, lead, parts = s.build, s.vectors[x].lead, []
 
     def terms(group: FrameBatch) -> Iterator[Register]:
-        blocks, places = s.limit(group).blocks, group.positions[x]
-        rows = s.gather(lead, places, s.frames[group].directions)
+        frame, places = s.frames[group], group.positions[x]
+        rows = s.gather(lead, places, frame.directions)
+        if isinstance(frame, NodeFrame):
+            if more:
+                raise ExactError(y, "scores of outputs of nonlinearities turned by rotary positions, at width inf")
+            yield build.pad_or_cut(build.step("multiply", rows, frame.white_noise()), stop)
+            return
+        blocks = s.limit(group).blocks
         here, there = (_directions(s, v, group) for v in (x, y))
         ours, theirs = ([(k, b) for k, b in enumerate(blocks) if b.bits & some] for some in (here, there))
         for (j, b), (i, a) in product(theirs, ours):

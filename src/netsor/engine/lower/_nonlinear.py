@@ -21,7 +21,7 @@ from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
 from ._components import FrameBatch
-from ._infinite_frames import Application, InfiniteWidthFrame, QmcFrame, may_compare_arguments, tie_equal_arguments
+from ._infinite_frames import Application, LimitFrame, NodeFrame, may_compare_arguments, tie_equal_arguments
 from ._inner_products import paired_products
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
@@ -69,8 +69,8 @@ def _limits(s: State, x: Value) -> Floats:
     lead, sets = s.vectors[x].lead, s.sets(x)
     some = sets.astype(bool).any(axis=-1)
     found = np.where(some, np.nan, 0.0)
-    if lead.value is not None and all(group.constant for group in s.groups_of(x)):  # direction 0 is (1, …, 1)
-        means = np.asarray(lead.value)[0][..., 0]
+    if lead.value is not None and all(group.constant for group in s.groups_of(x)):
+        means = np.asarray(lead.value)[0][..., 0] / np.asarray(s.ones(x).value)[0][..., 0]
         equal = (sets <= CONSTANT).all(axis=-1) & (means == means[..., :1]).all(axis=-1)
         found = np.where(equal & some, means[..., 0], found)
     return found
@@ -169,8 +169,10 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     parts, start, sets = [], math.inf, np.zeros((*value.shape, blocks), dtype=object)
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
-        assert isinstance(frame, InfiniteWidthFrame | QmcFrame)
+        assert isinstance(frame, LimitFrame)
         lead, along, first = frame.apply(_application(s, value, op, group))
+        if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
+            s.epsilons.clear()
         start = min(start, first)
         parts.append((places, lead))
         sets.reshape(-1)[places] = along

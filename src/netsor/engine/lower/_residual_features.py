@@ -12,7 +12,7 @@ conditional means: the shortcut `named`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import or_
@@ -31,6 +31,37 @@ from ..passes.fuse_nonlinearities import Composed
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
+
+
+class SignFactor(NamedTuple):
+    """A factor of a function of sources: what it does if these change their signs together."""
+
+    reach: int  # the sources
+    odd: bool  # it changes its sign
+    fixed: bool  # or changes in another way: it is neither odd nor even, or its argument has a mean
+
+
+def _classes(factors: Sequence[SignFactor]) -> list[SignFactor]:
+    """Factors multiplied that have sources in common: no two have then, so that each class has signs of its own."""
+    found: list[SignFactor] = []
+    for new in factors:
+        for other in [c for c in found if c.reach & new.reach]:
+            found.remove(other)
+            new = SignFactor(new.reach | other.reach, new.odd != other.odd, new.fixed or other.fixed)
+        found.append(new)
+    return [c for c in found if c.reach]
+
+
+def has_mean_zero(factors: Sequence[SignFactor]) -> bool:
+    """Whether the mean of a product is 0 by structure: it is odd in some sources."""
+    return any(c.odd and not c.fixed for c in _classes(factors))
+
+
+def slopes(factors: Sequence[SignFactor]) -> int:
+    """The sources that a product can have coordinates along."""
+    classes = _classes(factors)
+    odd = [c for c in classes if c.odd and not c.fixed]
+    return reduce(or_, (c.reach for c in classes if (c.fixed and not odd) or odd == [c]), 0)
 
 
 class GradientForm(NamedTuple):
@@ -70,23 +101,34 @@ class ResidualFeatures:
         numbers = {number for _, of in factors for number in of if number < len(self.supports)}
         return reduce(or_, (self.supports[number] for number in numbers), 0)
 
-    def zero(self, factors: Factors) -> bool:
-        """Whether a product of some factors has mean 0 by its structure: a centred Gaussian vector itself."""
-        return len(factors) == 1 and factors[0][0] is IDENTITY and self.centred[factors[0][1][0]]
+    def signs_of(self, of: tuple[int, ...], parity: int | None) -> list[SignFactor]:
+        """A function of some arguments, with a parity if there is one argument."""
+        known = parity if len(of) == 1 else None
+        vectors = [number for number in of if number < len(self.supports)]
+        return [SignFactor(self.supports[k], known == -1, known is None or not self.centred[k]) for k in vectors]
+
+    @cached_property
+    def signs(self) -> list[SignFactor]:
+        """Their factors, by what these do when sources change their signs."""
+        return [sign for f, of in self.factors() for sign in self.signs_of(of, f.parity)]
+
+    def derivatives(self, number: int, change: Sequence[SignFactor]) -> Iterator[list[SignFactor]]:
+        """The terms of the derivative by an argument, times a change of it."""
+        factors = self.factors()
+        for k, (f, of) in enumerate(factors):
+            if number in of:
+                others = [sign for j, (g, at) in enumerate(factors) if j != k for sign in self.signs_of(at, g.parity)]
+                own = [] if f is IDENTITY else self.signs_of(of, None if f.parity is None else -f.parity)
+                yield [*others, *own, *change]
 
     @cached_property
     def slopes(self) -> int:
-        """The directions along which they can have coordinates: those of a factor if no other has mean 0."""
-        parts = [factors for factors, _ in independent(self, None)]
-        zero = [k for k, factors in enumerate(parts) if self.zero(factors)]
-        return reduce(or_, (self.of(factors) for k, factors in enumerate(parts) if not {*zero} - {k}), 0)
+        """The directions along which they can have coordinates: E[F e] ≠ 0 for a source e."""
+        return slopes(self.signs)
 
     def related(self, other: ResidualFeatures) -> bool:
         """Whether products with other features can be other than 0."""
-        return not any(
-            (not theirs and self.zero(ours)) or (not ours and other.zero(theirs))
-            for ours, theirs in independent(self, other)
-        )
+        return not has_mean_zero([*self.signs, *other.signs])
 
     def factors(self) -> Factors:
         """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
@@ -166,7 +208,7 @@ class ResidualBasis:
         `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is the first direction.
         """
         frames, count = new.arguments.shape[0], new.count
-        if linear and new.slopes:
+        if linear and (new.slopes or (constant and not has_mean_zero(new.signs))):
             along = _regression(build, new, constant, old)
         else:
             along = build.constant(np.zeros((frames, count, old)))
@@ -269,7 +311,7 @@ def unnamed(f: Function) -> Function:
     """The same function, as one of which only its values are known."""
     if isinstance(f, Composed):
         return Composed(f.name, partial(_call, f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
-    return Function(f.name, partial(_call, f.f))
+    return Function(f.name, partial(_call, f.f), parity=f.parity)
 
 
 def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:

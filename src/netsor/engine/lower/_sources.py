@@ -21,9 +21,10 @@ from .._ir import Register
 from .._parallel import check_memory
 from .._rng_keys import SAMPLE
 from ..passes._operations import MaterialisedMatMul, Span
-from ..passes._orders import Bools, mixed, sets_of, union
+from ..passes._orders import CONSTANT, Bools, Sets, mixed
 from ._analysis import ProgramAnalysis
 from ._components import FrameBatch
+from ._infinite_frames import LimitFrame
 from ._state import LoweredVector, State
 
 
@@ -116,11 +117,14 @@ def _reached(s: State, value: Value, sources: int) -> float:
 MIN_FACTORED_SOURCES = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
 
 
-def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None]:
-    """Fresh standard isotropic vectors, so many for each slot (member and block): lead and sample (slots, k, ·)."""
+def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None, Sets]:
+    """Fresh standard isotropic vectors, so many for each slot (member and block): lead and sample (slots, k, ·).
+
+    And their sets (slots, k) at infinite width.
+    """
     build, number = s.build, s.facts.number[value]
     infinite = value in s.facts.limits
-    lead = build.constant(np.zeros((slots, sources, 0)))
+    lead, own = build.constant(np.zeros((slots, sources, 0))), np.zeros((slots, sources), dtype=object)
     if slots and (value in s.facts.drawn or value in s.facts.merged_sources):
         parts = []
         for which, group in enumerate(s.groups_from(value)):
@@ -129,6 +133,9 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
                 (*number, which), places.shape[1] * sources, value in s.facts.leaves, s.words(value)
             )
             parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
+            if isinstance(frame := s.frames[group], LimitFrame):
+                new = [1 << k for k in range(frame.blocks[-1].start, frame.blocks[-1].stop)]
+                own[places] = np.array(new, dtype=object).reshape(places.shape[1], sources)
         lead = s.scatter(parts)
     sample = None
     if slots and value in s.facts.coordinates and (infinite or value not in s.facts.drawn):
@@ -146,14 +153,14 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
             unit = np.eye(slots * sources, s.columns + slots * sources, s.columns)
             s.columns = unit.shape[-1]
             sample = build.constant(unit.reshape(slots, sources, -1))
-    return lead, sample
+    return lead, sample, own
 
 
 def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
     build, blocks, rank = s.build, s.facts.blocks[value], op.factor.shape[-1]
     combine = op.factor.reshape(value.size, rank)
-    lead, sample = _sources(s, value, rank * blocks, 1)
+    lead, sample, own = _sources(s, value, rank * blocks, 1)
 
     def combined(e: Register) -> Register:  # from (rank · blocks, 1, ·)
         rows = build.reshape(e, rank, blocks * e.shape[-1])
@@ -166,7 +173,7 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
         return build.reshape(made, *value.shape, blocks, e.shape[-1])
 
     x = combined(lead)
-    sets = sets_of(_nonzero(x)) if value in s.facts.limits else None
+    sets = mixed(combine != 0, own.reshape(rank, blocks)).reshape(*value.shape, blocks)
     found = LoweredVector(x, None if sample is None else combined(sample), sets)
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
@@ -187,7 +194,7 @@ def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> Lower
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
             sample = build.step("add", build.pad_or_cut(old, s.columns), wide)
         assert sets is not None
-        sets = sets | sets_of(_nonzero(one))
+        sets = sets | CONSTANT
     return LoweredVector(lead, sample, sets)
 
 
@@ -218,9 +225,9 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     members, blocks = weight.members.size, s.facts.blocks[value]
     drawn = value in s.facts.drawn or value in s.facts.merged_sources
     if isinstance(x.op, Span):  # orthonormal, so that C is the identity
-        lead, sample = _sources(s, value, members * blocks, x.shape[-1])
+        made = _sources(s, value, members * blocks, x.shape[-1])
         one = build.constant(np.eye(x.shape[-1])[None])
-        return _combined(s, value, one, lead, sample, members, f"{s.words(value)} = C E")
+        return _combined(s, value, one, made, members, f"{s.words(value)} = C E")
     rows = _rows(s, x, members if op.each else 1, s.vectors[x].start)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
@@ -231,11 +238,11 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
         describe_matmul(s, value, vectors, directions, cheaper) if c is rows and drawn else f"{s.words(value)} = C E"
     )
     c = build.step("scale", c, by=weight.std / s.norm(x))
-    lead, sample = _sources(s, value, members * blocks, c.shape[-1])
+    made = _sources(s, value, members * blocks, c.shape[-1])
     whole = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
     if copies == 1 < members and whole and value in s.facts.drawn:
-        return _at_once(s, value, c, lead, members, words)
-    return _combined(s, value, c, lead, sample, members, words)
+        return _at_once(s, value, c, made[0], members, words)
+    return _combined(s, value, c, made, members, words)
 
 
 def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int, words: str) -> LoweredVector:
@@ -262,10 +269,10 @@ def materialised_matmul(s: State, value: Vector, op: MaterialisedMatMul) -> Lowe
 
 
 def _combined(
-    s: State, value: Vector, c: Register, lead: Register, sample: Register | None, members: int, words: str
+    s: State, value: Vector, c: Register, sources: tuple[Register, Register | None, Sets], members: int, words: str
 ) -> LoweredVector:
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
-    build, blocks = s.build, s.facts.blocks[value]
+    build, blocks, (lead, sample, own) = s.build, s.facts.blocks[value], sources
 
     def multiplied(c: Register, e: Register, words: str = "") -> Register:
         k, last = e.shape[-2:]
@@ -280,8 +287,8 @@ def _combined(
     x = multiplied(c, lead, words if lead.size else "")
     sets = None
     if value in s.facts.limits:
-        own = sets_of(_nonzero(lead)).reshape(members, blocks, lead.shape[-2])
-        sets = mixed(_nonzero(c), np.swapaxes(own, -1, -2)).reshape(*value.shape, blocks)
+        each = np.swapaxes(own.reshape(members, blocks, own.shape[-1]), -1, -2)
+        sets = mixed(_nonzero(c), each).reshape(*value.shape, blocks)
     return LoweredVector(x, None if sample is None else multiplied(c, sample), sets)
 
 
@@ -295,7 +302,7 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     mean = build.step("part", given.lead, start=0, stop=1) if means else None
     rows = build.step("part", rows, start=1, stop=rows.shape[-1])
     c = _reduced(s, rows, "combined sources")
-    lead, sample = _sources(s, value, len(places), c.shape[-1])
+    lead, sample, own = _sources(s, value, len(places), c.shape[-1])
     back = np.argsort(places.ravel())
 
     def multiplied(e: Register) -> Register:  # from (members, sources, ·)
@@ -306,8 +313,8 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     found = multiplied(lead)
     sets = None
     if value in s.facts.limits:
-        own = [union(row) for row in sets_of(_nonzero(lead))]
-        sets = np.repeat(np.array(own, dtype=object), places.shape[1])[back].reshape(found.shape[:-1])
+        each = np.bitwise_or.reduce(own, axis=-1)
+        sets = np.repeat(each, places.shape[1])[back].reshape(found.shape[:-1])
     made = LoweredVector(found, None if sample is None else multiplied(sample), sets)
     return made if mean is None else _shifted(s, value, made, mean)
 

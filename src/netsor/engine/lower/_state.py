@@ -21,7 +21,7 @@ from ..passes._orders import ONE, SMALL, Array, Bools, Orders, Sets, align, meet
 from ._analysis import ProgramAnalysis, local_coordinates
 from ._components import FrameBatch
 from ._finite_frames import BartlettFrame, Frame, StandardBasis
-from ._infinite_frames import InfiniteWidthFrame, QmcFrame
+from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._residual_features import ResidualBasis
 from ._rotary_angles import Angles, Floats
 
@@ -105,11 +105,16 @@ class State:
     """What was made of a program so far."""
 
     def __init__(
-        self, facts: ProgramAnalysis, notes: list[str], shift: int, nested: frozenset[int], whole: frozenset[FrameBatch]
+        self,
+        facts: ProgramAnalysis,
+        notes: list[str],
+        shift: int,
+        on_nodes: frozenset[int],
+        whole: frozenset[FrameBatch],
     ) -> None:
         self.facts, self.notes, self.whole = facts, notes, whole
         self.build = Builder(shift)
-        self.frames = {group: self.frame_for(group, group.number in nested) for group in facts.groups}
+        self.frames = {group: self.frame_for(group, group.number in on_nodes) for group in facts.groups}
         self.vectors: dict[Value, LoweredVector] = {}
         self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
         self.scalars: dict[Value, Register] = {}
@@ -125,14 +130,14 @@ class State:
             for value in component
         }  # of each nonlinearity: its component, and whether it is asked for products with linear vectors
 
-    def frame_for(self, group: FrameBatch, nested: bool) -> Frame:
-        """The frames of a group of clusters; `nested`: at infinite width, a nonlinearity acts on another's outputs."""
+    def frame_for(self, group: FrameBatch, on_nodes: bool) -> Frame:
+        """The frames of a group of clusters; `on_nodes`: at infinite width, expectations are means over nodes."""
         if not self.facts.merged_sources.isdisjoint(group.slots):
             # a Fuse replaces these sources, and wants means apart: they have a direction each, whatever the width
             return InfiniteWidthFrame(group, self.build, ones=True, scored=True)
         if group.width == math.inf:
-            if nested:
-                return QmcFrame(group, self.build)
+            if on_nodes:
+                return NodeFrame(group, self.build)
             return InfiniteWidthFrame(group, self.build, group.constant, scored=group in self.facts.scored)
         chosen = StandardBasis if group.nonlinear or group.given or group in self.whole else BartlettFrame
         return chosen(group, self.build, local_coordinates(group, self.facts.picked))

@@ -10,6 +10,7 @@ Some entries of an output are the function of the same entries of its arguments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -164,7 +165,7 @@ class _Expander:
             if plain and root.f is not MULTIPLY:
                 return root.f
         factors = tuple(_part(factor) for factor in _factors(root))
-        return Composed(name, Evaluate(root), factors=factors if len(factors) > 1 else ())
+        return Composed(name, Evaluate(root), parity=_parity(root), factors=factors if len(factors) > 1 else ())
 
 
 def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
@@ -190,4 +191,31 @@ def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
     own = _with_leaves(e, lambda x: Argument(numbers.index(x.number)))
     if isinstance(own.f, Function) and own.inputs == tuple(Argument(k) for k in range(len(numbers))):
         return own.f, numbers
-    return Function("factor", Evaluate(own)), numbers
+    return Function("factor", Evaluate(own), parity=_parity(own)), numbers
+
+
+def _parity(e: Expression) -> int | None:
+    """1 if an expression of one argument is even, −1 if it is odd; None if it is neither, or that is not known."""
+    if isinstance(e, Argument):
+        return -1
+    inputs = [_parity(x) for x in e.inputs]
+    if len(_arguments(e)) > 1 or None in inputs:
+        return None
+    known = [p for p in inputs if p is not None]
+    if e.f is MULTIPLY:
+        return math.prod(known)
+    if e.f == "add":
+        return known[0] if len(set(known)) == 1 else None
+    assert isinstance(e.f, Function)
+    return None if len(known) > 1 else 1 if known[0] == 1 else e.f.parity
+
+
+def is_continuous(f: Function) -> bool:
+    """Whether a function is known to be continuous: it is pseudo-Lipschitz, or made of such functions."""
+    return f.lipschitz is True or (isinstance(f.f, Evaluate) and _continuous(f.f.expression))
+
+
+def _continuous(e: Expression) -> bool:
+    if isinstance(e, Argument):
+        return True
+    return (isinstance(e.f, str) or is_continuous(e.f)) and all(map(_continuous, e.inputs))
