@@ -115,7 +115,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if plan.constant:
         mean, columns = _block(plan, seed, 1)
         cov = Numpy().cov(columns)
-        _check_finite(plan, mean, cov)
+        _check_finite(plan, seed, mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
     size, draws = plan.mean.shape[0], plan.replicas(draws)
     error = max(error, check_single(plan, where, draws))
@@ -135,7 +135,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     together = _chunks_per_task(plan, work.size)
     for part, (mean, cov) in sampling.run(work.law, chunks(draws, work.size), together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
-    _check_finite(plan, means, covs)
+    _check_finite(plan, seed, means, covs)
     if where.precision == "float32":
         means = remove_rounding_ties(plan, means, covs, seed, where)
     if plan.averaged:
@@ -183,7 +183,7 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
         parts = chunks(draws, work.size)
     for part, values in sampling.run(work.draws, parts):
         found[part.start : part.stop] = values
-    _check_finite(plan, found)
+    _check_finite(plan, seed, found)
     return split(found, question.outputs)
 
 
@@ -201,7 +201,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
         raise ArgumentError("draws", draws, "at most 2^34")
     size = where.chunk(plan, draws)
     mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Silent())
-    _check_finite(plan, mean, cov)
+    _check_finite(plan, seed, mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
     tally = MomentAccumulator(cells)
     work = _Chunk(plan, seed, where, size, cells).moments
@@ -226,14 +226,16 @@ def _chunks_per_task(plan: Plan, size: int) -> int:
     return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
 
-def _check_finite(plan: Plan, *arrays: Array) -> None:
+def _check_finite(plan: Plan, seed: int, *arrays: Array) -> None:
     if all(np.isfinite(array).all() for array in arrays):
         return
-    if any(step.kind == "lost" for step in plan.steps):
+    guards = [step.out for step in plan.steps if step.kind == "lost"]
+    first = np.argmax(np.any([~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays], axis=0))
+    replicas = min(max(int(first) + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
+    if any(np.isnan(_block(replace(plan, mean=guard), seed, replicas)[0]).any() for guard in guards):
         raise ValueError(
             "at width inf, a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not "
-            "followed (or a function of the program gave NaN or infinity); net.law(…, method='extrapolate') estimates "
-            "the limit from exact laws at finite widths"
+            "followed; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
         )
     raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
 

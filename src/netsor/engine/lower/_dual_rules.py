@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...activations import Function
-from ...language._array import Operation
+from ...language._array import Operation, Value
 from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
 from ...language._rotary import Rotate
 from ...language._scalar import INVERSE, Scalar
@@ -28,8 +28,8 @@ from ._fluctuation_covariances import unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._inner_products import paired_products, products, turned_scores
 from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
-from ._residual_features import GradientForm, ResidualFeatures, SignFactor
-from ._state import Fluctuation, Ints, State, pairs_meet
+from ._residual_features import ResidualFeatures
+from ._state import Fluctuation, State, pairs_meet
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -171,7 +171,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
-    """φ(x0 + ε x1) = φ(x0) + ε φ'(x0) x1, known at nodes.
+    """φ(x0 + ε x1) = φ(x0) + ε Σ_i ∂_i φ(x0) x1_i, known at nodes.
 
     Elsewhere, a change of the arguments changes the output along them, and along every feature that depends on them.
     """
@@ -183,16 +183,14 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
     for group in s.groups_of(value):
         frame, places = s.frames[group], group.positions[value]
         if isinstance(frame, NodeFrame):
-            part, changes = _at_nodes(dual, value, op, places, frame.directions), _changes(dual, value, op, frame)
-            support.reshape(-1)[places], unknown.reshape(-1)[places] = (0, changes) if part is None else (changes, 0)
+            part, support.reshape(-1)[places], unknown.reshape(-1)[places] = _at_nodes(dual, value, op, frame)
         else:
-            part = None
+            part = s.build.constant(np.zeros((*places.shape, 0)))
             unknown.reshape(-1)[places] |= _shown(dual, value, s.limit(group))
-        parts.append((places, part or s.build.constant(np.zeros((*places.shape, 0)))))
-    if not support.any():
-        return Fluctuation(None, support, unknown)
+        parts.append((places, part))
     rows = s.scatter(parts)
-    return Fluctuation(s.build.reshape(rows, *support.shape, rows.shape[-1]), support, unknown)
+    found = s.build.reshape(rows, *support.shape, rows.shape[-1]) if support.any() else None
+    return Fluctuation(found, support, unknown)
 
 
 def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
@@ -201,44 +199,36 @@ def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
     return next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == number)
 
 
-def _changes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> int:
-    """The basis functions along which the ε part of a nonlinearity at nodes can lie: Σ_i ∂_i φ(x0) x1_i."""
-    s, own, found, ones = dual.s, _feature(dual, value, frame), 0, int(frame.group.constant)
-    for number, x in enumerate(op.inputs):
-        small = dual[x]
-        some = (small.support | small.unknown).ravel()[s.argument(x, value, frame.group.positions[value])]
-        if some.any():
-            reach, linear = frame.sources(union(some)) if isinstance(x, Vector) else (0, True)
-            change = SignFactor(reach & ~ones, True, not linear or bool(reach & ones))
-            for term in own.derivatives(number, [change]):
-                found |= frame.along(term, True, frame.rests)
-    return found
-
-
 STEP = 2.0**-12  # of a central difference: its error is of order STEP², and rounding, in single precision too, is small
 
 
-def _at_nodes(dual: Dual, value: Vector, op: Nonlin, places: Ints, nodes: int) -> Register | None:
-    """φ'(x0) x1 at nodes, a central difference along x1; None if x1 is not known, or φ jumps."""
-    s, build, shape = dual.s, dual.s.build, (*places.shape, nodes)
-    main: list[Register] = []
-    more: list[Register] = []
-    for x in op.inputs:
+def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[Register, int, int]:
+    """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference; and along which basis functions it lies, and what is unknown.
+
+    A change of an argument is unknown if x1_i is, or if φ jumps as a function of it.
+    """
+    s, build, nodes, places = dual.s, dual.s.build, frame.directions, frame.group.positions[value]
+    own, along, main, changes = _feature(dual, value, frame), [0, 0], list[Register](), list[Register]()
+
+    def rows(x: Value, a: Register) -> Register:
         at = s.argument(x, value, places)
-        change = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
-        if change.unknown.ravel()[at].any() or not is_continuous(op.f):
-            return None
-        for part, arrays in ((s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x], main), (change.part, more)):
-            if part is None:
-                arrays.append(build.constant(np.zeros((1, 1, 1))))
-            elif isinstance(x, Vector):
-                arrays.append(build.step("scale", s.gather(part, at, nodes), by=nodes**0.5))
-            else:
-                chosen = build.take(build.reshape(part, x.size), at.ravel(), axis=0)
-                arrays.append(build.reshape(chosen, *places.shape, 1))
-    words = f"{named(op.f)} at order n^(-1/2), at {nodes} nodes"
-    made = build.step("apply", *main, *more, made=shape, words=words, f=partial(_directional, op.f), shape=shape)
-    return build.step("scale", made, by=nodes**-0.5)
+        if isinstance(x, Vector):
+            return build.step("scale", s.gather(a, at, nodes), by=nodes**0.5)
+        return build.reshape(build.take(build.reshape(a, x.size), at.ravel(), axis=0), *places.shape, 1)
+
+    for number, x in enumerate(op.inputs):
+        small = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
+        jumps = not all(is_continuous(f) for f, of in own.factors() if number in of)
+        for marks, unknown in ((small.support, jumps), (small.unknown, True)):
+            some = marks.ravel()[s.argument(x, value, places)]
+            if some.any():
+                along[unknown] |= frame.changes(own, number, union(some) if isinstance(x, Vector) else None)
+        change = None if jumps else small.part
+        changes.append(build.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change))
+        main.append(rows(x, s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x]))
+    words, shape = f"{named(op.f)} at order n^(-1/2), at {nodes} nodes", (*places.shape, nodes)
+    made = build.step("apply", *main, *changes, made=shape, words=words, f=partial(_directional, op.f), shape=shape)
+    return build.step("scale", made, by=nodes**-0.5), along[0], along[1]
 
 
 def _directional(f: Function, *arrays: Any) -> Any:
@@ -251,37 +241,13 @@ def _directional(f: Function, *arrays: Any) -> Any:
 def _shown(dual: Dual, value: Vector, frame: InfiniteWidthFrame) -> int:
     """The directions along which a change of the arguments of a nonlinearity can show."""
     own = _feature(dual, value, frame)
-    # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
-    form = own.gradient
-    beside = _beside(dual, own, frame)
-    shown = own.reach | beside if form is None else form.own
-    for block in frame.blocks:
-        if block.feature is not None:
-            shown &= ~block.bits
-            if own.related(block.feature) or _shows(block.feature, beside, form):
-                shown |= block.bits
-    return shown
-
-
-def _beside(dual: Dual, own: ResidualFeatures, frame: InfiniteWidthFrame) -> int:
-    """Directions of ε parts of arguments (but for u) that no argument has at order 1: b of φ(g + ε b) ≈ φ + ε φ'(g) b.
-
-    Of features among these, also what they are functions of.
-    """
-    found = 0
-    for number, (vector, places) in enumerate(own.vectors):
-        if own.gradient is None or number != own.gradient.u:
-            found |= union((dual[vector].support | dual[vector].unknown).ravel()[places])
-    found &= ~own.reach
-    for block in frame.blocks:
-        if block.feature is not None and found & block.bits:
-            found |= block.feature.reach
+    form = own.gradient  # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u
+    found = 0 if form is None else form.own
+    for number, x in enumerate(value.op.inputs):
+        marks = (dual[x].support | dual[x].unknown).ravel()[dual.s.argument(x, value, frame.group.positions[value])]
+        if marks.any() and (form is None or number != form.u):
+            found |= frame.changes(own, number, union(marks) if isinstance(x, Vector) else None)
     return found
-
-
-def _shows(other: ResidualFeatures, beside: int, form: GradientForm | None) -> bool:
-    """Whether φ'(g) b has products with other features: functions of b; of b and u, if φ = F ⊙ u."""
-    return bool(other.reach & beside) and (form is None or bool(other.reach & form.own))
 
 
 def _linear(dual: Dual, value: Vector, op: Operation) -> Fluctuation:

@@ -138,12 +138,25 @@ class LimitFrame(Frame):
             some = (some & ~block.bits) | block.feature.reach
         return some, not inner
 
-    def along(self, factors: Sequence[SignFactor], linear: bool, rests: ResidualBasis) -> int:
-        """The basis functions so far that a product of functions of sources can have products with."""
+    def along(self, factors: Sequence[SignFactor], linear: bool, rests: ResidualBasis | None) -> int:
+        """The basis functions so far that a product of functions of sources can have products with.
+
+        Of outputs of nonlinearities those of one component, or all. Without `linear`, no sources.
+        """
         found = int(self.group.constant and not has_mean_zero(factors)) | (slopes(factors) if linear else 0)
         for block in self.blocks:
-            if block.feature is not None and block.feature.rests is rests:
+            if block.feature is not None and (rests is None or block.feature.rests is rests):
                 found |= 0 if has_mean_zero([*factors, *block.feature.signs]) else block.bits
+        return found
+
+    def changes(self, own: ResidualFeatures, number: int, some: int | None) -> int:
+        """Along what ∂_i φ(x) b lies, for b along some basis functions; for None, b is a number."""
+        reach, linear = self.sources(some or 0)
+        ones = int(self.group.constant)
+        b = [] if some is None else [SignFactor(reach & ~ones, True, not linear or bool(reach & ones))]
+        found = 0
+        for term in own.derivatives(number, b):
+            found |= self.along(term, True, None)
         return found
 
 
@@ -324,7 +337,6 @@ class NodeFrame(LimitFrame):
         self.nodes = NODES if build.shift <= 2 else NODES // 4  # see `_expectation_ops`
         super().__init__(group, build, self.nodes, 1 / math.sqrt(self.nodes) if group.constant else None)
         self.rows: list[Register] = []  # of the sources so far
-        self.rests = ResidualBasis()  # all outputs of nonlinearities are asked for products with each other
         self.noise: Register | None = None
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
@@ -351,8 +363,8 @@ class NodeFrame(LimitFrame):
         build.nodes = True
         words = f"{named(at.f)} at {self.nodes} nodes"
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
-        new = self.features(replace(at, rests=self.rests))
-        along = self.along(new.signs, True, self.rests)
+        new = self.features(at)
+        along = self.along(new.signs, True, None)
         own = self.add_block(shape[1], at.number, new)
         return build.step("scale", made, by=self.nodes**-0.5), along | own.bits, 0
 

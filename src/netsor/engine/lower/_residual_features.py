@@ -27,7 +27,7 @@ from .._error import InfiniteError
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes._orders import bit_range, lowest_bit
-from ..passes.fuse_nonlinearities import Composed
+from ..passes.fuse_nonlinearities import Composed, is_continuous
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
@@ -308,10 +308,11 @@ def _call(f: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def unnamed(f: Function) -> Function:
-    """The same function, as one of which only its values are known."""
+    """The same function without formulas: its values, whether it is continuous, and its parity."""
     if isinstance(f, Composed):
-        return Composed(f.name, partial(_call, f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
-    return Function(f.name, partial(_call, f.f), parity=f.parity)
+        factors = tuple((unnamed(g), of) for g, of in f.factors)
+        return Composed(f.name, partial(_call, f.f), lipschitz=is_continuous(f), parity=f.parity, factors=factors)
+    return Function(f.name, partial(_call, f.f), lipschitz=is_continuous(f), parity=f.parity)
 
 
 def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:
