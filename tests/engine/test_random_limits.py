@@ -100,7 +100,6 @@ ANY = st.one_of(limit_programs(), limit_programs(), programs(steps=8, fixed_widt
 REASONS = (
     "a score of factors that share a source",
     "a score of two vectors that met nonlinearities",
-    "a score in a space where a nonlinearity acts on a mixture",
     "has no limit",
     "a function of all coordinates",
     "rotary",

@@ -69,12 +69,12 @@ def _gradient(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFe
     others = feature.rests.features if feature.rests is not None else []
     if not simple(function, function) or any(function.related(x) and not simple(function, x) for x in others):
         return False  # the expectations E[e G q_b] are not known
-    along, before = 0, form.forward | source.bits
+    along, before = frame.coordinates(function, feature.rests, True), form.forward | source.bits
     for block in frame.blocks:
-        if block.feature is None or function.related(block.feature):
+        if block.feature is None:
             along |= block.bits
-            if block.feature is not None and block.feature.rests is feature.rests:
-                before |= block.feature.reach
+        elif along & block.bits:
+            before |= block.feature.reach
     if union(epsilon(feature.vectors[form.u][0]).unknown) & along & ~form.own:
         return False
     return frame.precede(before, form.own)
@@ -105,7 +105,7 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
     total = build.constant(np.zeros((frames, count, directions)))
     if more is not None:
         total = s.gather(more, places, directions)
-    for k in _blocks(frame, _along(frame, new)):
+    for k in _blocks(frame, frame.blocks[-1].along):
         here = frame.blocks[k]
         for m in _blocks(frame, own):
             some = build.step("part", rows, start=frame.blocks[m].start, stop=frame.blocks[m].stop)
@@ -116,7 +116,7 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
     found = build.step("multiply", functions, build.reshape(total, frames, 1, count, directions))
     found = build.step("total", found, words="⟨e, G ⊙ u⟩ at order n^(-1/2)")  # (frames, size, count): with the features
     # and with their own directions: less what the features have along others
-    for k in _blocks(frame, _along(frame, feature)):
+    for k in _blocks(frame, block.along):
         if k < f:
             other = frame.blocks[k]
             add_gradient_fluctuations(s, group, e, k, epsilon)
@@ -125,15 +125,6 @@ def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsil
             found = build.step("add", found, build.step("scale", less, by=-1.0))
     solved = build.step("solve", build.step("part", feature.rows, start=block.start, stop=block.stop), found)
     frame.pairs[pair] = solved if e > f else build.step("transposed", solved)
-
-
-def _along(frame: InfiniteWidthFrame, feature: ResidualFeatures) -> int:
-    """The directions along which features have coordinates."""
-    found = feature.slopes
-    for block in frame.blocks:
-        if block.feature is not None and block.feature.rests is feature.rests and block.feature.related(feature):
-            found |= block.bits
-    return found
 
 
 def _blocks(frame: InfiniteWidthFrame, some: int) -> list[int]:

@@ -47,6 +47,7 @@ class Directions:
     stop: int
     number: Number  # of the value, for seeds; NO_VALUE for (1, …, 1)
     feature: ResidualFeatures | None = None  # for outputs of a nonlinearity: see `_residual_features`
+    along: int = 0  # for these, where they can have coordinates, or basis functions that they can have products with
 
     @property
     def bits(self) -> int:
@@ -105,10 +106,12 @@ class LimitFrame(Frame):
         super().__init__(group, build, directions, one)
         self.blocks = [] if one is None else [Directions(0, 1, NO_VALUE)]
 
-    def add_block(self, count: int, number: Number, feature: ResidualFeatures | None = None) -> Directions:
+    def add_block(
+        self, count: int, number: Number, feature: ResidualFeatures | None = None, along: int = 0
+    ) -> Directions:
         """So many basis functions that come together."""
         start = self.blocks[-1].stop if self.blocks else 0
-        self.blocks.append(Directions(start, start + count, number, feature))
+        self.blocks.append(Directions(start, start + count, number, feature, along | bit_range(start, start + count)))
         return self.blocks[-1]
 
     @abstractmethod
@@ -138,15 +141,12 @@ class LimitFrame(Frame):
             some = (some & ~block.bits) | block.feature.reach
         return some, not inner
 
-    def along(self, factors: Sequence[SignFactor], linear: bool, rests: ResidualBasis | None) -> int:
-        """The basis functions so far that a product of functions of sources can have products with.
-
-        Of outputs of nonlinearities those of one component, or all. Without `linear`, no sources.
-        """
-        found = int(self.group.constant and not has_mean_zero(factors)) | (slopes(factors) if linear else 0)
+    def along(self, factors: Sequence[SignFactor]) -> int:
+        """The basis functions so far that a product of functions of sources can have products with."""
+        found = int(self.group.constant and not has_mean_zero(factors)) | slopes(factors)
         for block in self.blocks:
-            if block.feature is not None and (rests is None or block.feature.rests is rests):
-                found |= 0 if has_mean_zero([*factors, *block.feature.signs]) else block.bits
+            if block.feature is not None and not has_mean_zero([*factors, *block.feature.signs]):
+                found |= block.bits
         return found
 
     def changes(self, own: ResidualFeatures, number: int, some: int | None) -> int:
@@ -156,7 +156,7 @@ class LimitFrame(Frame):
         b = [] if some is None else [SignFactor(reach & ~ones, True, not linear or bool(reach & ones))]
         found = 0
         for term in own.derivatives(number, b):
-            found |= self.along(term, True, None)
+            found |= self.along(term)
         return found
 
 
@@ -177,9 +177,9 @@ class InfiniteWidthFrame(LimitFrame):
         """A direction for each source."""
         return self.unit(number, sources)
 
-    def unit(self, number: Number, sources: int, feature: ResidualFeatures | None = None) -> Register:
+    def unit(self, number: Number, sources: int, feature: ResidualFeatures | None = None, along: int = 0) -> Register:
         """New directions, one for each of so many rows."""
-        new = self.add_block(sources, number, feature)
+        new = self.add_block(sources, number, feature, along)
         self.directions = new.stop
         self.build.allocate((self.group.frames, sources, self.directions))
         rows = np.eye(sources, new.stop, new.start)
@@ -187,20 +187,31 @@ class InfiniteWidthFrame(LimitFrame):
 
     def apply(self, at: Application) -> tuple[Register, int, int]:
         """Features have coordinates along what they are functions of, and along new directions."""
-        d, count = self.directions, at.rows[0].shape[1]
         if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):
             raise NodesNeeded(frozenset([self.group.number]))
-        new = self.features(at)
-        along = self.along(new.signs, at.linear, at.rests)
-        first = 0 if at.linear or at.rests.features else d
-        lead = self.add(new, at.rests, at.linear, at.number, named(at.f))
-        return lead, along | bit_range(d, d + count), first
+        first = 0 if at.linear or at.rests.features else self.directions
+        lead = self.add(self.features(at), at.rests, at.linear, at.number, named(at.f))
+        return lead, self.blocks[-1].along, first
 
     def add(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool, number: Number, words: str) -> Register:
         """The coordinates of new features of a component, with a direction for each."""
+        along = self.coordinates(new, rests, linear)
         rows = rests.add(self.build, new, self.directions, linear, bool(self.group.constant), words)
-        self.unit(number, new.count, replace(new, rows=rows, rests=rests))
+        self.unit(number, new.count, replace(new, rows=rows, rests=rests), along)
         return rows
+
+    def coordinates(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool) -> int:
+        """The directions so far along which new features of a component can have coordinates.
+
+        Directions of features F are those of what earlier ones leave of them. So if new ones have no products with F,
+        but they and F have coordinates along one earlier direction, they can have some along those of F.
+        """
+        ones, found = int(self.group.constant), new.slopes if linear else 0
+        for block in self.blocks:
+            if block.feature is not None and block.feature.rests is rests:
+                shared = found & block.along & ~new.slopes
+                found |= block.bits if shared or new.related(block.feature) else 0
+        return found | (ones if not has_mean_zero(new.signs) else 0)
 
     def precede(self, some: int, later: int) -> bool:
         """Let some directions come before others in the order of fluctuations; False if these must come before them."""
@@ -364,9 +375,8 @@ class NodeFrame(LimitFrame):
         words = f"{named(at.f)} at {self.nodes} nodes"
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
         new = self.features(at)
-        along = self.along(new.signs, True, None)
-        own = self.add_block(shape[1], at.number, new)
-        return build.step("scale", made, by=self.nodes**-0.5), along | own.bits, 0
+        own = self.add_block(shape[1], at.number, new, self.along(new.signs))
+        return build.step("scale", made, by=self.nodes**-0.5), own.along, 0
 
     def white_noise(self) -> Register:
         """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y along the nodes."""
