@@ -23,12 +23,19 @@ def change_along_something_new(e, g, x, y):
     return ns.dot(ns.tanh(g + 3 * ns.mean_dot(x, y) * e), e)
 
 
+def one_matrix(x, y, u, v):
+    w = ns.weight(n, n)
+    return ns.dot(ns.tanh(w @ x), ns.sin(w @ y))
+
+
+SIN_SQUARE, SIN_SLOPE = (1 - np.exp(-2)) / 2, np.exp(-0.5)
 CASES = {
     "two functions of one vector": (lambda x, y, u, v: ns.dot(x, x * x - 1), 10.0),
     "a wave": (lambda x, y, u, v: ns.dot(ns.sin(x), ns.cos(x)), (1 - np.exp(-8)) / 8),
     "of two vectors": (lambda x, y, u, v: ns.dot(ns.tanh(y), ns.relu(x)), TANH_SQUARE / 2),
     "gates": (lambda x, y, u, v: ns.dot(ns.relu(x) * y, ns.relu(x) * u), 1.5),
     "with a mean": (lambda x, y, u, v: ns.dot(ns.sin(x), x * x + 2), WEIGHTS @ (np.sin(POINTS) * (POINTS**2 + 2)) ** 2),
+    "of one matrix": (one_matrix, TANH_SQUARE * SIN_SQUARE + (TANH_SLOPE * SIN_SLOPE) ** 2),  # ⟨x, y⟩ counts too
     "a change": (change_along_something_new, TANH_SQUARE + 9 * TANH_SLOPE**2),
 }
 
@@ -81,7 +88,7 @@ def test_attention_with_feature_maps():
 def test_what_diverges_is_refused():
     x, y = ns.gaussian(n), ns.gaussian(n)
     for score in (ns.dot(ns.relu(x), ns.tanh(x)), ns.dot(ns.relu(x), ns.cos(y))):
-        with pytest.raises(ValueError, match="no limit|share a source"):
+        with pytest.raises(ValueError, match=r"no limit|share a source"):
             ns.Program(score).law(n=ns.inf)
 
 

@@ -99,7 +99,7 @@ def compared(built, draws, refused):
 ANY = st.one_of(limit_programs(), limit_programs(), programs(steps=8, fixed_widths=False))
 REASONS = (
     "a score of factors that share a source",
-    "a score of two vectors that met nonlinearities",
+    "a score that depends on terms of order 1/n",
     "has no limit",
     "a function of all coordinates",
     "rotary",

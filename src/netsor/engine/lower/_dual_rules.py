@@ -21,7 +21,7 @@ from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, Span
 from ..passes._orders import PRODUCTS, SUMS, Bools, combined, parts_of, through, union
-from ..passes.fuse_nonlinearities import is_continuous
+from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
 from ._fluctuation_covariances import unknown_pairs
@@ -205,7 +205,7 @@ STEP = 2.0**-12  # of a central difference: its error is of order STEP², and ro
 def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[Register, int, int]:
     """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference; and along which basis functions it lies, and what is unknown.
 
-    A change of an argument is unknown if x1_i is, or if φ jumps as a function of it.
+    A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends on terms of order ε.
     """
     s, build, nodes, places = dual.s, dual.s.build, frame.directions, frame.group.positions[value]
     own, along, main, changes = _feature(dual, value, frame), [0, 0], list[Register](), list[Register]()
@@ -218,12 +218,12 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[
 
     for number, x in enumerate(op.inputs):
         small = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
-        jumps = not all(is_continuous(f) for f, of in own.factors() if number in of)
-        for marks, unknown in ((small.support, jumps), (small.unknown, True)):
+        smooth = all(is_smooth(f) for f, of in own.factors() if number in of)
+        for marks, unknown in ((small.support, not smooth), (small.unknown, True)):
             some = marks.ravel()[s.argument(x, value, places)]
             if some.any():
-                along[unknown] |= frame.changes(own, number, union(some) if isinstance(x, Vector) else None)
-        change = None if jumps else small.part
+                along[unknown] |= frame.changes(own, number, union(some) if isinstance(x, Vector) else 0)
+        change = small.part if smooth else None
         changes.append(build.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change))
         main.append(rows(x, s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x]))
     words, shape = f"{named(op.f)} at order n^(-1/2), at {nodes} nodes", (*places.shape, nodes)
@@ -246,7 +246,7 @@ def _shown(dual: Dual, value: Vector, frame: InfiniteWidthFrame) -> int:
     for number, x in enumerate(value.op.inputs):
         marks = (dual[x].support | dual[x].unknown).ravel()[dual.s.argument(x, value, frame.group.positions[value])]
         if marks.any() and (form is None or number != form.u):
-            found |= frame.changes(own, number, union(marks) if isinstance(x, Vector) else None)
+            found |= frame.changes(own, number, union(marks) if isinstance(x, Vector) else 0)
     return found
 
 
@@ -324,8 +324,8 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             raise NodesNeeded(frozenset(more))
         raise ExactError(
             value,
-            "a score of two vectors that met nonlinearities or have means, of one with what it is a function of, or of "
-            "one with what other scores say of it, has no known law as n → ∞",
+            "a score that depends on terms of order 1/n has no known law as n → ∞: a part of order n^(-1/2) of one factor "
+            "is made from other scores, or by a function with kinks or jumps",
         )
     return s.build.step("scale", _guarded(s, value, found), by=1 / s.norm(x)) if turned is None else turned
 

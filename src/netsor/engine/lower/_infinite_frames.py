@@ -149,13 +149,12 @@ class LimitFrame(Frame):
                 found |= block.bits
         return found
 
-    def changes(self, own: ResidualFeatures, number: int, some: int | None) -> int:
-        """Along what ∂_i φ(x) b lies, for b along some basis functions; for None, b is a number."""
-        reach, linear = self.sources(some or 0)
-        ones = int(self.group.constant)
-        b = [] if some is None else [SignFactor(reach & ~ones, True, not linear or bool(reach & ones))]
-        found = 0
-        for term in own.derivatives(number, b):
+    def changes(self, own: ResidualFeatures, number: int, some: int) -> int:
+        """Along what outputs change if an argument does, by a vector along some basis functions; a number has none."""
+        reach, linear = self.sources(some)
+        ones, found = int(self.group.constant), 0
+        b = SignFactor(reach & ~ones, some != 0, not linear or bool(reach & ones))
+        for term in own.changes(number, b):
             found |= self.along(term)
         return found
 

@@ -27,7 +27,7 @@ from .._error import InfiniteError
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes._orders import bit_range, lowest_bit
-from ..passes.fuse_nonlinearities import Composed, is_continuous
+from ..passes.fuse_nonlinearities import Composed, is_smooth
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
@@ -112,14 +112,19 @@ class ResidualFeatures:
         """Their factors, by what these do when sources change their signs."""
         return [sign for f, of in self.factors() for sign in self.signs_of(of, f.parity)]
 
-    def derivatives(self, number: int, change: Sequence[SignFactor]) -> Iterator[list[SignFactor]]:
-        """The terms of the derivative by an argument, times a change of it."""
+    def changes(self, number: int, b: SignFactor) -> Iterator[list[SignFactor]]:
+        """How an output changes if an argument does, by a small vector b: ∂φ(x) b, a term for each factor of φ.
+
+        Where a factor has a kink and its argument an atom, the change is another function of b.
+        """
         factors = self.factors()
         for k, (f, of) in enumerate(factors):
             if number in of:
                 others = [sign for j, (g, at) in enumerate(factors) if j != k for sign in self.signs_of(at, g.parity)]
-                own = [] if f is IDENTITY else self.signs_of(of, None if f.parity is None else -f.parity)
-                yield [*others, *own, *change]
+                smooth = is_smooth(f)
+                parity = -f.parity if smooth and f.parity is not None else None
+                own = [] if f is IDENTITY else self.signs_of(of, parity)
+                yield [*others, *own, b if smooth else b._replace(fixed=True)]
 
     @cached_property
     def slopes(self) -> int:
@@ -308,11 +313,12 @@ def _call(f: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def unnamed(f: Function) -> Function:
-    """The same function without formulas: its values, whether it is continuous, and its parity."""
+    """The same function without its formulas: its values, its parity, and whether it is smooth."""
+    breaks = () if is_smooth(f) else None
     if isinstance(f, Composed):
         factors = tuple((unnamed(g), of) for g, of in f.factors)
-        return Composed(f.name, partial(_call, f.f), lipschitz=is_continuous(f), parity=f.parity, factors=factors)
-    return Function(f.name, partial(_call, f.f), lipschitz=is_continuous(f), parity=f.parity)
+        return Composed(f.name, partial(_call, f.f), breaks=breaks, parity=f.parity, factors=factors)
+    return Function(f.name, partial(_call, f.f), breaks=breaks, parity=f.parity)
 
 
 def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:

@@ -210,12 +210,10 @@ def _parity(e: Expression) -> int | None:
     return None if len(known) > 1 else 1 if known[0] == 1 else e.f.parity
 
 
-def is_continuous(f: Function) -> bool:
-    """Whether a function is known to be continuous: it is pseudo-Lipschitz, or made of such functions."""
-    return f.lipschitz is True or (isinstance(f.f, Evaluate) and _continuous(f.f.expression))
+def is_smooth(f: Function) -> bool:
+    """Whether a function is known to have a continuous derivative: no kink and no jump, in none that it is made of."""
+    return f is MULTIPLY or f.breaks == () or (isinstance(f.f, Evaluate) and _smooth(f.f.expression))
 
 
-def _continuous(e: Expression) -> bool:
-    if isinstance(e, Argument):
-        return True
-    return (isinstance(e.f, str) or is_continuous(e.f)) and all(map(_continuous, e.inputs))
+def _smooth(e: Expression) -> bool:
+    return isinstance(e, Argument) or ((isinstance(e.f, str) or is_smooth(e.f)) and all(map(_smooth, e.inputs)))
