@@ -324,8 +324,8 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             raise NodesNeeded(frozenset(more))
         raise ExactError(
             value,
-            "a score that depends on terms of order 1/n has no known law as n → ∞: a part of order n^(-1/2) of one factor "
-            "is made from other scores, or by a function with kinks or jumps",
+            "a score that depends on terms of order 1/n has no known law as n → ∞: a factor has a part of order "
+            "n^(-1/2) made from other scores, or by a function with kinks or jumps",
         )
     return s.build.step("scale", _guarded(s, value, found), by=1 / s.norm(x)) if turned is None else turned
 
