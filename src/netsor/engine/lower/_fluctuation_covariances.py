@@ -11,7 +11,7 @@ put sources in a partial order (`InfiniteWidthFrame.precede`), and a form that w
 Two sources have this form in any order. For a source e and outputs F of a nonlinearity there are two forms:
 PLAIN: F is no function of e, and comes before it, u = e.
 GRADIENT: F = G ⊙ u with u linear, centred, and independent of G and e: N[(e G) u].
-Products of two nonlinearities' outputs, and of one with (1, …, 1), have no known law here.
+Products of two nonlinearities' outputs, and of one with (1, …, 1), have neither: they are drawn at nodes (`NodeFrame`).
 """
 
 from __future__ import annotations

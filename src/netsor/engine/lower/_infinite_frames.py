@@ -109,7 +109,7 @@ class LimitFrame(Frame):
     def add_block(
         self, count: int, number: Number, feature: ResidualFeatures | None = None, along: int = 0
     ) -> Directions:
-        """So many basis functions that come together."""
+        """So many basis functions that come together, and those along which they lie besides."""
         start = self.blocks[-1].stop if self.blocks else 0
         self.blocks.append(Directions(start, start + count, number, feature, along | bit_range(start, start + count)))
         return self.blocks[-1]
@@ -128,9 +128,6 @@ class LimitFrame(Frame):
         supports = tuple(reach & ~ones for reach, _ in sources)
         centred = tuple(linear and not reach & ones for reach, linear in sources)
         u = build.step("join", *(build.reshape(a, frames, count, 1, a.shape[-1]) for a in at.rows), axis=2)
-        supports, centred = zip(
-            *((reach & ~ones, linear and not reach & ones) for reach, linear in sources), strict=True
-        )
         return ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors), rests=at.rests)
 
     def sources(self, some: int) -> tuple[int, bool]:

@@ -83,7 +83,7 @@ def _check(value: Value, op: Outer, sources: dict[Value, frozenset[Value]]) -> N
             raise ExactError(
                 value,
                 "Adam's step of a matrix that acts on vectors that are not Gaussian of mean 0, at width inf "
-                f"({made}, at {source.where}): the mean of sign(Σ_k l_k r_k) x has a formula for Gaussian r and x alone",
+                f"({made}, at {source.where}): sign(Σ_k l_k r_k) x has a known mean for Gaussian r and x alone",
                 instead="finite widths have an exact law",
             )
 
