@@ -68,6 +68,14 @@ def test_without_small_parts_they_are_refused(monkeypatch):
         read_by_one_vector().law(n=inf, draws=100, seed=5)
 
 
+def test_nan_of_a_function_is_not_taken_for_a_small_part():
+    net = read_by_one_vector()
+    wrong = ns.Program((*net.outputs, ns.apply(lambda p: np.where(p > 1, np.nan, p), net.outputs[0])))
+    assert any(step.kind == "lost" for step in wrong.plan(n=inf).steps)
+    with pytest.raises(ValueError, match="a function of the program gave NaN"):
+        wrong.law(n=inf, draws=100, seed=5)
+
+
 def test_the_comparison_sees_a_wrong_small_part(monkeypatch):
     monkeypatch.setattr(SmallParts, "scaled", lambda self, small, like: 0.0 * small)
     assert disagreement(read_by_one_vector(), 1000, width=2000) < 1e-6
