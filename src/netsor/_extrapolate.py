@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ._validate import ArgumentError
-from .activations import Function
 from .engine import ExactError, NoLimitError, PlanQuery, Sampling
 from .engine._sampler import sample_outputs
 from .language._array import Value
 from .language._operation import Apply, SteppedMatMul, SteppedParameter
-from .language._score import rsqrt
-from .language._vector import Vector
+from .language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
+from .language._vector import Nonlin, Vector
 from .laws import Estimate, Joint, Mixture
 from .laws._estimate import combined
 
@@ -36,7 +34,15 @@ LEVELS = 4  # widths, each twice the one before
 BLOCKS = 16  # of draws, each with a seed of its own at all widths
 WHOLE = (), (1.0,), (1.0, 2.0), (1.0, 2.0, 3.0)  # powers of 1/n that are eliminated
 HALF = (), (0.5,), (0.5, 1.0), (0.5, 1.0, 1.5)
-SCALE_DRAWS = 64  # to see whether the argument of a norm vanishes
+SCALE_DRAWS = 256  # to see which arguments of functions narrow as the width grows
+FALL = 0.7  # from the smallest to the largest width, 8 times as wide, n^(−1/4) falls to 0.59
+RAY = 4.0 ** -np.arange(21.0)  # fractions of an argument at which a function is compared with itself
+RAY_RTOL = 1e-9  # smaller changes of a function are rounding errors
+BEND = 0.1  # exponents of a function along a ray that differ by less count as one
+STEEP = 6.0  # a larger exponent is that of a function that grows faster than powers
+NARROWEST = 1e-6  # of its spread: the narrowest law that counts as the limit of one
+CENTRE_LEVELS = (np.arange(8) + 0.5) / 8  # of the quantiles that locate a law: exist for all tails
+ARITHMETIC = ADD, SUBTRACT, SUM, MEAN, MULTIPLY, MATMUL  # functions without a scale
 SIGNIFICANT = 3.0  # standard errors: a larger difference is not 0
 
 
@@ -103,28 +109,75 @@ def _weights(n: Array, powers: tuple[float, ...]) -> Array:
 def _refuse_fixed_scales(
     values: Sequence[Value], ends: Sequence[dict[str, float]], numbers: Mapping[str, float]
 ) -> None:
-    """Refuse an eps that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
+    """Refuse a scale that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
     for value in values:
-        match value.op:
-            case SteppedMatMul() | SteppedParameter():
-                rules = value.op.steps if isinstance(value.op, SteppedMatMul) else (value.op.rule,)
-                if any(rule.eps(ends[0]) == rule.eps(ends[-1]) > 0 for rule in rules):
-                    raise ExactError(
-                        value,
-                        "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
-                        instead="take eps=0",
-                    )
-            case Apply(Function(f=partial(func=f, keywords={"eps": eps})), (square,)) if f is rsqrt and eps > 0:
-                how, given = Sampling(SCALE_DRAWS, progress=False), tuple(numbers.items())
-                asked = (PlanQuery((square,), tuple(bound.items()), numbers=given) for bound in ends)
-                first, last = (float(np.mean(sample_outputs(each, how)[0])) for each in asked)
-                if last < first / 2 and first > 1e-3 * eps:
-                    raise ExactError(
-                        value,
-                        f"a norm with eps={eps:g} of a vector that vanishes as the width grows, extrapolated: its mean "
-                        f"square falls from {first:.2g} to {last:.2g}, towards eps",
-                        instead="take eps=0",
-                    )
+        if isinstance(value.op, SteppedMatMul | SteppedParameter):
+            rules = value.op.steps if isinstance(value.op, SteppedMatMul) else (value.op.rule,)
+            if any(rule.eps(ends[0]) == rule.eps(ends[-1]) > 0 for rule in rules):
+                raise ExactError(
+                    value,
+                    "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
+                    instead="take eps=0",
+                )
+    functions = [v for v in values if isinstance(v.op, Apply | Nonlin) and v.op.f not in ARITHMETIC]
+    arguments = tuple(dict.fromkeys(x for v in functions for x in v.op.inputs))
+    if not arguments:
+        return
+    how, given = Sampling(SCALE_DRAWS, progress=False), tuple(numbers.items())
+    asked = (PlanQuery(arguments, tuple(bound.items()), numbers=given) for bound in ends)
+    first, last = (dict(zip(arguments, sample_outputs(each, how), strict=True)) for each in asked)
+    for value in functions:
+        op = value.op
+        assert isinstance(op, Apply | Nonlin)
+        ndim = op.leading + op.axes if isinstance(op, Apply) else value.ndim
+        narrow, wide = ([_aligned(drawn[x], ndim) for x in op.inputs] for drawn in (first, last))
+        if bends_below(op.f, narrow, wide):
+            raise ExactError(
+                value,
+                f"{op.f.name} of an argument that narrows as the width grows, extrapolated: within the range of the "
+                "argument at finite widths the function is not what it is near the limit of the argument",
+                instead="take eps=0 in a norm, or a function without a scale",
+            )
+
+
+def _aligned(drawn: Array, ndim: int) -> Array:
+    """Draws (draws, *shape) with so many axes after the first."""
+    return drawn.reshape(len(drawn), *(1,) * (ndim + 1 - drawn.ndim), *drawn.shape[1:])
+
+
+def bends_below(f: Callable[..., Array], narrow: Sequence[Array], wide: Sequence[Array]) -> bool:
+    """Whether f has a scale below arguments that tend to fixed numbers, from draws at the smallest and largest width.
+
+    Let c be the limit of the arguments and D(t) the mean of |f(c + t (u − c)) − f(c)| over draws u at the smallest
+    width. A function without a scale has D(t) ~ t^γ from t = 1 down to 0. If the exponent changes, f at larger widths
+    is not what it is at these.
+    """
+    draws, centres, exact = zip(*(_centred(*pair) for pair in zip(narrow, wide, strict=True)), strict=True)
+    if not any((u != c).any() for u, c in zip(draws, centres, strict=True)):  # nothing narrows
+        return False
+    with np.errstate(all="ignore"):
+        there = np.asarray(f(*centres))
+        base = np.where(np.isfinite(there), there, 0.0)
+        rays = (f(*(c + t * (u - c) for u, c in zip(draws, centres, strict=True))) for t in RAY)
+        distance = np.array([np.abs(values - base).mean(axis=0) for values in rays])
+        visible = distance > RAY_RTOL * np.abs(base).max(axis=0, initial=0.0)
+        gamma = np.log(distance[:-1] / distance[1:]) / np.log(RAY[0] / RAY[1])
+        known = visible[:-1] & visible[1:] & np.isfinite(gamma)
+        change = np.where(known, gamma - gamma[0], 0.0)
+    bent = (change > BEND) | (all(exact) & (change < -BEND)) | (np.abs(gamma[0]) > STEEP)
+    return bool((bent & known[0]).any())
+
+
+def _centred(narrow: Array, wide: Array) -> tuple[Array, Array, bool]:
+    """Draws of an argument, where they tend to, entry by entry, and whether that is known exactly.
+
+    It is 0 if they vanish, and their mean at the largest width if only their spread falls. What does not narrow stays.
+    """
+    before, after = (np.abs(u).mean(axis=0) for u in (narrow, wide))
+    vanishes = after < FALL * before
+    narrows = ~vanishes & (wide.std(axis=0) < FALL * narrow.std(axis=0))
+    centre = np.where(vanishes, 0.0, np.where(narrows, wide.mean(axis=0), narrow))
+    return narrow, centre, not narrows.any()
 
 
 def _pseudo_values(statistic: Statistic, laws: Sequence[Mixture | Joint]) -> list[Array]:
@@ -141,6 +194,19 @@ def _pooled(laws: Sequence[Mixture | Joint]) -> Mixture | Joint:
     if isinstance(laws[0], Joint):
         return Joint(means, np.concatenate([law.component_cov for law in laws if isinstance(law, Joint)]), origin)
     return Mixture(means, np.concatenate([law.component_var for law in laws if isinstance(law, Mixture)]), origin)
+
+
+def _centre_and_spread(law: Any) -> Array:
+    """The mean of the quantiles at some levels, and how far those of the upper half are above the others."""
+    low, high = np.split(np.asarray(law.ppf(CENTRE_LEVELS)), 2)
+    return np.array([(high.mean() + low.mean()) / 2, high.mean() - low.mean()])
+
+
+def _with_range(found: Estimate, moved: Sequence[npt.ArrayLike]) -> Any:
+    """The error of a number, with half the distance to what it is for laws that are two errors away."""
+    if not moved:
+        return found.error
+    return combined(found.error, np.max([np.abs(np.asarray(one) - found.value) for one in moved], axis=0) / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,14 +275,39 @@ class ExtrapolatedLaw:
         return self.limit(lambda law: law.kurtosis())
 
     def cdf(self, y: npt.ArrayLike) -> Estimate:
-        """The limit of the distribution function."""
-        return self.limit(lambda law: law.cdf(y))
+        """The limit of the distribution function; its error also holds how far the law still moves past y."""
+        found = self.limit(lambda law: law.cdf(y))
+        moved = [last.cdf(points) for last, points, _ in self._moved(y)]
+        return Estimate(found.value, _with_range(found, moved))
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The limit of the density; its error also holds that of a block's density, which may be a kernel estimate."""
+        """The limit of the density.
+
+        Its error also holds how far the law still moves past y, and that of a block's density, which may be a kernel
+        estimate.
+        """
         found = self.limit(lambda law: law.pdf(y))
+        moved = [by * last.pdf(points) for last, points, by in self._moved(y)]
         blocks = [np.asarray(laws[-1].with_error.pdf(y).error) for laws in self.laws]
-        return Estimate(found.value, combined(found.error, np.mean(blocks, axis=0)))
+        return Estimate(found.value, combined(_with_range(found, moved), np.mean(blocks, axis=0)))
+
+    def _moved(self, y: npt.ArrayLike) -> list[tuple[Mixture, Array, float]]:
+        """The law at the largest width moved to where its centre and spread tend, two errors to each side.
+
+        A point y is a scale too: the law may not have reached it yet. Each item is the law, the points of it that move
+        to y, and its spread over that of the moved law.
+        """
+        last = _pooled([laws[-1] for laws in self.laws])
+        if isinstance(last, Joint):
+            return []
+        middle, width = _centre_and_spread(last)
+        limit = self.limit(_centre_and_spread)
+        found = []
+        for errors in product((-2.0, 2.0), repeat=2):
+            centre, spread = limit.value + np.array(errors) * limit.error
+            by = width / max(spread, NARROWEST * width) if width > 0 else 1.0
+            found.append((last, middle + by * (np.asarray(y) - centre), by))
+        return found
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The limit of the quantiles."""

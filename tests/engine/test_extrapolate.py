@@ -5,7 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor._extrapolate import WHOLE, _weights, extrapolated
+from netsor._extrapolate import WHOLE, _weights, bends_below, extrapolated
 
 from ..keep import keep
 
@@ -122,7 +122,7 @@ def test_no_limit_is_told():
 
 
 def test_fixed_scales_are_refused():
-    with pytest.raises(ns.ExactError, match=r"a norm with eps=0\.0001 of a vector that vanishes .*; take eps=0"):
+    with pytest.raises(ns.ExactError, match=r"rsqrt of an argument that narrows .*; take eps=0 in a norm"):
         vanishing(1e-4).law(n=inf, method="extrapolate", draws=100)
     x = ns.gaussian(n, 2)
     usual = ns.Program(ns.rms_norm(ns.weight(n, n) @ x[0], eps=1e-4))  # its argument does not vanish
@@ -131,6 +131,63 @@ def test_fixed_scales_are_refused():
     f = ns.mean_dot(ns.gaussian(n), w @ ns.gaussian(n))
     with pytest.raises(ns.ExactError, match="Adam with eps > 0"):
         ns.Program(ns.step(f, f, 0.1, "adam", eps=1e-8)).law(n=inf, method="extrapolate", draws=100)
+
+
+def narrowing():
+    """A mean that vanishes, the vectors that it is of, and a mean that tends to 1."""
+    x = ns.gaussian(n, 2)
+    products = ns.mean_dot(x, x)
+    return products[0, 1], x, products[0, 0]
+
+
+SCALES = {  # functions of a scale a of what narrows like n^(−1/2)
+    "a scalar": lambda a: ns.tanh(a * narrowing()[0]),
+    "a vector": lambda a: ns.tanh(a * (lambda m, x, one: m * x[0])(*narrowing())),
+    "softmax": lambda a: ns.softmax(a * ns.mean_dot(ns.gaussian(n, 1), ns.gaussian(n, 3)))[0, 0],
+    "not around 0": lambda a: ns.apply(lambda u: np.tanh(a * (u - 1)), narrowing()[2]),
+    "a wave": lambda a: ns.cos(a * narrowing()[0]),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("scale", [30.0, 1e3, 1e6])
+def test_functions_whose_scale_the_widths_have_not_passed(name, scale):
+    """tanh(100 m) is the sign of m at these widths, and 0 in the limit."""
+    with pytest.raises(ns.ExactError, match="of an argument that narrows as the width grows, extrapolated"):
+        ns.Program(SCALES[name](scale)).law(n=inf, method="extrapolate", draws=100)
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_functions_whose_scale_the_widths_have_passed(name):
+    found = ns.Program(SCALES[name](0.5)).law(n=inf, method="extrapolate", draws=1600).var()
+    assert abs(found.value) < 3 * found.error < 0.02
+
+
+@pytest.mark.parametrize(
+    ("f", "bends"),
+    [
+        (lambda u: u, False),
+        (np.sign, False),
+        (lambda u: np.abs(u) ** -0.5, False),
+        (np.cos, False),
+        (lambda u: np.tanh(1e8 * u), True),
+        (lambda u: u + 1e4 * u**2, True),
+        (lambda u: (u**2 + 1e-4) ** -0.5, True),
+    ],
+)
+def test_functions_that_bend(f, bends):
+    u = np.random.default_rng(0).standard_normal((256, 1))
+    assert bends_below(f, [0.2 * u], [0.07 * u]) == bends
+    assert not bends_below(f, [0.2 * u], [0.19 * u])  # does not narrow
+
+
+def test_a_point_that_the_law_has_not_passed():
+    """tanh(m) tends to 0, so its distribution function at 0.001 tends to 1; up to n = 256 it is near 0.5."""
+    law = ns.Program(ns.tanh(narrowing()[0])).law(n=inf, method="extrapolate", draws=1600)
+    found = law.cdf(0.001)
+    assert found.value < 0.6
+    assert abs(found.value - 1) <= 2 * found.error
+    assert abs(law.cdf(0.5).value - 1) <= 2 * law.cdf(0.5).error < 0.01
 
 
 @pytest.mark.parametrize(
