@@ -23,7 +23,7 @@ from .. import __version__
 from .._files import opened, write
 from ..engine.backends import Backend, Numpy
 
-FORMAT = 7  # to be raised when the engine draws otherwise, or a part holds other numbers
+FORMAT = 8  # to be raised when the engine draws otherwise, or a part holds other numbers
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
