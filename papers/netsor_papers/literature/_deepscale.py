@@ -116,7 +116,8 @@ QUICK_DEPTHS = (4, 16, 64, 300, 1000)
 BACKWARD = (*SCORES, 0.4, 1.0)
 MAX_RELATIVE_ERROR = 0.1  # the errors that they publish are below this at the 99th percentile
 MAX_GRADIENT_ERROR = 0.445  # the 99th percentile of |actual − predicted|/actual that they publish for the gradient
-DEPTH, HEADS, LENGTH = 12, 4, 64
+DEPTH, HEADS, LENGTH = 10, 4, 48
+PAIRS = tuple((k + 0.5) / 20 for k in range(20))  # correlations of inputs of a perceptron
 
 
 def forward(width: int, r: float, scores: list[float], draws: int, seed: int) -> Arrays:
@@ -164,7 +165,7 @@ def parts(quick: bool) -> list[Part]:
     draws, seconds = (20, 10.0) if quick else (80, 40.0)
     made.append(Part("backward", backward, {"width": 316, "scores": list(BACKWARD), "draws": draws}, seconds))
     made.append(Part("limits", limits, {"tokens": list(QUICK_DEPTHS), "scores": list(LARGER)}, 2.0))
-    made.append(Part("perceptrons", perceptrons, {"correlations": [k / 20 for k in range(21)]}, 1.0))
+    made.append(Part("perceptrons", perceptrons, {"correlations": list(PAIRS)}, 1.0))
     for score in (1.0, 4.0):
         draws, seconds = (16, 2.0) if quick else (100, 10.0)
         made.append(Part(f"stack {score:g}", stacks, {"score": score, "draws": draws}, seconds))
@@ -250,13 +251,12 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
 
 
 def _perceptrons(numbers: Numbers) -> Claim:
-    r = np.arange(21) / 20
-    off = np.abs(np.array([perceptron_told(float(c)) for c in r]) - numbers["perceptrons"]["value"])
+    off = np.abs(np.array([perceptron_told(r) for r in PAIRS]) - numbers["perceptrons"]["value"])
     at = int(np.argmax(off))
     return Claim(
         "The correlation of outputs of a ReLU perceptron is 1/π + r/2 + (1/2 − 1/π) r², approximately.",
-        "It is within 0.01 of our law at infinite width for r = 0, 0.05, …, 1.",
-        f"Farthest off by {off[at]:.4f}, at r = {r[at]:g}.",
+        "It is within 0.01 of our law at infinite width for r = 0.025, 0.075, …, 0.975.",
+        f"Farthest off by {off[at]:.4f}, at r = {PAIRS[at]:g}.",
         decide_below(Estimate(float(off[at]), 0.0), 0.01),
     )
 

@@ -17,9 +17,9 @@ from netsor.studies import Arrays, derive_seed, slope_of
 from .._significance import combine, decide_below, extrapolate
 from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, mean, near, within
 
-DEPTHS = (2, 4)  # hidden layers
+DEPTHS = (3, 5)  # hidden layers
 DEEP = DEPTHS[-1]
-WIDTHS = (8, 20, 40, 80, 160)
+WIDTHS = (10, 20, 48, 96, 192)
 STATED = 20  # the width from which first-order corrections are said to describe sampled networks
 MEAN_RTOL, VARIANCE_RTOL = 0.02, 0.1  # of means, and of variances; chosen on depths 2 and 4
 ACTIVATIONS = {"relu": ns.relu, "tanh": ns.tanh}

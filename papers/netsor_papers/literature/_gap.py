@@ -18,9 +18,9 @@ from .._significance import combine, decide_below, decide_decreasing, extrapolat
 from ._result import EXPONENT_ATOL, Array, Claim, Numbers, Part, Picture, Result, mean, near
 
 LENGTHS = (20, 40, 60, 80, 100, 150)  # of the public code
-LONGER = (64, 256, 1024)
+LONGER = (80, 320, 960)
 STD = math.sqrt(math.log(2.0))  # of scores, there
-HEAD_DIMS = (32, 128)
+HEAD_DIMS = (24, 96)
 FIRST, LAST = 2, 10  # layers: the gradient of the last by the values of the first, there
 NORM_RTOL = 0.1  # of a growth per layer; fixed before any number was seen
 LOOKS = {"model": ("independent scores", BLUE), f"head {HEAD_DIMS[1]}": (f"head dimension {HEAD_DIMS[1]}", ORANGE),

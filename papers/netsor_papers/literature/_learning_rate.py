@@ -17,8 +17,8 @@ from netsor.studies import Arrays, derive_seed, slope_of
 from .._significance import decide_below, extrapolate
 from ._result import EXPONENT_ATOL, Array, Claim, Numbers, Part, Picture, Result, mean, near, within
 
-LAYERS, TOKENS, TARGET = 3, 4, 1.0
-WIDTHS = (64, 256, 1024, 4096, 16_384, 10**6)
+LAYERS, TOKENS, TARGET = 4, 6, 1.0
+WIDTHS = (96, 320, 1024, 4096, 20_000, 10**6)
 CHANGE = 1024  # the width after which the published rate changes
 MOST = 4.0  # rates are sought up to this multiple of the limit
 LIMIT_RTOL, CONSTANT_RTOL = 0.01, 0.01  # of the rate at the largest width, and of its spread in the limit
@@ -223,7 +223,7 @@ RESULT = Result(
     setting=f"A linear network of depth L = {LAYERS} in µP, one step of gradient descent on its hidden matrices, "
     "quadratic loss. With inputs in one dimension, as in the public reproduction, any data set is one point: input 1 "
     "and target 1. Ours: ns.step, exact at every width; the output is a polynomial in the rate, which gives the best "
-    "rate of each network. Attention: one head on four orthogonal tokens, read out as their mean, with scores over n "
+    "rate of each network. Attention: one head on six orthogonal tokens, read out as their mean, with scores over n "
     "(all matrices learn) and over √n (values and outputs do). All rates are over the published constant.",
     quick="2,000 networks at every width.",
     parts=parts,
