@@ -17,7 +17,7 @@ from netsor.nn import attention, attention_std, mlp
 from netsor.studies import Arrays
 
 from .._significance import combine, decide_below, extrapolate
-from ._result import Array, Claim, Numbers, Part, Picture, Result, average
+from ._result import Array, Claim, Numbers, Part, Picture, Result, average, near, within
 
 
 def attention_told(tokens: int, width: float, score: float, r: float) -> tuple[float, float]:
@@ -183,10 +183,6 @@ def ratio(told: float, ours: Estimate) -> Estimate:
     return Estimate(told / ours.value, told * ours.error / ours.value**2)
 
 
-def _off(e: Estimate) -> Estimate:
-    return Estimate(abs(e.value - 1), e.error)
-
-
 Points = Mapping[tuple[int, float, float], tuple[Estimate, Estimate]]
 
 
@@ -213,7 +209,7 @@ def _grid(points: Points, which: int, name: str) -> Claim:
         f"widths {', '.join(map(str, WIDTHS))}, scores of standard deviation up to 0.36.",
         f"Published over ours, farthest off: {ratios[worst]} (width {width}, correlation {r:.2f}, variance of scores "
         f"{score:.2g}), of {len(ratios)} points.",
-        combine(*(decide_below(_off(e), MAX_RELATIVE_ERROR) for e in ratios.values())),
+        combine(*(near(e, 1.0, MAX_RELATIVE_ERROR) for e in ratios.values())),
     )
 
 
@@ -226,7 +222,7 @@ def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
         f"It is within {MAX_RELATIVE_ERROR:.0%} of the exact variance of {tokens} independent tokens, "
         f"scores of variance {score:g}.",
         f"Published {told:.4g}, exact {value.value:.4g} ± {value.error:.0e}: {told / value.value:.2f} times.",
-        extrapolate(decide_below(_off(ratio(told, value)), MAX_RELATIVE_ERROR)),
+        extrapolate(within(told, value, MAX_RELATIVE_ERROR)),
     )
 
 
@@ -239,7 +235,7 @@ def _gradients(numbers: Numbers) -> list[Estimate]:
 def _backward(numbers: Numbers, score: float, words: str) -> Claim:
     found = _gradients(numbers)[BACKWARD.index(score)]
     share = numbers["limits"]["value"][QUICK_DEPTHS.index(TOKENS), LARGER.index(score)] * TOKENS
-    verdict = decide_below(_off(found), MAX_GRADIENT_ERROR)
+    verdict = near(found, 1.0, MAX_GRADIENT_ERROR)
     return Claim(
         f"The formula for the variance of the gradient by attention's input, {words}.",
         f"It is within {MAX_GRADIENT_ERROR:.1%} of our law, the 99th percentile of the errors that they publish "
@@ -283,7 +279,7 @@ def _stack(numbers: Numbers, score: float) -> Claim:
         f"published {told[at, 1] / told[at, 0]:.3f}, ours {Estimate(float(pairs[at]), float(error[at]))}.",
         extrapolate(
             combine(
-                decide_below(_off(ratio(float(told[-1, 0]), variance)), MAX_RELATIVE_ERROR),
+                within(float(told[-1, 0]), variance, MAX_RELATIVE_ERROR),
                 *(decide_below(Estimate(float(o), float(e)), 0.05) for o, e in zip(off, error, strict=True)),
             )
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,9 +108,18 @@ def parts(quick: bool) -> list[Part]:
     return [*made, *(Part(f"layers {tokens}", gradients, {"tokens": tokens, **given}, 0.3) for tokens in LENGTHS)]
 
 
+def means(numbers: Numbers, name: str, lengths: Sequence[int], key: str) -> dict[int, Estimate]:
+    """Means over networks, by length."""
+    return {tokens: mean(numbers[f"{name} {tokens}"][key]) for tokens in lengths}
+
+
 def slope(numbers: Numbers, name: str, first: int, last: int, key: str = "gap") -> Estimate:
     """The exponent of T in the mean, between two lengths."""
-    return slope_of([first, last], [mean(numbers[f"{name} {tokens}"][key]) for tokens in (first, last)])
+    return slope_of([first, last], list(means(numbers, name, (first, last), key).values()))
+
+
+def _listed(found: Mapping[int, Estimate]) -> str:
+    return ", ".join(f"{e} (T = {tokens:,})" for tokens, e in found.items())
 
 
 def _gap(numbers: Numbers, name: str, first: int, last: int, words: str, stated: bool) -> Claim:
@@ -130,18 +139,18 @@ def _gap(numbers: Numbers, name: str, first: int, last: int, words: str, stated:
 
 
 def _collapse(numbers: Numbers, name: str, lengths: tuple[int, ...], words: str, stated: bool) -> Claim:
-    found = {tokens: mean(numbers[f"{name} {tokens}"]["rank"]) for tokens in lengths}
+    found = means(numbers, name, lengths, "rank")
     verdict = decide_decreasing(found[lengths[0]], found[lengths[-1]])
     return Claim(
         f"Rank collapses in width: the stable rank of a layer's output falls as the context grows, {words}.",
         f"Its mean at T = {lengths[-1]:,} is below that at {lengths[0]}, by four standard errors.",
-        ", ".join(f"{e} (T = {tokens:,})" for tokens, e in found.items()) + ".",
+        f"{_listed(found)}.",
         verdict if stated else extrapolate(verdict),
     )
 
 
 def _removed(numbers: Numbers) -> Claim:
-    found = {tokens: mean(numbers[f"model {tokens}"]["removed"]) for tokens in LENGTHS}
+    found = means(numbers, "model", LENGTHS, "removed")
     kept = mean(numbers[f"model {LENGTHS[-1]}"]["rank"])
     return Claim(
         "Without the outlier 11ᵀ/T the rank does not collapse in width.",
@@ -151,16 +160,9 @@ def _removed(numbers: Numbers) -> Claim:
     )
 
 
-def _growths(numbers: Numbers, key: str) -> dict[int, Estimate]:
-    return {tokens: mean(numbers[f"layers {tokens}"][key]) for tokens in LENGTHS}
-
-
-def _listed(found: dict[int, Estimate]) -> str:
-    return ", ".join(f"{e} (T = {tokens})" for tokens, e in found.items())
-
-
 def _gradients(numbers: Numbers, key: str) -> Claim:
-    found, values = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], key), _growths(numbers, key)
+    found = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], key)
+    values = means(numbers, "layers", LENGTHS, key)
     if key == "kept":
         words = "With the outlier gradients explode, the more the longer the context is."
         rule = f"has an exponent of T above {EXPONENT_ATOL:g}, from T = {LENGTHS[0]} to {LENGTHS[-1]}"
@@ -178,7 +180,7 @@ def _gradients(numbers: Numbers, key: str) -> Claim:
 
 
 def _product(numbers: Numbers) -> Claim:
-    norms, both = _growths(numbers, "kept_norm"), {tokens: numbers[f"layers {tokens}"] for tokens in LENGTHS}
+    norms, both = means(numbers, "layers", LENGTHS, "kept_norm"), {t: numbers[f"layers {t}"] for t in LENGTHS}
     ratios = {tokens: mean(found["kept"] / found["kept_norm"]) for tokens, found in both.items()}
     return Claim(
         "The code's product of two norms, ‖J‖ ‖J A X‖, stands for the norm of ∂X_L/∂W_l, to avoid a Kronecker product.",
