@@ -85,7 +85,7 @@ def parts(quick: bool) -> list[Part]:
             f"{order} {model} {tokens}",
             depth,
             {"order": order, "tokens": tokens, "blocks": MODELS[model][0], "width": MODELS[model][1], "draws": draws},
-            2 + draws * 2e-4 * MODELS[model][0] ** 2,
+            MODELS[model][0] ** 2 * (6e-3 + 1.6e-4 * draws) * tokens / TOKENS,
         )
         for order, model, tokens in [*cases, ("Post-LN", "400M", MORE)]
     ]
