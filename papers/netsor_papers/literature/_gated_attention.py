@@ -107,7 +107,7 @@ def stacks(kind: str, depth: int, width: int, hidden: int, draws: int, seed: int
 
 def parts(quick: bool) -> list[Part]:
     """One head, and stacks of blocks."""
-    few, many = (4, 10) if quick else (32, 100)
+    few, many = (4, 10) if quick else (32, 400)
     width = MODELS[28][0]
     made = [Part(f"head {kind}", heads, {"kind": kind, "width": width, "draws": many}, 0.02 * many) for kind in ALONE]
     for depth, (width, hidden) in list(MODELS.items())[: 1 if quick else 2]:
