@@ -100,7 +100,8 @@ def parts(quick: bool) -> list[Part]:
     made = []
     for head_dim in (None, *HEAD_DIMS):
         for tokens in (*LENGTHS, *LONGER[1:]) if head_dim is None else LONGER:
-            draws = (4 if tokens > 500 else 40) if quick else (16 if tokens > 500 else 200)
+            few = 48 if head_dim is None else 16  # for long contexts
+            draws = (4 if tokens > 500 else 40) if quick else (few if tokens > 500 else 200)
             name = "model" if head_dim is None else f"head {head_dim}"
             given = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
             made.append(Part(f"{name} {tokens}", spectra, given, 0.2 + 0.3 * draws * (tokens / 500) ** 2.5))
