@@ -60,7 +60,7 @@ def parts(quick: bool) -> list[Part]:
     for kind, seconds in (("attention", 0.2), ("perceptrons", 0.08)):
         for norm in NORMS:
             draws = 72 if norm == "pre-LN" else 24  # its growth is small, so that its exponent needs more
-            given = {"depth": 32, "draws": 8} if quick else {"depth": PLACES[-1], "draws": draws}
+            given: dict[str, Any] = {"depth": 32, "draws": 8} if quick else {"depth": PLACES[-1], "draws": draws}
             given |= {"norm": norm, "with_attention": kind == "attention"}
             made.append(Part(f"{norm} {kind}", growth, given, seconds * given["depth"] * (1 + given["draws"] / 24) / 2))
     return made
