@@ -17,7 +17,7 @@ from netsor.nn import attention, attention_std, mlp
 from netsor.studies import Arrays
 
 from .._significance import combine, decide_below, extrapolate
-from ._result import Array, Claim, Numbers, Part, Picture, Result, average
+from ._result import Array, Claim, Numbers, Part, Picture, Result, average, near, within
 
 
 def attention_told(tokens: int, width: float, score: float, r: float) -> tuple[float, float]:
@@ -116,7 +116,8 @@ QUICK_DEPTHS = (4, 16, 64, 300, 1000)
 BACKWARD = (*SCORES, 0.4, 1.0)
 MAX_RELATIVE_ERROR = 0.1  # the errors that they publish are below this at the 99th percentile
 MAX_GRADIENT_ERROR = 0.445  # the 99th percentile of |actual − predicted|/actual that they publish for the gradient
-DEPTH, HEADS, LENGTH = 12, 4, 64
+DEPTH, HEADS, LENGTH = 10, 4, 48
+PAIRS = tuple((k + 0.5) / 20 for k in range(20))  # correlations of inputs of a perceptron
 
 
 def forward(width: int, r: float, scores: list[float], draws: int, seed: int) -> Arrays:
@@ -164,7 +165,7 @@ def parts(quick: bool) -> list[Part]:
     draws, seconds = (20, 10.0) if quick else (80, 40.0)
     made.append(Part("backward", backward, {"width": 316, "scores": list(BACKWARD), "draws": draws}, seconds))
     made.append(Part("limits", limits, {"tokens": list(QUICK_DEPTHS), "scores": list(LARGER)}, 2.0))
-    made.append(Part("perceptrons", perceptrons, {"correlations": [k / 20 for k in range(21)]}, 1.0))
+    made.append(Part("perceptrons", perceptrons, {"correlations": list(PAIRS)}, 1.0))
     for score in (1.0, 4.0):
         draws, seconds = (16, 2.0) if quick else (100, 10.0)
         made.append(Part(f"stack {score:g}", stacks, {"score": score, "draws": draws}, seconds))
@@ -180,10 +181,6 @@ def mean(draws: Array) -> Estimate:
 def ratio(told: float, ours: Estimate) -> Estimate:
     """What was published over ours."""
     return Estimate(told / ours.value, told * ours.error / ours.value**2)
-
-
-def _off(e: Estimate) -> Estimate:
-    return Estimate(abs(e.value - 1), e.error)
 
 
 Points = Mapping[tuple[int, float, float], tuple[Estimate, Estimate]]
@@ -212,7 +209,7 @@ def _grid(points: Points, which: int, name: str) -> Claim:
         f"widths {', '.join(map(str, WIDTHS))}, scores of standard deviation up to 0.36.",
         f"Published over ours, farthest off: {ratios[worst]} (width {width}, correlation {r:.2f}, variance of scores "
         f"{score:.2g}), of {len(ratios)} points.",
-        combine(*(decide_below(_off(e), MAX_RELATIVE_ERROR) for e in ratios.values())),
+        combine(*(near(e, 1.0, MAX_RELATIVE_ERROR) for e in ratios.values())),
     )
 
 
@@ -225,7 +222,7 @@ def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
         f"It is within {MAX_RELATIVE_ERROR:.0%} of the exact variance of {tokens} independent tokens, "
         f"scores of variance {score:g}.",
         f"Published {told:.4g}, exact {value.value:.4g} ± {value.error:.0e}: {told / value.value:.2f} times.",
-        extrapolate(decide_below(_off(ratio(told, value)), MAX_RELATIVE_ERROR)),
+        extrapolate(within(told, value, MAX_RELATIVE_ERROR)),
     )
 
 
@@ -238,7 +235,7 @@ def _gradients(numbers: Numbers) -> list[Estimate]:
 def _backward(numbers: Numbers, score: float, words: str) -> Claim:
     found = _gradients(numbers)[BACKWARD.index(score)]
     share = numbers["limits"]["value"][QUICK_DEPTHS.index(TOKENS), LARGER.index(score)] * TOKENS
-    verdict = decide_below(_off(found), MAX_GRADIENT_ERROR)
+    verdict = near(found, 1.0, MAX_GRADIENT_ERROR)
     return Claim(
         f"The formula for the variance of the gradient by attention's input, {words}.",
         f"It is within {MAX_GRADIENT_ERROR:.1%} of our law, the 99th percentile of the errors that they publish "
@@ -250,13 +247,12 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
 
 
 def _perceptrons(numbers: Numbers) -> Claim:
-    r = np.arange(21) / 20
-    off = np.abs(np.array([perceptron_told(float(c)) for c in r]) - numbers["perceptrons"]["value"])
+    off = np.abs(np.array([perceptron_told(r) for r in PAIRS]) - numbers["perceptrons"]["value"])
     at = int(np.argmax(off))
     return Claim(
         "The correlation of outputs of a ReLU perceptron is 1/π + r/2 + (1/2 − 1/π) r², approximately.",
-        "It is within 0.01 of our law at infinite width for r = 0, 0.05, …, 1.",
-        f"Farthest off by {off[at]:.4f}, at r = {r[at]:g}.",
+        "It is within 0.01 of our law at infinite width for r = 0.025, 0.075, …, 0.975.",
+        f"Farthest off by {off[at]:.4f}, at r = {PAIRS[at]:g}.",
         decide_below(Estimate(float(off[at]), 0.0), 0.01),
     )
 
@@ -283,7 +279,7 @@ def _stack(numbers: Numbers, score: float) -> Claim:
         f"published {told[at, 1] / told[at, 0]:.3f}, ours {Estimate(float(pairs[at]), float(error[at]))}.",
         extrapolate(
             combine(
-                decide_below(_off(ratio(float(told[-1, 0]), variance)), MAX_RELATIVE_ERROR),
+                within(float(told[-1, 0]), variance, MAX_RELATIVE_ERROR),
                 *(decide_below(Estimate(float(o), float(e)), 0.05) for o, e in zip(off, error, strict=True)),
             )
         ),

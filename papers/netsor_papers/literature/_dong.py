@@ -100,7 +100,8 @@ def pure_program(tokens: int, layers: int) -> Any:
 
 WIDTH, LAYERS = 768, 12  # of BERT-base
 MAX_Z = 4.0  # standard deviations of one network, by our law
-PURE = {"tokens": 16, "layers": 6}
+PURE, PURE_WIDTH = {"tokens": 20, "layers": 6}, 96
+PURE_LABELS = (f"width {PURE_WIDTH}", "width ∞")
 # ‖res‖/‖X‖ after 0 to 12 layers of BERT-base at initialisation, in the norm √(‖·‖_1 ‖·‖_∞), one network and the mean
 # over 32 texts: the vertices of the curves in the published figure, a vector graphic.
 PUBLISHED = {
@@ -185,9 +186,9 @@ def parts(quick: bool) -> list[Part]:
     made = [
         Part("attention", bert, {"layers": 2, "skip": False, "mlp": False, "draws": 12 if quick else 48},
              4.0 if quick else 16.0),
-        Part("width 64", pure, {"width": 64, **PURE, "draws": draws}, 3.0 if quick else 30.0),
-        Part("width ∞", pure, {"width": None, **PURE, "draws": draws}, 3.0 if quick else 30.0),
-        Part("bound", bound, {"width": 64, **PURE, "draws": 100}, 1.0),
+        Part(PURE_LABELS[0], pure, {"width": PURE_WIDTH, **PURE, "draws": draws}, 3.0 if quick else 30.0),
+        Part(PURE_LABELS[1], pure, {"width": None, **PURE, "draws": draws}, 3.0 if quick else 30.0),
+        Part("bound", bound, {"width": PURE_WIDTH, **PURE, "draws": 100}, 1.0),
     ]  # fmt: skip
     if not quick:
         deep = {"layers": LAYERS, "skip": True, "draws": 16}
@@ -223,7 +224,7 @@ def _curve(numbers: Numbers, name: str, words: str) -> Claim:
 def _rate(numbers: Numbers) -> Claim:
     """The ratio of one step of the logarithm to the step before."""
     verdicts, told = [], []
-    for label in ("width 64", "width ∞"):
+    for label in PURE_LABELS:
         steps = np.diff(numbers[label]["log"], axis=0)
         power = mean(steps[-1] / steps[-2])
         final = mean(numbers[label]["log"][-1])
@@ -242,13 +243,13 @@ def _rate(numbers: Numbers) -> Claim:
 
 
 def _theorem(numbers: Numbers) -> Claim:
-    found, exact = numbers["bound"], numbers["width 64"]["log"]
+    found, exact = numbers["bound"], numbers[PURE_LABELS[0]]["log"]
     grown, scale = mean(found["log"][1]), mean(found["scale"])
     truly = mean(exact[1] - exact[0])
     return Claim(
         "‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), which vanishes if ‖res X‖² < √d/(4β).",
-        "That condition holds at a usual initialisation (tokens with mean square 1, weights N(0, 1/d), d = 64): the "
-        "bound after one layer is below ‖res X‖, by four standard errors.",
+        f"That condition holds at a usual initialisation (tokens with mean square 1, weights N(0, 1/d), d = "
+        f"{PURE_WIDTH}): the bound after one layer is below ‖res X‖, by four standard errors.",
         f"After one layer the bound is 10^({grown.value:.2f} ± {grown.error:.1g}) times ‖res X‖, and it grows with "
         f"depth; the relative residual itself is 10^({truly.value:.3f} ± {truly.error:.3f}) of what it was. The "
         f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size, so a usual "
@@ -278,7 +279,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
             ours = mean(some)
             yield {"curve": f"BERT: {name}", "layer": layer, "published": published[layer], "ours": ours.value,
                    "error": ours.error, "standard_deviation": float(some.std(ddof=1))}  # fmt: skip
-    for label in ("width 64", "width ∞", "bound"):
+    for label in (*PURE_LABELS, "bound"):
         for layer, some in enumerate(numbers[label]["log"]):
             ours = mean(some)
             yield {"curve": f"log10 of attention alone: {label}", "layer": layer, "published": math.nan,
@@ -296,7 +297,7 @@ def draw(numbers: Numbers) -> Any:
     left.text(LAYERS, FLOAT32_FLOOR / 1.6, "rounding of float32", color=GREY, fontsize=6, ha="right", va="top")
     left.set(yscale="log", xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(3e-8, 2), title="attention alone")
     left.legend(loc="center right")
-    for label, colour, mark in (("width 64", ORANGE, "s"), ("width ∞", BLUE, "o")):
+    for label, colour, mark in zip(PURE_LABELS, (ORANGE, BLUE), "so", strict=True):
         right.plot(numbers[label]["log"].mean(axis=1), marker=mark, ms=2.5, color=colour, label=label)
     right.plot(numbers["bound"]["log"][:5].mean(axis=1), "--", color=GREY, lw=1.0, label="the bound")
     right.set(xlabel="layer", ylabel="log10 of residual/mean", yscale="symlog", title="the theorem's layers")
@@ -327,9 +328,9 @@ RESULT = Result(
     setting="BERT-base at initialisation (d = 768, 12 heads, standard deviations 0.02, LayerNorm) on 128 tokens, "
     "with and without residual connections and perceptrons; res X is X less its mean over tokens, the norm √(‖·‖_1 "
     "‖·‖_∞). Their tokens are of 32 texts, whose ids could not be read: ours are 128 different ones. For the "
-    f"theorem: one head, no norm, {PURE['tokens']} independent tokens with mean square 1, weights N(0, 1/d), d = 64 "
-    "and ∞, written for the mean of the tokens and for their residual by itself, so that nothing cancels at "
-    "10^(−100). The bound is computed with sampled matrices.",
+    f"theorem: one head, no norm, {PURE['tokens']} independent tokens with mean square 1, weights N(0, 1/d), d = "
+    f"{PURE_WIDTH} and ∞, written for the mean of the tokens and for their residual by itself, so that nothing "
+    "cancels at 10^(−100). The bound is computed with sampled matrices.",
     unread="the theorem. Its inequality is that of secondary sources, for one head; some have a factor γ of the "
     "attention weights next to β.",
     quick="the curves with residual connections are left out, others have fewer draws.",

@@ -12,26 +12,26 @@ from netsor import language as ns
 from netsor._mpl_style import BLACK, BLUE, GREY, MARK_OF, VERMILLION, new
 from netsor._program import Program
 from netsor.laws import Estimate
-from netsor.studies import Arrays, derive_seed
+from netsor.studies import Arrays, derive_seed, slope_of
 
 from .._significance import decide_below, extrapolate
-from ._result import EXPONENT_ATOL, Array, Claim, Numbers, Part, Picture, Result, mean, within
+from ._result import EXPONENT_ATOL, Array, Claim, Numbers, Part, Picture, Result, mean, near, within
 
-LAYERS, TOKENS, TARGET = 3, 4, 1.0
-WIDTHS = (64, 256, 1024, 4096, 16_384, 10**6)
+LAYERS, TOKENS, TARGET = 4, 6, 1.0
+WIDTHS = (96, 320, 1024, 4096, 20_000, 10**6)
 CHANGE = 1024  # the width after which the published rate changes
 MOST = 4.0  # rates are sought up to this multiple of the limit
 LIMIT_RTOL, CONSTANT_RTOL = 0.01, 0.01  # of the rate at the largest width, and of its spread in the limit
 NETWORKS = 3  # of a width, in the public reproduction
 LINES = {
-    "linear": ("linear network, depth 3", BLACK),
+    "linear": (f"linear network, depth {LAYERS}", BLACK),
     "over n": ("attention, scores over n", BLUE),
     "over root n": ("attention, scores over √n", VERMILLION),
 }
 
 
 def linear(rates: Array) -> Program:
-    """f after one step at each rate: depth 3, input 1, target 1; hidden matrices learn, the first and last do not."""
+    """f after one step at each rate: input 1, target 1; hidden matrices learn, the first and last do not."""
     n = ns.Width("n")
     weights = [ns.weight(n, n) for _ in range(LAYERS)]
     x = ns.weight(n, 1) @ ns.data(np.ones((1, 1)))
@@ -41,7 +41,7 @@ def linear(rates: Array) -> Program:
 
 
 def attention(rates: Array, over_root: bool) -> Program:
-    """The same for one head on four orthogonal tokens, read out as their mean.
+    """The same for one head on orthogonal tokens, read out as their mean.
 
     With scores over n all four matrices learn; with scores over √n those of values and outputs.
     """
@@ -109,10 +109,7 @@ def distance(numbers: Numbers, network: str, width: int) -> Estimate:
 
 def slope(numbers: Numbers, network: str, first: int, last: int) -> Estimate:
     """The exponent of the width in the mean distance, between two widths."""
-    low, high = distance(numbers, network, first), distance(numbers, network, last)
-    error = math.hypot(low.error / low.value, high.error / high.value)
-    size = math.log(last / first)
-    return Estimate(math.log(high.value / low.value) / size, error / size)
+    return slope_of([first, last], [distance(numbers, network, width) for width in (first, last)])
 
 
 def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
@@ -130,7 +127,7 @@ def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
 
 def _rate(numbers: Numbers, network: str, first: int, last: int, words: str, stated: bool) -> Claim:
     found = slope(numbers, network, first, last)
-    verdict = decide_below(Estimate(abs(found.value + 0.5), found.error), EXPONENT_ATOL)
+    verdict = near(found, -0.5)
     return Claim(
         f"It does so like n^(−1/2), {words}.",
         f"The exponent of n in the mean distance, from {first:,} to {last:,}, is within {EXPONENT_ATOL:g} of −1/2.",
@@ -223,11 +220,11 @@ RESULT = Result(
         "https://arxiv.org/abs/2511.01734",
         "https://www.emergentmind.com/open-problems/explain-sudden-convergence-rate-change-lr-transfer-mup",
     ),
-    setting="A linear network of depth L = 3 in µP, one step of gradient descent on its hidden matrices, quadratic "
-    "loss. With inputs in one dimension, as in the public reproduction, any data set is one point: input 1 and target "
-    "1. Ours: ns.step, exact at every width; the output is a polynomial in the rate, which gives the best rate of each "
-    "network. Attention: one head on four orthogonal tokens, read out as their mean, with scores over n (all matrices "
-    "learn) and over √n (values and outputs do). All rates are over the published constant.",
+    setting=f"A linear network of depth L = {LAYERS} in µP, one step of gradient descent on its hidden matrices, "
+    "quadratic loss. With inputs in one dimension, as in the public reproduction, any data set is one point: input 1 "
+    "and target 1. Ours: ns.step, exact at every width; the output is a polynomial in the rate, which gives the best "
+    "rate of each network. Attention: one head on six orthogonal tokens, read out as their mean, with scores over n "
+    "(all matrices learn) and over √n (values and outputs do). All rates are over the published constant.",
     quick="2,000 networks at every width.",
     parts=parts,
     judge=judge,

@@ -16,12 +16,12 @@ from netsor.studies import Arrays, slope_of
 from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, combine, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 
-TOKENS, WIDTH = 16, 64
-SCALES = (0.25, 1.0, 3.0)  # σ_Q σ_K, the standard deviation of a score of tokens with mean square 1
-COSINES = (0.0, 0.4, 0.7, 0.9, 0.97, 0.99)  # of two tokens
-COLLAPSED = 0.99
+TOKENS, WIDTH = 20, 96
+SCALES = (0.4, 1.0, 2.5)  # σ_Q σ_K, the standard deviation of a score of tokens with mean square 1
+COSINES = (0.0, 0.3, 0.6, 0.88, 0.95, 0.985)  # of two tokens
+NEARLY, COLLAPSED = 0.88, 0.985
 SHARE = 0.1
-DEPTHS, DEEP_SCALES, DEEP_TOKENS = (1, 2, 4, 6, 8, 10, 12), (0.1, 1.0), 8
+DEPTHS, DEEP_SCALES, DEEP_TOKENS = (1, 2, 4, 6, 8, 10, 12), (0.1, 1.0), 10
 COLOURS = dict(zip(SCALES, (GREEN, BLUE, VERMILLION), strict=True))
 N = Width("n")
 
@@ -46,7 +46,7 @@ def layer(cosine: float, scale: float) -> Any:
 
 @program
 def last_layer(depth: int, scale: float) -> Any:
-    """The same for the last of so many layers with residual connections and no norm, on 8 tokens."""
+    """The same for the last of so many layers with residual connections and no norm."""
     x = gaussian(N, DEEP_TOKENS)
     for _ in range(depth):
         before = x
@@ -95,7 +95,7 @@ def depths(scale: float, depths: list[int], draws: int, seed: int) -> Arrays:
 
 def parts(quick: bool) -> list[Part]:
     """A scale of scores each."""
-    cosines, draws = ([0.0, 0.9, COLLAPSED], 1000) if quick else (list(COSINES), 5000)
+    cosines, draws = ([0.0, NEARLY, COLLAPSED], 1000) if quick else (list(COSINES), 5000)
     given = {"cosines": cosines, "draws": draws}
     deep = {"depths": [1, 6, 12] if quick else list(DEPTHS), "draws": 200 if quick else 2000}
     return [
@@ -147,7 +147,7 @@ def judge(numbers: Numbers) -> list[Claim]:
         for name, words in (("value", value), ("query", query)):
             claims.append(_assumed(numbers, name, words, cosine, SCALES if cosine else (1.0,), where))
     found = numbers["scale 1"]
-    near = [_place(found, cosine) for cosine in (0.9, COLLAPSED)]
+    near = [_place(found, cosine) for cosine in (NEARLY, COLLAPSED)]
     ratios = [_over(found["query"][k], found["value"][k]) for k in near]
     power = slope_of([1 - found["cosine"][k] for k in near], ratios)
     claims.append(

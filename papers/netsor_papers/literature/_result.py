@@ -14,7 +14,7 @@ from netsor.laws import Estimate
 from netsor.laws._estimate import student
 from netsor.studies import Arrays
 
-from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED
+from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, decide_below
 
 Array = npt.NDArray[np.float64]
 Numbers = Mapping[str, Arrays]  # what was computed, by the label of the part
@@ -105,6 +105,11 @@ def within(published: float, ours: Estimate, share: float) -> str:
     if off + SIGMAS * error < share:
         return AGREES
     return DISAGREES if off - SIGMAS * error > share else UNDECIDED
+
+
+def near(found: Estimate, value: float, atol: float = EXPONENT_ATOL) -> str:
+    """Is our number within this distance of a value? By four standard errors, one way or the other."""
+    return decide_below(Estimate(abs(found.value - value), found.error), atol)
 
 
 def mean(draws: Any) -> Estimate:

@@ -15,7 +15,7 @@ from netsor.nn import attention_std
 from netsor.studies import Arrays
 
 from .._significance import combine, decide_below, extrapolate
-from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, within
+from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, near, within
 
 LENGTHS = (1024, 8192, 131_072, 10**6)
 SHORT, LONG = 8192, 131_072  # where exponents are taken, and what is said for practice
@@ -124,7 +124,7 @@ def _power(numbers: Numbers, label: str, told: float, words: str) -> Claim:
         f"Between {SHORT:,} and {LONG:,} tokens the exponent of log T in the scale at which half the attention is on "
         f"one token is within {EXPONENT_ATOL:g} of {told:g}.",
         f"{power:.3f}: from {scales[SHORT].value:.3f} to {scales[LONG].value:.3f}, {factor:.3f} times as large.",
-        extrapolate(decide_below(Estimate(abs(power - told), scales[LONG].error), EXPONENT_ATOL)),
+        extrapolate(near(Estimate(power, scales[LONG].error), told)),
     )
 
 

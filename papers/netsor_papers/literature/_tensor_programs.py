@@ -18,6 +18,7 @@ from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import IMAGES, PLACES, kernel_program, last_kernel, tangent, tangent_program, word_kernel
 
 DEPTH = 2  # of Tensor Programs I; II has 1
+TANGENT_DEPTHS, KERNEL_DEPTHS = [2, 4], [3, 5]  # at which recursions are compared
 NETWORKS = 10  # both papers publish the mean
 SAME = 1e-9  # two ways to compute one number: rounding of some hundred operations, with room
 MAX_Z = 4.0  # standard deviations of what was published, by our law
@@ -60,10 +61,10 @@ def kernel_width(width: int, draws: int, seed: int) -> Arrays:
 
 def parts(quick: bool) -> list[Part]:
     """Both limits, and every width that was published; a quick run has three widths of each, with fewer draws."""
-    depths = [1, 2] if quick else [1, 2, 3]
+    depths = TANGENT_DEPTHS[: 1 if quick else 2]
     made = [
         Part("tangent limit", tangent_limit, {"depths": depths}, 3.0 if quick else 6.0),
-        Part("kernel limit", kernel_limit, {"depths": [DEPTH, 4]}, 1.0),
+        Part("kernel limit", kernel_limit, {"depths": KERNEL_DEPTHS}, 1.0),
     ]
     for width in (64, 256, 1024) if quick else TANGENT:
         draws = 200 if quick else min(1000, 2**21 // width)
@@ -89,13 +90,13 @@ def _table(numbers: Numbers, name: str) -> list[tuple[int, float, Estimate, floa
     return made
 
 
-def _recursion(found: Arrays, what: str, depths: str) -> Claim:
+def _recursion(found: Arrays, what: str, depths: list[int]) -> Claim:
     off = max(np.abs(ours / said - 1).max() for ours, said in zip(found["ours"], found["recursion"], strict=True))
     return Claim(
         f"{what} is given by a recursion over layers.",
         f"The recursion and our program at infinite width, which does not know of it, agree to {SAME:g} in every "
         "entry.",
-        f"Largest relative difference {off:.1e}, at depth {depths}.",
+        f"Largest relative difference {off:.1e}, at depth {' and '.join(map(str, depths[: len(found['ours'])]))}.",
         AGREES if off < SAME else DISAGREES,
     )
 
@@ -125,12 +126,11 @@ def _power(rows: list[tuple[int, float, Estimate, float]], power: float, what: s
 def judge(numbers: Numbers) -> list[Claim]:
     """Two recursions, two tables, two powers."""
     tangents, kernels = _table(numbers, "tangent"), _table(numbers, "kernel")
-    count = len(numbers["tangent limit"]["ours"])
     return [
-        _recursion(numbers["tangent limit"], "II: the tangent kernel at infinite width", f"1 to {count}"),
+        _recursion(numbers["tangent limit"], "II: the tangent kernel at infinite width", TANGENT_DEPTHS),
         _means(tangents, "II: ‖Θ_n − Θ‖/‖Θ‖"),
         _power(tangents, -0.5, "II: ‖Θ_n − Θ‖/‖Θ‖"),
-        _recursion(numbers["kernel limit"], "I: the kernel of the last tokens at infinite width", f"{DEPTH} and 4"),
+        _recursion(numbers["kernel limit"], "I: the kernel of the last tokens at infinite width", KERNEL_DEPTHS),
         _means(kernels, "I: ‖K_n − K‖²/‖K‖²"),
         _power(kernels, -1.0, "I: ‖K_n − K‖²/‖K‖²"),
     ]

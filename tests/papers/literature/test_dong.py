@@ -71,7 +71,7 @@ def numbers():
     given = {"tokens": 4, "layers": 6, "draws": 40}
     return {
         **made,
-        "width 64": study.pure(64, **given, seed=0),
+        study.PURE_LABELS[0]: study.pure(64, **given, seed=0),
         "width ∞": study.pure(None, **given, seed=0),
         "bound": study.bound(64, **given, seed=0),
     }

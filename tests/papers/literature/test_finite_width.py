@@ -41,7 +41,7 @@ def published(diagonal=1.0, off=0.3, wide=0.0, power=-1.0, noise=1e-4):
     z, made = np.linspace(-1, 1, 50), {}
     for part in study.parts(False):
         depth, n = part.given["depth"], part.given["width"]
-        size = study.first_order(depth) * (1 + wide * (n == 20)) / n * (n / 160) ** (power + 1)
+        size = study.first_order(depth) * (1 + wide * (n == 20)) / n * (n / study.WIDTHS[-1]) ** (power + 1)
         made[part.label] = {
             "own": np.array([diagonal, noise]),
             "other": np.array([1 + off / n + wide * (n == 20), noise]),

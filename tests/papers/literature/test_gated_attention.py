@@ -11,8 +11,7 @@ from netsor_papers.literature import _gated_attention as study
 
 from ...keep import keep
 
-SMALL = {"WIDTH": 5, "HEAD_DIM": 3, "HIDDEN": 4, "STD": 0.6, "SCORE_STD": 0.6 * math.sqrt(5), "TOKENS": 4,
-         "DIRECTIONS": 2, "DEEP_TOKENS": 2, "PLACES": (1, 2)}  # fmt: skip
+SMALL = {"HEADS": 2, "GROUPS": 1, "HEAD_DIM": 3, "STD": 0.6, "TOKENS": 4, "DIRECTIONS": 2, "DEEP_TOKENS": 2}
 
 
 @pytest.fixture
@@ -51,29 +50,30 @@ def test_heads_are_explicit_ones(kind, small):
     )
     squares = [((ahead + sign * back) ** 2).sum(axis=(1, 2)) for sign in (1, -1)]
     singular = np.linalg.svd(ahead, compute_uv=False) ** 2
-    found = study.heads(kind, draws, seed=0)
+    found = study.heads(kind, 5, draws, seed=0)
     same_law(squares[0] / (squares[0] + squares[1]), found["even"], 0.05)
     same_law(singular[:, 0] / singular.sum(axis=1), found["spectrum"][:, 0], 0.05)
 
 
 @pytest.mark.parametrize("kind", keep(study.STACKS, "elementwise"))
 def test_gradients_are_those_of_explicit_stacks(kind, small):
-    """Two blocks; the gradient after the first by central differences."""
+    """Two blocks of width 5, two heads that share keys and values; the gradient after the first by differences."""
     rng, draws = small, 2000
-    blocks = []
-    for _ in range(2):
-        square = 0.6 * rng.standard_normal((5, draws, 5, 5))
-        blocks.append(
-            (*square, *(0.6 * rng.standard_normal((2, draws, 5, 4))), 0.6 * rng.standard_normal((draws, 4, 5)))
-        )
+    hidden = 4 if kind == "elementwise" else 6  # with gates two less, for six entries of the heads
+    shapes = ((2, 5, 3), (2, 5, 3), (5, 3), (5, 3), (6, 5), (5, hidden), (5, hidden), (hidden, 5))
+    blocks = [[0.6 * rng.standard_normal((draws, *shape)) for shape in shapes] for _ in range(2)]
     readout = rng.standard_normal((draws, 5))
 
     def block(x, weights):
-        queries, keys, values, gates, out, first, second, last = weights
-        gate = {"none": 1.0, "constant": math.sqrt(study.gate_square())}.get(kind, scipy.special.expit(unit(x) @ gates))
-        x = x + (gate * attend(unit(x), queries, keys, values)) @ out
-        hidden = unit(x) @ first
-        return x + (hidden * scipy.special.expit(hidden) * (unit(x) @ second)) @ last
+        queries, gates, keys, values, out, first, second, last = weights
+        y, heads = unit(x), []
+        for head in range(2):
+            gate = {"none": 1.0, "constant": math.sqrt(study.gate_square(5))}.get(kind)
+            gate = scipy.special.expit(y @ gates[:, head]) if gate is None else gate
+            heads.append(gate * attend(y, queries[:, head], keys, values))
+        x = x + np.concatenate(heads, axis=2) @ out
+        inner = unit(x) @ first
+        return x + (inner * scipy.special.expit(inner) * (unit(x) @ second)) @ last
 
     def gradient(function, x, h=1e-5):
         found = np.zeros_like(x)
@@ -88,23 +88,25 @@ def test_gradients_are_those_of_explicit_stacks(kind, small):
 
     x = block(0.6 * rng.standard_normal((draws, 2, 5)), blocks[0])
     growth = np.log(gradient(lambda x: end(block(x, blocks[1])), x) / gradient(end, block(x, blocks[1])))
-    same_law(growth, study.stacks(kind, 2, draws, seed=0)["growth"][:, 0], 0.4)
+    same_law(growth, study.stacks(kind, 2, 5, 6, draws, seed=0)["growth"][:, 0], 0.4)
 
 
 def test_the_square_of_gates():
-    z = scipy.stats.norm(scale=study.SCORE_STD)
-    assert study.gate_square() == pytest.approx(z.expect(lambda s: scipy.special.expit(s) ** 2), abs=1e-9)
+    z = scipy.stats.norm(scale=0.02 * math.sqrt(2048))
+    assert study.gate_square(2048) == pytest.approx(z.expect(lambda s: scipy.special.expit(s) ** 2), abs=1e-9)
 
 
-def planted(even=(0.0, 0.2, 0.2), rank=(8, 64, 64), closed=0.6, growth=(6.0, 5.0, 5.0)):
+def planted(even=(0.0, 0.2, 0.2), rank=(6, 48, 48), closed=0.6, growth=(6.0, 5.0, 5.0)):
     """Numbers as the statements have them, with a little noise."""
     noise, made = 1e-3 * np.array([-1.0, 1.0] * 5), {}
-    for kind, share, size in zip(study.HEADS, even, rank, strict=True):
+    for kind, share, size in zip(study.ALONE, even, rank, strict=True):
         spectrum = np.where(np.arange(study.TOKENS) < size, 1.0 / size, 1e-17)
         made[f"head {kind}"] = {"even": share * (1 + noise), "spectrum": np.tile(spectrum, (10, 1)),
                                 "closed": closed + noise}  # fmt: skip
-    for kind, value in zip(study.STACKS, growth, strict=True):
-        made[f"stack {kind}"] = {"growth": np.linspace(value, 0, len(study.PLACES)) + noise[:, None]}
+    for depth in study.MODELS:
+        for kind, value in zip(study.STACKS, growth, strict=True):
+            line = np.linspace(value, 0, len(study.places(depth)))
+            made[f"stack {kind} {depth}"] = {"growth": line + noise[:, None]}
     return made
 
 
@@ -116,8 +118,8 @@ def test_verdicts():
     assert verdicts() == [AGREES] * 5
     assert verdicts(even=(0.0, 0.2, 0.05))[0] == DISAGREES  # one gate is nearly linear
     assert verdicts(even=(0.1, 0.2, 0.2))[0] == DISAGREES  # attention without a gate is not linear
-    assert verdicts(rank=(8, 8, 64))[1:3] == [OUTSIDE, AGREES]
-    assert verdicts(rank=(8, 64, 8))[1:3] == [AGREES, OUTSIDE]
+    assert verdicts(rank=(6, 6, 48))[1:3] == [OUTSIDE, AGREES]
+    assert verdicts(rank=(6, 48, 6))[1:3] == [AGREES, OUTSIDE]
     assert verdicts(closed=0.05)[3] == OUTSIDE
     assert verdicts(growth=(6.0, 6.5, 6.0))[4] == OUTSIDE
     assert verdicts(growth=(6.0, 6.0, 6.0))[4] == "undecided"
@@ -126,4 +128,4 @@ def test_verdicts():
 def test_the_table_has_one_kind_of_row():
     rows = list(study.rows(planted()))
     assert len({tuple(row) for row in rows}) == 1
-    assert len(rows) == 3 * 64 + 3 * 6
+    assert len(rows) == 3 * 48 + 3 * 2 * 6

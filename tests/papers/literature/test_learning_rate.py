@@ -14,8 +14,9 @@ def test_the_best_rate_is_where_the_output_first_meets_the_target():
     assert study.best(nodes, outputs) == pytest.approx([1.0, 2.0, crossing, study.MOST, 0.0], abs=1e-4)
 
 
-def test_the_variance_has_the_closed_form_of_wide_networks():
+def test_the_variance_has_the_closed_form_of_wide_networks(monkeypatch):
     """n E(η/η_∞ − 1)² → 2(2 + 2(1 + 4)/9) + 17/81 at depth 3: squared lengths, and products of two updates."""
+    monkeypatch.setattr(study, "LAYERS", 3)
     rate = study.optima("linear", 10**6, 8000, seed=0)["rate"]
     square = study.mean(1e6 * (rate - 1) ** 2)
     assert abs(square.value - (2 * (2 + 10 / 9) + 17 / 81)) < 4 * square.error < 0.6
@@ -25,9 +26,10 @@ def test_the_variance_has_the_closed_form_of_wide_networks():
 def test_limits():
     assert study.optima("linear", None, 2, seed=0)["rate"] == pytest.approx(1.0, abs=1e-12)
     assert study.optima("over n", None, 2, seed=0)["rate"] == pytest.approx(1.0, abs=1e-9)
-    scores = np.exp(np.random.default_rng(0).standard_normal((4000, 4, 4)))
+    tokens = study.TOKENS
+    scores = np.exp(np.random.default_rng(0).standard_normal((4000, tokens, tokens)))
     weights = (scores / scores.sum(axis=2, keepdims=True)).mean(axis=1)
-    simulated, exact = 1 / (4 * (weights**2).sum(axis=1)), study.optima("over root n", None, 4000, seed=0)["rate"]
+    simulated, exact = 1 / (tokens * (weights**2).sum(axis=1)), study.optima("over root n", None, 4000, seed=0)["rate"]
     a, b = study.mean(simulated), study.mean(exact)
     assert abs(a.value - b.value) < 4 * np.hypot(a.error, b.error) < 0.01
 

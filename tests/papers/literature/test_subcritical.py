@@ -8,24 +8,26 @@ import scipy
 
 from netsor_papers._significance import AGREES, OUTSIDE
 from netsor_papers.literature import _subcritical as study
+from netsor_papers.literature._depth import exponent
 
 
 def test_gradients_are_those_of_backpropagation(monkeypatch):
     """Three blocks of perceptrons with tanh, one token, width 6, drawn in full."""
-    for name, value in (("WIDTH", 6), ("TOKENS", 1), ("DEPTH", 3), ("PLACES", (1,))):
+    sizes = (("WIDTH", 6), ("HIDDEN", 6), ("TOKENS", 1), ("STD", math.sqrt(1 / 6)), ("PLACES", (1,)))
+    for name, value in sizes:
         monkeypatch.setattr(study, name, value)
     rng, draws = np.random.default_rng(0), 3000
     x = rng.standard_normal((draws, 6))
     inner, outer = rng.standard_normal((2, 3, draws, 6, 6)) / math.sqrt(6)
     slopes = []
-    for first, second in zip(math.sqrt(2) * inner, outer, strict=True):
+    for first, second in zip(inner, outer, strict=True):
         hidden = np.einsum("dij,dj->di", first, np.tanh(x))
         slopes.append((second * (hidden > 0)[:, None]) @ (first * (1 / np.cosh(x) ** 2)[:, None]))
         x = x + np.einsum("dij,dj->di", second, np.maximum(hidden, 0))
     back = rng.standard_normal((draws, 6))
     for slope in slopes[:0:-1]:
         back = back + np.einsum("dij,di->dj", slope, back)
-    found = study.growth("DyT", False, draws, seed=0)["log"][:, 0]
+    found = study.growth("DyT", False, 2, draws, seed=0)["log"][:, 0]
     explicit = np.log((back**2).mean(axis=1))
     assert scipy.stats.ks_2samp(explicit, found).pvalue > 1e-4
     assert scipy.stats.ks_2samp(explicit + 0.15, found).pvalue < 1e-4
@@ -40,7 +42,7 @@ def logs(power, noise=1e-3):
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 0.5, 1.0])
 def test_the_exponent_of_each_law(power):
-    assert study.exponent(logs(power)).value == pytest.approx(power, abs=1e-9)
+    assert exponent(logs(power)).value == pytest.approx(power, abs=1e-9)
 
 
 def test_verdicts():
