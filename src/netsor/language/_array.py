@@ -115,8 +115,8 @@ REFLECTED = {
 class Source:
     """The identity of a random object: two operations with one source share its randomness."""
 
-    def __init__(self, name: str | None, scaled: bool = False) -> None:
-        self.name, self.scaled = name, scaled  # by a scalar of the program, outside of the object
+    def __init__(self, name: str | None, by: Any = None) -> None:
+        self.name, self.by = name, by  # a scalar of the program that multiplies the object, outside of it
 
 
 class VectorAccess(Enum):

@@ -314,7 +314,7 @@ class Parameters:
             listed = given if isinstance(given, list | tuple) else [given]
         for parameter in listed:
             match parameter:
-                case Weight(source=Source(scaled=True)):
+                case Weight(source=Source(by=Scalar())):
                     raise TraceError(operation, f"weights={shown(parameter)} has a scalar as std: give it a number")
                 case Weight(source=source, members=members) if source in used:
                     self.members.setdefault(source, set()).update(members.ravel().tolist())

@@ -200,7 +200,7 @@ def weight(
     out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
     if entry_std is not None:
         sigma = _absolute(scale(entry_std, "entry_std", "weight"), sigma, in_)
-    return Weight(Source(as_name(name, "weight"), by is not None), out, in_, sigma, members, members.size, in_, by=by)
+    return Weight(Source(as_name(name, "weight"), by), out, in_, sigma, members, members.size, in_, by=by)
 
 
 def _absolute(entry_std: float, std: float, in_width: Width) -> float:

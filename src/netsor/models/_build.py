@@ -244,7 +244,7 @@ def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, n
     else:
         table = nn.Embedding([*given.ids, *given.decoder_ids], n, model.std_embedding)
         x = _words(model, table, given.ids)
-    if model.positions == "learned" and model.std_position:
+    if model.positions == "learned" and model.std_position != 0:
         x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position, name="position")()
     if model.std_type:
         x = x + ns.gaussian(n, cov=model.std_type**2, name="type")

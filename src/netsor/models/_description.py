@@ -6,9 +6,10 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated, Any, Self, get_args, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
 from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
 from ..language._rotary import Stretch, checked_stretch
@@ -67,6 +68,7 @@ def _parsed(hint: Any, text: str) -> Any:
 
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
 MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
+SCALAR_STDS = ("std", *(f"std_{matrix}" for matrix in MATRICES))  # that may be scalars of a program
 BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the branches of a block add: all but scores
 
 
@@ -286,6 +288,17 @@ def _own_names(changes: dict[str, Any]) -> dict[str, Any]:
         if name in made:
             raise ArgumentError(given, value, f"given once: {name} is the same field")
         made[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
+    return made
+
+
+D = TypeVar("D", bound=Description)
+
+
+def with_scalar_std(model: D, field: str, std: Any) -> D:
+    """The model with a scalar of a program as one of `SCALAR_STDS`; it can be built, and not validated again."""
+    made = copy(model)
+    for name in [f"std_{matrix}" for matrix in MATRICES] if field == "std" else [field]:
+        object.__setattr__(made, name, std)
     return made
 
 

@@ -47,7 +47,7 @@ class Gradients:
         """A row for each block, with ratios to the mean of |W|², which a matrix of zeros has not."""
         kinds = [kind for kind in KINDS if any(kind in found for found in net.matrices)]
         found = [{kind: block.get(kind, []) for kind in kinds} for block in net.matrices]
-        made = [(f"grad_{kind}", all(self._size(block[kind]) for block in found)) for kind in kinds]
+        made = [(f"grad_{kind}", all(self._size(block[kind]) != 0 for block in found)) for kind in kinds]
         names = [name for kind, sized in made for name in (kind, f"{kind}_ratio")[: 1 + sized]]
         self.names = ("grad_mean_square", *names)
         self.rows = []
@@ -57,7 +57,7 @@ class Gradients:
 
     def _ends(self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int) -> None:
         """One row for the network: at the embeddings, of the embedding, and of the matrix of the logits."""
-        norms: dict[str, tuple[Scalar, float]] = {}
+        norms: dict[str, tuple[Scalar, float | Scalar]] = {}  # each with the mean of Σ |W|²
         inside = [value for value in net.values[0] if isinstance(value.op, MatMul)]
         known = {value for kinds in net.matrices for values in kinds.values() for value in values} | set(inside)
         last = [v for v, use in self.uses.items() if v not in known and use.op.weight.source.name in HEAD_NAMES]
@@ -70,7 +70,7 @@ class Gradients:
         elif tables:
             found = sum((self._square(table).sum() for table in tables[1:]), self._square(tables[0]).sum())
             found = found + loss.head if loss.tied and loss.head is not None else found
-            norms["embedding"] = found, sum(words * _variance(x) * x.width.bind(self.widths) for x in tables)
+            norms["embedding"] = found, sum((words * _variance(x) * x.width.bind(self.widths) for x in tables), 0.0)
         if loss.head is not None and not loss.tied:
             norms["head"] = loss.head, loss.head_size
         elif last:
@@ -78,7 +78,7 @@ class Gradients:
         final = {"grad_input": self._mean_square(net.starts[0])}
         for kind, (norm, size) in norms.items():
             final[f"grad_{kind}"] = norm
-            if size:
+            if size != 0:
                 final[f"grad_{kind}_ratio"] = norm / size
         self.final_names, self.final = tuple(final), stack(list(final.values()))
 
@@ -90,12 +90,13 @@ class Gradients:
         return x
 
     def _square(self, x: Vector) -> Scalar:
-        """|√n ∂L/∂x|²/n of each vector: |∂L/∂x|²."""
+        """|√n ∂L/∂x|²/n of each vector: |∂L/∂x|²; of a table with a scalar as std, by the vectors with that."""
         x = self._reshaped(x)
         if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
         one = self.back.of(x)[..., None]
-        return mean_dot(one, one)[..., 0, 0]
+        square, by = mean_dot(one, one)[..., 0, 0], x.op.source.by if isinstance(x.op, Gaussian) else None
+        return square if by is None else square / (by * by)
 
     def _mean_square(self, x: Vector) -> Scalar:
         return self._square(x).mean() / x.width.bind(self.widths)
@@ -117,22 +118,30 @@ class Gradients:
                 d, x = use.d.reshape(count, -1), use.op.x.reshape(count if use.op.each else 1, -1)
                 places[kind].append(len(grams))
                 grams += [weight.in_width.bind(self.widths) * mean_dot(d, d), mean_dot(x, x)]
+                if (by := weight.source.by) is not None:  # ∂L/∂(by·W) is ∂L/∂W over by
+                    grams[-2] = grams[-2] / (by * by)
+        sizes: list[float | Scalar] = []
         for name in names:
             kind = name.removeprefix("grad_").removesuffix("_ratio")
-            by = 1 / self._size(found[kind]) if name.endswith("_ratio") else 1.0
-            sums.append((by, tuple(places[kind])))
+            sizes.append(self._size(found[kind]) if name.endswith("_ratio") else 1.0)
+            sums.append((1.0 if isinstance(sizes[-1], Scalar) else 1 / sizes[-1], tuple(places[kind])))
         if not grams:
             return constant(np.zeros(len(names)))
-        return apply(partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs")
+        made = apply(partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs")
+        scalars = [size if isinstance(size, Scalar) else constant(np.ones(())) for size in sizes]
+        return made / stack(scalars) if any(isinstance(size, Scalar) for size in sizes) else made
 
     def _refuse(self, matrix: str | None, where: str) -> None:
         said = f"{matrix or 'a matrix'} acts {where}"
         raise ValueError(f"gradients=True of {self.net.name}: {said}, and its gradient is known for one product alone")
 
-    def _size(self, values: Iterable[Value]) -> float:
-        """The mean of Σ |W|²."""
-        weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
-        return sum(w.std**2 * w.members.size * w.drawn.out_width.bind(self.widths) for w in weights)
+    def _size(self, values: Iterable[Value]) -> float | Scalar:
+        """The mean of Σ |W|²: a number, or a scalar if that is what W has as std."""
+        found: float | Scalar = 0.0
+        for w in (value.op.weight for value in values if isinstance(value.op, MatMul)):
+            size = w.std**2 * w.members.size * w.drawn.out_width.bind(self.widths)
+            found = found + (size if w.source.by is None else size * (w.source.by * w.source.by))
+        return found
 
 
 def _tables(net: ProbedProgram) -> list[Vector]:
@@ -143,6 +152,7 @@ def _tables(net: ProbedProgram) -> list[Vector]:
     ]
 
 
-def _variance(table: Vector) -> float:
+def _variance(table: Vector) -> float | Scalar:
     assert isinstance(table.op, Gaussian)
-    return float(np.mean(np.sum(table.op.factor**2, axis=-1)))
+    drawn, by = float(np.mean(np.sum(table.op.factor**2, axis=-1))), table.op.source.by
+    return drawn if by is None else drawn * (by * by)

@@ -200,8 +200,8 @@ class Transformer(Description):
         inputs = inputs_of(self, ids, tokens, decoder_ids, patches)
         if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
             raise ArgumentError("tokens", inputs.tokens, "2 or more: an audit compares tokens")
-        empty = not self.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {self.padding}
-        if empty and not self.std_type and not (self.positions == "learned" and self.std_position):
+        empty = self.std_embedding == 0 or {*inputs.ids, *inputs.decoder_ids} == {self.padding}
+        if empty and not self.std_type and not (self.positions == "learned" and self.std_position != 0):
             raise ValueError(
                 f"std_embedding={self.std_embedding:g} of {self.name} with these tokens makes all vectors 0, which "
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"

@@ -222,10 +222,10 @@ def attention(
     softcap: float | None = None,
     bias: ScalarLike | None = None,
     scaling: str | float = "sqrt",
-    sigma_q: float = 1.0,
-    sigma_k: float = 1.0,
-    sigma_v: float = 1.0,
-    sigma_o: float = 1.0,
+    sigma_q: float | Scalar = 1.0,
+    sigma_k: float | Scalar = 1.0,
+    sigma_v: float | Scalar = 1.0,
+    sigma_o: float | Scalar = 1.0,
     sigma_b: float = 0.0,
 ) -> Vector:
     """Multi-head attention over the tokens along the last axis of x: the output of `attend`.
@@ -259,8 +259,8 @@ def attention(
         Added to the scores last; broadcasts to (heads, …, tokens, tokens).
     scaling : str or float
         "sqrt"; "linear" divides by d instead of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
-    sigma_q, sigma_k, sigma_v, sigma_o : float
-        Standard deviations of the matrices of queries, keys, values and the output.
+    sigma_q, sigma_k, sigma_v, sigma_o : float or Scalar
+        Standard deviations of the matrices of queries, keys, values and the output, as `std` of `ns.weight`.
     sigma_b : float
         The standard deviation of the entries of all biases.
 
@@ -295,10 +295,10 @@ def attend(
     softcap: float | None = None,
     bias: ScalarLike | None = None,
     scaling: str | float = "sqrt",
-    sigma_q: float = 1.0,
-    sigma_k: float = 1.0,
-    sigma_v: float = 1.0,
-    sigma_o: float = 1.0,
+    sigma_q: float | Scalar = 1.0,
+    sigma_k: float | Scalar = 1.0,
+    sigma_v: float | Scalar = 1.0,
+    sigma_o: float | Scalar = 1.0,
     sigma_b: float = 0.0,
 ) -> Attended:
     """Multi-head attention: its output, scores and weights. The parameters are those of `attention`.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from .._validate import one_of, scale, shown
-from ..language import TraceError, Value, Vector, Width, gaussian, relu, rms_norm, weight
+from ..language import Scalar, TraceError, Value, Vector, Width, gaussian, relu, rms_norm, weight
 from ..language._array import Operation
 from ..language._graph import topological_order
 from ..language._probe import unwatched
@@ -15,7 +15,12 @@ from ..language._width import as_width
 
 
 def affine(
-    x: Vector, width: Width, sigma_w: float, sigma_b: float, batch: int | tuple[int, ...] = (), name: str | None = None
+    x: Vector,
+    width: Width,
+    sigma_w: float | Scalar,
+    sigma_b: float,
+    batch: int | tuple[int, ...] = (),
+    name: str | None = None,
 ) -> Vector:
     """W x + b for every matrix of a batch, entries N(0, σ_w²/fan-in) and N(0, σ_b²); b is one for all vectors of x."""
     w = weight(width, x.width, batch, sigma_w, name=name)
@@ -25,9 +30,10 @@ def affine(
     return w @ x + b.reshape(*w.batch, *(1,) * x.ndim) if x.ndim else w @ x + b
 
 
-def scales(operation: str, **sigmas: float) -> tuple[float, ...]:
-    """Standard deviations, checked."""
-    return tuple(scale(sigma, name, operation) for name, sigma in sigmas.items())
+def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
+    """Standard deviations, checked; those of weights may be scalars."""
+    free = {name for name, sigma in sigmas.items() if isinstance(sigma, Scalar) and name != "sigma_b"}
+    return tuple(sigma if name in free else scale(sigma, name, operation) for name, sigma in sigmas.items())
 
 
 def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
@@ -130,9 +136,9 @@ def mlp(
     activation: Callable[[Vector], Vector] = relu,
     *,
     gate: bool = False,
-    sigma_w: float = 1.0,
-    sigma_gate: float | None = None,
-    sigma_out: float | None = None,
+    sigma_w: float | Scalar = 1.0,
+    sigma_gate: float | Scalar | None = None,
+    sigma_out: float | Scalar | None = None,
     sigma_b: float = 0.0,
 ) -> Vector:
     """A perceptron on every vector of x: hidden layers φ(W x + b) of the given widths, then one linear layer.
@@ -149,11 +155,11 @@ def mlp(
         φ.
     gate : bool
         Hidden layers are φ(W' x + b') ⊙ (W x + b): with `ns.silu` that is SwiGLU, with `ns.gelu_tanh` GeGLU.
-    sigma_w : float
-        σ in the entries N(0, σ²/fan-in) of hidden layers.
-    sigma_gate : float, optional
+    sigma_w : float or Scalar
+        σ in the entries N(0, σ²/fan-in) of hidden layers, as `std` of `ns.weight`.
+    sigma_gate : float or Scalar, optional
         σ of W'; by default `sigma_w`.
-    sigma_out : float, optional
+    sigma_out : float or Scalar, optional
         σ of the last layer; by default `sigma_w`.
     sigma_b : float
         The standard deviation of the entries of all biases.

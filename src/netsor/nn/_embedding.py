@@ -72,8 +72,8 @@ class Embedding:
         All ids that you will use, in any shape. Repeated ids share their vector.
     width : Width or int
         The dimension of the vectors.
-    std : float
-        The standard deviation of the coordinates.
+    std : float or Scalar
+        The standard deviation of the coordinates, as `std` of `ns.weight`.
     name : str
         Printed. An audit counts tables that are named "embedding" as the embedding of the words.
 
@@ -84,11 +84,17 @@ class Embedding:
     (4,)
     """
 
-    def __init__(self, ids: npt.ArrayLike, width: Width | int, std: float = 1.0, *, name: str = "embedding") -> None:
+    def __init__(
+        self, ids: npt.ArrayLike, width: Width | int, std: float | Scalar = 1.0, *, name: str = "embedding"
+    ) -> None:
         self.ids = _as_ids(ids, "ids")
-        self.std = scale(std, "std", "embedding")
+        by = std if isinstance(std, Scalar) else None
+        self.std: Any = scale(std, "std", "embedding") if by is None else by
         self.known = np.unique(self.ids)
-        self.vectors = gaussian(as_width(width, "embedding"), len(self.known), cov=self.std**2, name=name)
+        cov: Any = self.std**2 if by is None else 1.0
+        drawn: Any = gaussian(as_width(width, "embedding"), len(self.known), cov=cov, name=name)
+        drawn.op.source.by = by
+        self.vectors: Vector = drawn if by is None else by * drawn
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
         """The vectors of ids, in their shape; of those that the embedding was made with, unless given."""
@@ -130,7 +136,7 @@ class Embedding:
         size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
         parts = [self._known_logits(flat, size, one_of(spread, "spread", "logits", (True, False)))]
         if words > count:
-            others = normal((words - count, flat.size), self.std * size**0.5, name="words")
+            others = _normals((words - count, flat.size), self.std * size**0.5, "words")
             parts.append(others @ root(mean_dot(flat, flat)))
         unknown = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
         place = np.argsort(np.concatenate([self.known, unknown]))
@@ -139,11 +145,15 @@ class Embedding:
     def _known_logits(self, y: Vector, fan_in: int, spread: bool) -> Scalar:
         """The logits of the ids that the embedding was made with, in increasing order: (ids, vectors)."""
         means = mean_dot(self.vectors, y)
-        if not spread or not self.std:
+        if not spread or self.std == 0:
             return fan_in * means
         rest = mean_dot(y, y) - means.transpose() @ means / self.std**2
-        spreads: Scalar = normal(means.shape, self.std * fan_in**0.5) @ root(rest)
+        spreads: Scalar = _normals(means.shape, self.std * fan_in**0.5) @ root(rest)
         return fan_in * means + spreads
+
+
+def _normals(shape: tuple[int, ...], std: float | Scalar, name: str | None = None) -> Scalar:
+    return std * normal(shape, name=name) if isinstance(std, Scalar) else normal(shape, std, name=name)
 
 
 def embedding(

@@ -19,9 +19,10 @@ from ...engine import ExactError, Plan, Sampling
 from ...engine._parallel import Progress, check_memory
 from ...engine._precision import resolve_precision
 from ...engine.backends import AUTO, Backend, Numpy
-from ...language import TraceError
+from ...language import TraceError, hyperparameter
 from ...language._graph import topological_order
 from ...models import Probes, Transformer
+from ...models._description import SCALAR_STDS, with_scalar_std
 from ...models._metric_program import ProgramModel
 from .. import _study
 from .._cache import Arrays, cache_key, derive_seed
@@ -38,6 +39,7 @@ PART_DRAWS = 256  # at most
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_NAMED = 3  # fields, in a name
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
+STD = "std"  # the hyperparameter of a sweep of standard deviations
 MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
 MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
@@ -54,6 +56,25 @@ class AuditCase:
     gradients: bool = False
     ranges: bool = False
     backend: Backend = field(default_factory=Numpy)  # for which it is planned
+    swept: str | None = None  # a standard deviation that is an input of the plan
+
+    @property
+    def shared(self) -> AuditCase:
+        """The case with the program of all values of what is swept; at finite widths they have one plan too."""
+        if self.swept is None or isinstance(self.model, ProgramModel):
+            return self
+        return dataclasses.replace(self, model=self.model.replace(name=self.model.family, **{self.swept: 1.0}))
+
+    @property
+    def planned(self) -> AuditCase:
+        """The case whose plan serves: at infinite width Gaussian expectations depend on what is swept."""
+        return self if self.infinite else self.shared
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The inputs of the plan."""
+        name = "std_q" if self.swept == STD else self.swept  # which STD sets too
+        return {} if name is None else {STD: getattr(self.model, name)}
 
     @property
     def widths(self) -> dict[str, float]:
@@ -75,17 +96,20 @@ class AuditCase:
 
     def probes(self) -> Probes:
         """The program of all that is measured."""
-        given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
-        return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
+        given: dict[str, Any] = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
+        model = self.model
+        if self.swept is not None and isinstance(model, Transformer):
+            model = with_scalar_std(model, self.swept, hyperparameter(STD))
+        return model.probes(**given, gradients=self.gradients, ranges=self.ranges)
 
     def at(self) -> AtWidths:
         """That program at its widths."""
-        return probes_of(self)._at(self.widths)._at(self.widths)
+        return probes_of(self.shared)._at(self.widths)._at({**self.widths, **self.numbers})
 
     @property
     def names(self) -> tuple[str, ...]:
         """What is measured of it, but for ranges."""
-        probes = probes_of(self)
+        probes = probes_of(self.shared)
         return (*probes.names, *probes.final, *probes.starts)
 
     @property
@@ -126,6 +150,7 @@ class AuditCase:
         found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
         found |= {"gradients": True} if self.gradients else {}
         found |= {"ranges": True} if self.ranges else {}
+        found |= {"swept": self.swept} if self.swept else {}  # such a program numbers its draws in another order
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
@@ -139,10 +164,13 @@ def probes_of(subject: AuditCase) -> Probes:
 @lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
 def _planned(subject: AuditCase) -> tuple[Plan, float, float]:
     """A plan, and the seconds and bytes that it takes to make it: every worker does so again."""
+    if subject.planned != subject:
+        plan, seconds, size = _planned(subject.planned)
+        return plan.bind(subject.numbers), seconds, size
     start = time.process_time()
     try:
-        widths: dict[str, Any] = {**subject.widths}
-        plan = probes_of(subject).plan(backend=subject.backend, **widths)
+        widths: dict[str, Any] = {**subject.widths, **subject.numbers}
+        plan = probes_of(subject.shared).plan(backend=subject.backend, **widths)
         seconds = time.process_time() - start
         return plan, seconds, planning_bytes(topological_order(subject.at().outputs), subject.infinite)
     except TraceError as error:
@@ -172,7 +200,7 @@ class DrawTask:
 
     def run(self, progress: Progress = False) -> Arrays:
         """Draw; the first task of a subject at infinite width also has the quadrature error of all."""
-        probes, at = probes_of(self.subject), self.subject.at()
+        probes, at = probes_of(self.subject.shared), self.subject.at()
         how = Sampling(self.draws, self.stream, workers=1, progress=progress, backend=self.backend)
         arrays: Arrays = dict(probes.named(at.unchecked(how)))
         if self.subject.infinite and self.index == 0:
@@ -343,7 +371,16 @@ class Request(_study.Request):
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> AuditCase:
         ids = None if self.ids is None else tuple(self.ids)
         where = dataclasses.replace(self.backend, precision="float64")  # one plan for all precisions
-        return AuditCase(model, tokens, ids, infinite, gradients, self.ranges and not infinite, where)
+        ranges = self.ranges and not infinite
+        return AuditCase(model, tokens, ids, infinite, gradients, ranges, where, self._swept_std)
+
+    @property
+    def _swept_std(self) -> str | None:
+        """The field that is swept, if its values are inputs of one plan; those of 0 would have another."""
+        field, values = self.swept or ("", ())
+        first = self.models[0]
+        plain = isinstance(first, Transformer) and first.inputs == "tokens" and not first.decoder_layers
+        return field if plain and field in SCALAR_STDS and min(values) > 0 and not self.ranges else None
 
     @cached_property
     def refused(self) -> dict[Model, str]:

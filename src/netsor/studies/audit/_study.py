@@ -41,7 +41,8 @@ class AuditStudy(Study[Audit | Comparison]):
     def estimate(self) -> Cost:
         """What it takes, by the plans; refuses what does not fit in memory."""
         request = self.request
-        seconds, numbers, held, one, parts = 0.0, 0.0, 0.0, 0.0, []
+        seconds, numbers, held, one = 0.0, 0.0, 0.0, 0.0
+        parts: dict[AuditCase, tuple[int, float]] = {}  # of each plan, perhaps more than fit a list; and its seconds
         for case in request.subjects:
             draw, draws = case.draw, request.draws_of(case.tokens)
             held += COPIES * 8.0 * draws * case.plan.mean.shape[0]
@@ -52,17 +53,18 @@ class AuditStudy(Study[Audit | Comparison]):
             ):  # the quadrature error: a few draws of every plan with moved expectations, and these plans
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            parts.append((math.ceil(draws / case.part_draws), draw.planning))  # perhaps more than fit a list
+            count = parts.get(case.planned, (0, 0.0))[0] + math.ceil(draws / case.part_draws)
+            parts[case.planned] = count, draw.planning
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
-        workers = worker_count(request.workers, sum(count for count, _ in parts), one, request.backend, held)
+        workers = worker_count(request.workers, sum(count for count, _ in parts.values()), one, request.backend, held)
         check_memory(
             workers * one + held,
             f"{request.lengths[-1]:,} tokens on {workers} worker{'s' * (workers > 1)}",
             "take fewer tokens or workers, or a smaller model",
         )
         if request.backend.threads and not request.own:  # every worker plans what it draws
-            seconds += sum(planning * min(workers, count) for count, planning in parts)
+            seconds += sum(planning * min(workers, count) for count, planning in parts.values())
         return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
 
     def check(self) -> None:

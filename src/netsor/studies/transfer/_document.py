@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -168,7 +169,8 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
             axes.set(xscale="log", yscale="log", ylim=(bottom, top))
             axes.yaxis.set_major_formatter("{x:g}")
             name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
-            axes.set_title(f"{name} {sweep.verdict}")
+            verdict = re.sub(r"n\^(-?[0-9.]+)", r"$n^{\1}$", sweep.verdict)
+            axes.set_title(f"{name} {verdict}")
         for axes in list(panels.flat)[len(sweeps) :]:
             axes.set_visible(False)
         for axes in panels[:, 0]:
