@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvalues
 from ..language import Scalar, Value, Vector, apply, join
-from ..language._check_function import spectral_function
+from ..language._check_function import declares_output, spectral_function
 from ..language._score import pooled
 from ._probed_program import ProbedProgram, mask_of
 
@@ -26,6 +26,7 @@ MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smal
 LOGITS_PER_BATCH = 2**17  # logits that numpy computes at a time: 1 MiB fits the cache, and numpy is called seldom
 
 
+@declares_output(2)
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
@@ -38,6 +39,7 @@ def of_gram(gram: Array) -> Array:
     return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
 
 
+@declares_output(1)
 @spectral_function
 def effective_rank(gram: Array) -> Array:
     """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
@@ -50,6 +52,7 @@ def effective_rank(gram: Array) -> Array:
     return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
 
 
+@declares_output(4)
 def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
@@ -83,6 +86,7 @@ def flat(scores: Array) -> Array:
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
+@declares_output(3)
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
     seen = LogitMoments()
@@ -91,6 +95,7 @@ def of_logits(*parts: Array) -> Array:
     return seen.ends()
 
 
+@declares_output(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
     """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones."""
     seen = LogitMoments()
