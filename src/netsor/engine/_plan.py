@@ -80,7 +80,7 @@ def overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | 
         places = [
             i
             for i, arg in enumerate(step.args)
-            if (step.kind in ("add", "add_at", "multiply", "scale") or step.params.get("coordinates"))
+            if (step.kind in ("add", "add_at", "multiply", "scale") or step.params.get("axes") == 0)
             and arg.varies
             and arg.shape == step.out.shape
             and last[root.get(arg, arg)] == k
