@@ -134,13 +134,11 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     if k == 1:
         return a * b
     innermost = _replicas_innermost(a)
-    if (innermost or _replicas_innermost(b)) and (
-        j == 1 or i * k * j <= EINSUM_MAX_MULTIPLICATIONS
-    ):  # its loop runs over the replicas
+    small = j == 1 or i * k * j <= EINSUM_MAX_MULTIPLICATIONS
+    if small and (innermost or _replicas_innermost(b)):  # its loop runs over the replicas
         return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
-    if (
-        xp is not np and 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
-    ):  # JAX fuses it into one pass over all replicas
+    few = 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
+    if few and xp is not np:  # JAX fuses it into one pass over all replicas
         return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
     if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:  # one matrix b for all replicas
         rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])

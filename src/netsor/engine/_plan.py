@@ -89,9 +89,7 @@ def overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | 
     return found
 
 
-MIN_INNERMOST_ROW = (
-    32  # entries of a row beyond which numpy's inner loop over it is efficient, and replicas need not be innermost
-)
+MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
 
 
 @dataclass(eq=False)

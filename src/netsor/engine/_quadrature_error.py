@@ -54,9 +54,9 @@ class Moves:
     def relative(self) -> float:
         """The error of the output that moves the farthest, relative to its spread."""
         error = float(np.max(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
-        return (
-            0.0 if error <= ROUNDING_RTOL else error if error < np.inf else np.inf
-        )  # NaN: a function is not defined there
+        if np.isnan(error):  # a function is not defined there
+            return np.inf
+        return error if error > ROUNDING_RTOL else 0.0
 
     @property
     def signed(self) -> Array:

@@ -201,17 +201,10 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     for _, found in sampling.run(work, chunks(draws, size), _chunks_per_task(plan, size)):
         for block in found:
             tally.add(block)
-    nodes = tally.nodes()
-    return Conditional(
-        nodes[0][:, None],
-        nodes[1][:, None, None],
-        plan.random_numbers,
-        error,
-        plan.notes,
-        False,
-        nodes[2],
-        binning(cells, mean[:, 0], cov[:, 0, 0]),
-    )
+    means, variances, counts = tally.nodes()
+    off = binning(cells, mean[:, 0], cov[:, 0, 0])
+    made = means[:, None], variances[:, None, None]
+    return Conditional(*made, plan.random_numbers, error, plan.notes, False, counts, off)
 
 
 def _chunks_per_task(plan: Plan, size: int) -> int:

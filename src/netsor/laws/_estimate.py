@@ -213,9 +213,10 @@ def student(count: int, errors: float = 1.0) -> float:
     if count < 2:
         return math.inf
     if count > MANY:
-        x, z = 1 / (count - 1), errors * errors
-        first, second = (z + 1) / 4, (5 * z * z + 16 * z + 3) / 96
-        return 1 + x * (first + x * (second + x * (3 * z**3 + 19 * z * z + 17 * z - 15) / 384))
+        x, z = 1 / (count - 1), errors**2
+        return 1 + x * (
+            (z + 1) / 4 + x * ((5 * z**2 + 16 * z + 3) / 96 + x * (3 * z**3 + 19 * z**2 + 17 * z - 15) / 384)
+        )
     return float(scipy.special.stdtrit(count - 1, scipy.special.ndtr(errors))) / errors
 
 

@@ -21,10 +21,7 @@ MIN_QUANTILE_DOF = 16  # degrees of freedom below which squares of normals are a
 MAX_QUANTILE_DOF = 2**14  # degrees of freedom above which quantiles lose digits, and an interpolation in 1/√ν is used
 MAX_NORMAL = 9.0  # the largest |z| that is fitted: normals made from 53 random bits are smaller
 DEGREE = 40  # of the Chebyshev series that is fitted, before small coefficients are dropped
-COEFFICIENT_ATOL = {
-    "float64": 2e-13,
-    "float32": 1e-9,
-}  # smaller Chebyshev coefficients, in standard deviations, are dropped
+COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations: smaller coefficients are dropped
 
 
 class Chi(NamedTuple):
