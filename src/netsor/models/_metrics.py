@@ -63,10 +63,11 @@ def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     pairs, entries = np.flatnonzero(allowed), allowed.sum(axis=-1)
     if type(scores) is type(weights) is np.ndarray:
         shape = np.broadcast_shapes(scores.shape, weights.shape)
-        arrays = [np.broadcast_to(a, shape).reshape(-1, *shape[-2:]) for a in (scores, weights)]
+        p, w = (np.broadcast_to(a, shape).reshape(-1, *shape[-2:]) for a in (scores, weights))
         few = max(1, LOGITS_PER_BATCH // allowed.size)
-        parts = ((a[k : k + few] for a in arrays) for k in range(0, len(arrays[0]), few))
-        heads = np.concatenate([_of_head(*part, pairs, entries) for part in parts]).reshape(*shape[:-2], 5)
+        parts = (slice(k, k + few) for k in range(0, len(p), few))
+        heads = np.concatenate([_of_head(p[some], w[some], pairs, entries) for some in parts])
+        heads = heads.reshape(*shape[:-2], 5)
     else:
         heads = _of_head(scores, weights, pairs, entries)
     xp = array_namespace(heads)
