@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ._validate import ArgumentError, as_whole
 from .engine import Plan, PlanQuery, Sampling
+from .engine import _quadrature_error as quadrature
 from .engine import _sampler as sampler
 from .engine._cost_model import Prices
 from .engine._latent import Latent
@@ -112,16 +113,16 @@ class AtWidths:
 
     def draw(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, refused as a law is."""
-        sampler.checked_quadrature_error(sampler.moves_of_draws(self._priced(how), how.backend))
+        quadrature.checked_quadrature_error(quadrature.moves_of_draws(self._priced(how), how.backend))
         return self.unchecked(how)
 
     def unchecked(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, whatever their quadrature error."""
         return sampler.sample_outputs(self._priced(how), how)
 
-    def moves(self, where: Backend) -> sampler.Moves | None:
+    def moves(self, where: Backend) -> quadrature.Moves | None:
         """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
-        return sampler.moves_of_draws(replace(self.question(), prices=where.prices), where)
+        return quadrature.moves_of_draws(replace(self.question(), prices=where.prices), where)
 
     def split(self, rows: Numbers) -> list[Numbers]:
         """Numbers of all entries, (…, entries), by output: (…, *shape) each."""
@@ -134,7 +135,7 @@ class AtWidths:
         """What chains move over, and what is known of it."""
         question = self.question()
         plan = question.plan()
-        error = sampler.checked_quadrature_error(sampler.moves(question))
+        error = quadrature.checked_quadrature_error(quadrature.moves(question))
         method = self._method("chains over what the exact engine draws", where)
         return Latent(plan, workers, where), Provenance(
             self.status, method, plan.random_numbers, seed, error, plan.notes

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import stat
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,6 +70,8 @@ def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
     """The fields that a text holds; `name` is what a message calls the text."""
     try:
         if kind == "TOML":
+            import tomllib  # slow to import, and few files are TOML
+
             return tomllib.loads(text.decode())
         parsed = json.loads(text.decode(), object_pairs_hook=_without_duplicates)
     except RecursionError:

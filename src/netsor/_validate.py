@@ -168,7 +168,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
     """The real numbers that were written, infinite ones too; None if it is anything else."""
     import numpy as np
 
-    if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
+    if hasattr(argument, "mask") and np.ma.is_masked(argument):  # else numpy.ma need not be loaded
         return None  # numpy would read the masked entries
     frozen = type(argument) is np.ndarray and argument.base is None and not argument.flags.writeable
     if frozen and argument.dtype == np.float64:

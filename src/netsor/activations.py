@@ -142,7 +142,8 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
         return made
     if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
-        return weights / xp.sum(weights, axis=-1, keepdims=True)
+        weights /= xp.sum(weights, axis=-1, keepdims=True)
+        return weights
     columns = [p[..., j] for j in range(p.shape[-1])]  # one by one: numpy is slow at reducing short axes
     weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])
     return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[..., None]

@@ -6,7 +6,7 @@ import pytest
 import netsor as ns
 from netsor.engine import _latent
 from netsor.engine._latent import Latent, embedding
-from netsor.engine._sampler import _block
+from netsor.engine._quadrature_error import _block
 
 from ..keep import keep
 from .priors import deep, n, perceptron, prior, shifted, tokens

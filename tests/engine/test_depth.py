@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
+from netsor.activations import row_softmax
 from netsor.engine import _ops, _psd_cholesky
 from netsor.engine.lower import _rebase, make_plan
 
@@ -219,6 +220,14 @@ def test_factors_of_any_size_and_rank(size, rank):
     x = np.zeros((3, 2, 4, size))
     x[..., :known] = np.random.default_rng(9).standard_normal((3, 2, 4, known))
     np.testing.assert_allclose(_psd_cholesky.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
+
+
+def test_functions_of_rows_go_by_pieces():
+    """Axes in front, of which an argument may have one entry, are cut; the last ones are seen whole."""
+    rng = np.random.default_rng(0)
+    scores, mask = rng.standard_normal((2, 3, 150, 150)), np.tri(150)[None, None]
+    made = _ops.apply(np, scores, mask, f=row_softmax, shape=scores.shape[1:], axes=1)
+    np.testing.assert_array_equal(made, row_softmax(scores, mask))
 
 
 @pytest.mark.parametrize("few", [False, True])

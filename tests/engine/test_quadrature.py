@@ -5,7 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.engine import _sampler
+from netsor.engine import _quadrature_error, _sampler
 from netsor.engine._expectation_ops import NODES, nodes
 
 n = ns.Width("n")
@@ -138,22 +138,25 @@ def test_replicas_with_other_random_numbers_have_nodes_of_their_own():
 
 
 def test_covariances_of_many_outputs_are_compared_a_few_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr(_sampler, "BLOCK", 2 * 8 * 4 * 7)  # two rows of four replicas of seven outputs
+    monkeypatch.setattr(
+        _quadrature_error, "COVARIANCE_BYTES", 2 * 8 * 4 * 7
+    )  # two rows of four replicas of seven outputs
     a, b = np.random.default_rng(3).standard_normal((2, 4, 7, 3))
     right = np.abs(a @ np.swapaxes(a, 1, 2) - b @ np.swapaxes(b, 1, 2)).max()
-    assert _sampler._moved(a, b) == pytest.approx(right, rel=1e-12)
+    assert _quadrature_error._moved(a, b) == pytest.approx(right, rel=1e-12)
 
 
 def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
     """A kernel of 1,000 tokens is not computed sixty times to see how far its Gaussian expectations are off."""
     asked = []
-    block = _sampler._block
+    block = _quadrature_error._block
 
     def counted(plan, seed, replicas, *where):
         asked.append(replicas)
         return block(plan, seed, replicas, *where)
 
-    monkeypatch.setattr(_sampler, "_block", counted)
+    for module in (_quadrature_error, _sampler):
+        monkeypatch.setattr(module, "_block", counted)
     x = ns.gelu(ns.weight(n, n, batch=3) @ ns.gaussian(n))
     ns.Program(ns.weight(1, n) @ x).law(n=ns.inf)
     assert set(asked) == {1}

@@ -1,5 +1,7 @@
 """What an audit asks of logits, by pieces of the vocabulary: the same numbers as from whole arrays."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.special import logsumexp
@@ -48,6 +50,29 @@ def test_weights_that_chose_have_no_entropy():
     weights = np.array([[[1.0, 0.0], [0.0, 1.0]]])
     found = of_attention(np.zeros((1, 2, 2)), weights, allowed=np.ones((2, 2), bool))
     np.testing.assert_array_equal(found, [0, 0, 0, 1])
+
+
+def test_reductions_make_as_many_numbers_as_they_say():
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(size=(2, 3, 5, 5))
+    made = {
+        _metrics.of_gram: (weights @ np.swapaxes(weights, -1, -2),),
+        _metrics.effective_rank: (weights @ np.swapaxes(weights, -1, -2),),
+        partial(of_attention, allowed=np.tri(5, dtype=bool)): (weights, weights),
+        of_logits: (weights,),
+        of_words: (weights, weights),
+    }
+    for f, arrays in made.items():
+        plain = f.func if isinstance(f, partial) else f
+        rows = arrays[0].shape[: -3 if plain is of_attention else -2]
+        assert f(*arrays).shape == (*rows, *plain.output_shape())
+
+
+def test_reductions_are_not_called_to_learn_the_shape_of_what_they_make(monkeypatch):
+    """On thousands of tokens a call takes minutes, and gigabytes."""
+    monkeypatch.setattr(_metrics, "eigenvalues", lambda gram: pytest.fail("called while the program was traced"))
+    many = ns.mean_dot(*[ns.gaussian(ns.Width("n"), 999)] * 2)
+    assert ns.apply(_metrics.effective_rank, many, axes=2).shape == (1,)
 
 
 @pytest.mark.parametrize(("tokens", "width", "rows"), [(9, 4, 4), (9, 20, 9), (1, 4, 1)])

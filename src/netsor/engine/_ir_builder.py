@@ -147,11 +147,9 @@ class Builder:
         have = a.shape[-1]
         if have == width:
             return a
-        return (
-            self.step("pad", a, before=0, after=width - have)
-            if have < width
-            else self.step("part", a, start=0, stop=width)
-        )
+        if have > width:
+            return self.step("part", a, start=0, stop=width)
+        return self.step("pad", a, before=0, after=width - have)
 
     def take(self, a: Register, places: Any, axis: int) -> Register:
         """Entries along an axis; the array itself if those are all of them in order."""

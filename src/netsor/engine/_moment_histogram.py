@@ -190,16 +190,9 @@ class MomentAccumulator:
 
     def nodes(self) -> tuple[Doubles, Doubles, Doubles]:
         """Means, variances and counts of the Gaussians (points, where the variance is 0) that make the law."""
-        mean, var, count = self.cells.nodes(self.total)
-        if not self.stray:
-            return mean, var, count
-        pairs = np.array(sorted(self.stray))
-        counts = np.array([self.stray[pair] for pair in sorted(self.stray)], dtype=np.float64)
-        return (
-            np.concatenate([mean, pairs[:, 0]]),
-            np.concatenate([var, pairs[:, 1]]),
-            np.concatenate([count, counts]),
-        )
+        stray = np.array([(*pair, self.stray[pair]) for pair in sorted(self.stray)]).reshape(-1, 3)
+        mean, var, count = map(np.concatenate, zip(self.cells.nodes(self.total), stray.T, strict=True))
+        return mean, var, count
 
 
 def binning(cells: MomentGrid, mean: Doubles, var: Doubles) -> float:

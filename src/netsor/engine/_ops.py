@@ -134,13 +134,11 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     if k == 1:
         return a * b
     innermost = _replicas_innermost(a)
-    if (innermost or _replicas_innermost(b)) and (
-        j == 1 or i * k * j <= EINSUM_MAX_MULTIPLICATIONS
-    ):  # its loop runs over the replicas
+    small = j == 1 or i * k * j <= EINSUM_MAX_MULTIPLICATIONS
+    if small and (innermost or _replicas_innermost(b)):  # its loop runs over the replicas
         return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
-    if (
-        xp is not np and 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
-    ):  # JAX fuses it into one pass over all replicas
+    few = 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
+    if few and xp is not np:  # JAX fuses it into one pass over all replicas
         return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
     if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:  # one matrix b for all replicas
         rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
@@ -219,14 +217,19 @@ def total(xp: Any, a: Array) -> Array:
     return xp.sum(a, axis=-1)
 
 
-def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordinates: bool = False) -> Array:
-    """A function of scalars, or of coordinates; if f returns its argument, a copy, as later steps may overwrite it."""
-    if coordinates and all(type(a) is np.ndarray and not _replicas_innermost(a) for a in arrays):
-        replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
-        if replicas * math.prod(shape) > 2 * FUNCTION_ENTRIES_PER_BATCH:
-            return _by_pieces(arrays, f, np.empty((replicas, *shape), np.result_type(*arrays)))
+def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None) -> Array:
+    """A function that sees the last `axes` axes whole, or all if None.
+
+    If f returns its argument, a copy, as later steps may overwrite it.
+    """
+    numpy = all(type(a) is np.ndarray for a in arrays)
+    if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
+        replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
+        if max(math.prod((*replicas, *shape)), *(a.size for a in arrays)) > 2 * FUNCTION_ENTRIES_PER_BATCH:
+            made = np.empty((*replicas, *shape), np.result_type(*arrays))
+            return _by_pieces(arrays, f, made, arrays[0].ndim - axes)
     made = f(*arrays)
-    if type(made) is np.ndarray and any(np.may_share_memory(made, a) for a in arrays if type(a) is np.ndarray):
+    if numpy and any(np.may_share_memory(made, a) for a in arrays):
         made = made.copy()
     return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
 
@@ -237,17 +240,20 @@ def apply_over(*arguments: Any, out: Any) -> Any:
     others = [a for a in arrays if a is not out]
     if _replicas_innermost(out) or any(_replicas_innermost(a) or np.may_share_memory(a, out) for a in others):
         return apply(np, *arrays, f=f, shape=shape)
-    return _by_pieces(arrays, f, out)
+    return _by_pieces(arrays, f, out, out.ndim)
 
 
-def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any) -> Any:
-    """A coordinatewise function of large arrays, a piece at a time: its temporary arrays stay in the cache."""
-    axis = next((k for k, size in enumerate(made.shape) if size > 1), 0)
-    few = max(1, FUNCTION_ENTRIES_PER_BATCH * made.shape[axis] // max(made.size, 1))
-    front = (slice(None),) * axis
+def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any, leading: int) -> Any:
+    """A function over leading axes of large arrays, a piece at a time: its temporary arrays stay in the cache."""
+    size = max(made.size, *(a.size for a in arrays))
+    axis = next((k for k in range(leading) if made.shape[k] > 1), None)
+    if axis is None or size <= FUNCTION_ENTRIES_PER_BATCH:
+        made[...] = f(*arrays)
+        return made
+    few = max(1, FUNCTION_ENTRIES_PER_BATCH * made.shape[axis] // size)
     for start in range(0, made.shape[axis], few):
-        some = (*front, slice(start, start + few))
-        made[some] = f(*(a[some] if a.shape[axis] > 1 else a for a in arrays))
+        some = (*(slice(None),) * axis, slice(start, start + few))
+        _by_pieces([a[some] if a.shape[axis] > 1 else a for a in arrays], f, made[some], leading)
     return made
 
 

@@ -80,7 +80,7 @@ def overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | 
         places = [
             i
             for i, arg in enumerate(step.args)
-            if (step.kind in ("add", "add_at", "multiply", "scale") or step.params.get("coordinates"))
+            if (step.kind in ("add", "add_at", "multiply", "scale") or step.params.get("axes") == 0)
             and arg.varies
             and arg.shape == step.out.shape
             and last[root.get(arg, arg)] == k
@@ -89,9 +89,7 @@ def overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | 
     return found
 
 
-MIN_INNERMOST_ROW = (
-    32  # entries of a row beyond which numpy's inner loop over it is efficient, and replicas need not be innermost
-)
+MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
 
 
 @dataclass(eq=False)

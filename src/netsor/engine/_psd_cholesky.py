@@ -46,7 +46,7 @@ def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:
 
     A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
     """
-    return _factored(xp, gram, gram, linalg)
+    return residual(xp, gram, gram, linalg=linalg)
 
 
 def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgBackend | None = None) -> Array:
@@ -56,18 +56,13 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgB
     row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that depends
     on what rounding hides then changes visibly (see `_expectation_ops`).
     """
-    made = _factored(xp, rest, whole, linalg)
+    floor = tolerance(xp, rest.dtype) * diagonal(xp, whole)
+    made = linalg.factor(rest, floor) if linalg else lower_factor(xp, rest, floor)
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
         own = diagonal(xp, made)
         more = xp.sqrt(own**2 + HIDDEN * diagonal(xp, whole)) - own
         made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
     return made
-
-
-def _factored(xp: Any, gram: Array, whole: Array, linalg: LinalgBackend | None) -> Array:
-    """The factor, where pivots below the tolerance relative to the squares of `whole` rows count as 0."""
-    floor = tolerance(xp, gram.dtype) * diagonal(xp, whole)
-    return linalg.factor(gram, floor) if linalg else lower_factor(xp, gram, floor)
 
 
 def diagonal(xp: Any, a: Array) -> Array:

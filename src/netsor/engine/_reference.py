@@ -127,13 +127,7 @@ class _Literal:
     def __init__(
         self, sources: Mapping[Source, int], widths: Mapping[str, float], seed: int, chunk: int, replicas: int
     ) -> None:
-        self.sources, self.widths, self.seed, self.chunk, self.replicas = (
-            sources,
-            widths,
-            seed,
-            chunk,
-            replicas,
-        )
+        self.sources, self.widths, self.seed, self.chunk, self.replicas = sources, widths, seed, chunk, replicas
         self.drawn: dict[Value, Array] = {}
         self.matrices: dict[tuple[Source, int], Array] = {}
         self.after: dict[tuple[object, ...], _Moved] = {}  # matrices, by the steps that they have made

@@ -99,6 +99,22 @@ _equal: WeakValueDictionary[object, Callable[..., Any]] = WeakValueDictionary() 
 _of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
 
 
+def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare how many numbers a built-in function returns (None: as many as its first argument has).
+
+    Then it need not be called on many tokens to find out.
+    """
+
+    def declared(f: Callable[..., Any]) -> Callable[..., Any]:
+        def output_shape(*cores: Shape) -> Shape:
+            return cores[0] if numbers is None else (numbers,)
+
+        setattr(f, "output_shape", output_shape)  # noqa: B010 (functions have no such field to a type checker)
+        return f
+
+    return declared
+
+
 def spectral_function(f: Callable[..., Any]) -> Callable[..., Any]:
     """Declare that a function of matrices depends on their nonzero eigenvalues alone, which X X^T and X^T X share."""
     setattr(f, "of_spectrum", True)  # noqa: B010

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from ._estimate import Array, Estimate, combined, student
 
@@ -48,12 +48,17 @@ def _unseen(samples: Array, share: Array | None, count: float, steeper: float) -
     tail = start > 0  # one value, and at most one other, have none
     start = np.where(tail, start, np.where(size[0] > 0, size[0], 1.0))
     beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
-    z = -scipy.special.ndtri(np.minimum(p, 0.5))
+    z = -_quantile(np.clip(p, 1e-300, 0.5))
     slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
     slope = slope * (1 + steeper / np.sqrt(p * count))
-    exponent = np.log(start) + slope**2 / 2 - slope * z + scipy.special.log_ndtr(slope + scipy.special.ndtri(1 / count))
+    exponent = np.log(start) + slope**2 / 2 - slope * z + np.log(_cdf(slope + _quantile(1 / count)))
     with np.errstate(over="ignore"):
         return np.asarray(np.where(size[0] > 0, np.exp(np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)), 0.0))
+
+
+# Φ⁻¹ and Φ by the standard library, for few numbers: scipy.special takes a quarter of a second to load
+_quantile = np.vectorize(NormalDist().inv_cdf, otypes=[float])
+_cdf = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2, otypes=[float])
 
 
 def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:

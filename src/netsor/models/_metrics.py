@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvalues
 from ..language import Scalar, Value, Vector, apply, join
-from ..language._check_function import spectral_function
+from ..language._check_function import declares_output, spectral_function
 from ..language._score import pooled
 from ._probed_program import ProbedProgram, mask_of
 
@@ -23,9 +23,10 @@ Array = Any
 Mask = npt.NDArray[np.bool_]
 
 MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
-LOGITS_PER_BATCH = 2**17  # logits that numpy computes at a time: 1 MiB fits the cache, and numpy is called seldom
+LOGITS_PER_BATCH = 2**17  # logits or scores that numpy looks at together: 1 MiB fits the cache, and calls are few
 
 
+@declares_output(2)
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
@@ -38,6 +39,7 @@ def of_gram(gram: Array) -> Array:
     return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
 
 
+@declares_output(1)
 @spectral_function
 def effective_rank(gram: Array) -> Array:
     """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
@@ -50,6 +52,7 @@ def effective_rank(gram: Array) -> Array:
     return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
 
 
+@declares_output(4)
 def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
@@ -57,19 +60,38 @@ def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too. If
     all rows are such (a window of one token), both are 1.
     """
+    pairs, entries = np.flatnonzero(allowed), allowed.sum(axis=-1)
+    if type(scores) is type(weights) is np.ndarray:
+        shape = np.broadcast_shapes(scores.shape, weights.shape)
+        p, w = (np.broadcast_to(a, shape).reshape(-1, *shape[-2:]) for a in (scores, weights))
+        few = max(1, LOGITS_PER_BATCH // allowed.size)
+        parts = (slice(k, k + few) for k in range(0, len(p), few))
+        heads = np.concatenate([_of_head(p[some], w[some], pairs, entries) for some in parts])
+        heads = heads.reshape(*shape[:-2], 5)
+    else:
+        heads = _of_head(scores, weights, pairs, entries)
+    xp = array_namespace(heads)
+    mean, variance, top, entropy, largest = (heads[..., k] for k in range(5))
+    between = mean - xp.mean(mean, axis=-1, keepdims=True)
+    std = xp.sqrt(xp.mean(variance + between * between, axis=-1))
+    return xp.stack([std, xp.max(top, axis=-1), xp.mean(entropy, axis=-1), xp.max(largest, axis=-1)], axis=-1)
+
+
+def _of_head(scores: Array, weights: Array, pairs: Any, entries: Any) -> Array:
+    """(…, s, t) → (…, 5): mean, variance and largest of the scores of these pairs, entropy, largest weight."""
     xp = array_namespace(scores, weights)
-    kept = xp.take(flat(scores), xp.asarray(np.flatnonzero(allowed)), axis=-1)  # (…, heads, allowed pairs)
-    axes, entries = (-2, -1), allowed.sum(axis=-1)
-    away = kept - xp.mean(kept, axis=axes, keepdims=True)
-    std, top = xp.sqrt(xp.mean(away * away, axis=axes)), xp.max(kept, axis=axes)
+    kept = xp.take(flat(scores), xp.asarray(pairs), axis=-1)
+    mean, top = xp.mean(kept, axis=-1), xp.max(kept, axis=-1)
+    away = kept - mean[..., None]
     free = np.flatnonzero(entries > 1)
-    if not len(free):
-        one = xp.ones_like(xp.max(weights, axis=(-3, -2, -1)))
-        return _stacked(std, top, one, one)
-    rows = weights if len(free) == len(entries) else xp.take(weights, xp.asarray(free), axis=-2)
-    relative = _entropy(rows) / xp.asarray(np.log(entries[free]), dtype=rows.dtype)
-    entropy, largest = xp.mean(relative, axis=axes), xp.max(rows, axis=(-3, -2, -1))
-    return _stacked(std, top, entropy, largest)
+    if len(free):
+        start, stop = free[0], free[-1] + 1
+        rows = weights[..., start:stop, :] if len(free) == stop - start else xp.take(weights, xp.asarray(free), axis=-2)
+        relative = _entropy(rows) / xp.asarray(np.log(entries[free]), dtype=rows.dtype)
+        entropy, largest = xp.mean(relative, axis=-1), xp.max(rows, axis=(-2, -1))
+    else:
+        entropy = largest = xp.ones_like(xp.max(weights, axis=(-2, -1)))
+    return _stacked(mean, xp.mean(away * away, axis=-1), top, entropy, largest)
 
 
 def _stacked(*arrays: Array) -> Array:
@@ -83,6 +105,7 @@ def flat(scores: Array) -> Array:
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
+@declares_output(3)
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
     seen = LogitMoments()
@@ -91,6 +114,7 @@ def of_logits(*parts: Array) -> Array:
     return seen.ends()
 
 
+@declares_output(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
     """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones."""
     seen = LogitMoments()

@@ -11,6 +11,7 @@ from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
 from ..language import Scalar, TraceError, Vector, Width, apply, gaussian, join, mean_dot, normal
 from ..language._apply import as_vector
+from ..language._check_function import declares_output
 from ..language._width import as_width
 
 
@@ -54,6 +55,7 @@ def root(gram: Scalar) -> Scalar:
     return apply(symmetric_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
 
 
+@declares_output(None)
 def symmetric_root(gram: Any) -> Any:
     """`root` of arrays."""
     xp = array_namespace(gram)

@@ -20,10 +20,7 @@ Array = Any
 
 PRECISIONS = ("float64", "float32")
 AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled
-DEVICE_BLOCK_BYTES = {
-    "cpu": 2**24,
-    "cuda": 2**33,
-}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
+DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}  # of a block's arrays: what a cache holds, or keeps a GPU busy
 MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least

@@ -9,7 +9,7 @@ than with a gamma generator. Below SMALL degrees of freedom χ² is the sum of a
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,7 @@ MIN_QUANTILE_DOF = 16  # degrees of freedom below which squares of normals are a
 MAX_QUANTILE_DOF = 2**14  # degrees of freedom above which quantiles lose digits, and an interpolation in 1/√ν is used
 MAX_NORMAL = 9.0  # the largest |z| that is fitted: normals made from 53 random bits are smaller
 DEGREE = 40  # of the Chebyshev series that is fitted, before small coefficients are dropped
-COEFFICIENT_ATOL = {
-    "float64": 2e-13,
-    "float32": 1e-9,
-}  # smaller Chebyshev coefficients, in standard deviations, are dropped
+COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations: smaller coefficients are dropped
 
 
 class Chi(NamedTuple):
@@ -96,17 +93,18 @@ def _polynomials(freedom: Array, precision: str) -> Array:
         series[highest.item() + 1 :, many] = 0.0  # higher coefficients are rounding noise
     highest = _degree(series, precision)
     series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
-    power = _POWERS @ series / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None] / np.sqrt(4.5 * freedom)
+    power = _powers() @ series / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None] / np.sqrt(4.5 * freedom)
     power[0] += 1.0
     return power[: highest.max(initial=-1) + 1]
 
 
-_POWERS = np.column_stack(
-    [
-        np.pad(np.polynomial.chebyshev.cheb2poly(row[: k + 1]), (0, DEGREE - k))
-        for k, row in enumerate(np.eye(DEGREE + 1))
-    ]
-)
+@cache
+def _powers() -> Array:
+    """The powers of x in each Chebyshev polynomial T_k, in column k: T_(k+1) = 2 x T_k − T_(k−1)."""
+    made = np.eye(DEGREE + 1)
+    for k in range(2, DEGREE + 1):
+        made[:, k] = 2 * np.roll(made[:, k - 1], 1) - made[:, k - 2]
+    return made
 
 
 def _degree(series: Array, precision: str) -> Array:

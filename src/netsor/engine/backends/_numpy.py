@@ -86,7 +86,7 @@ BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead 
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
 MAX_BLAS_REPLICAS = 32  # replicas in such a block, at most
 STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
-ROUNDED = 2**14  # normals that are drawn and rounded to single precision at once: they stay in a cache
+ROUNDED = 2**16  # normals that are drawn and rounded to single precision at once: they stay in a cache
 HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 

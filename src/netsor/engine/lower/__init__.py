@@ -219,7 +219,7 @@ def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
         given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
     arrays = [s.align_axes(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
     words = f"{named(op.f)} of scalars"
-    return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)
+    return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape, axes=op.axes)
 
 
 def _data(s: State, value: Vector, op: ops.Data) -> LoweredVector:

@@ -226,7 +226,7 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
 
 def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], shape: tuple[int, ...]) -> Register:
     words = f"{named(f)} of coordinates"
-    return build.step("apply", *arrays, made=shape, words=words, f=f, shape=shape, coordinates=True)
+    return build.step("apply", *arrays, made=shape, words=words, f=f, shape=shape, axes=0)
 
 
 def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Application:

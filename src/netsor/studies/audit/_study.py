@@ -10,7 +10,7 @@ import numpy as np
 
 from ...engine._parallel import check_memory
 from ...engine._precision import DIGITS, check_single
-from ...engine._sampler import FEW
+from ...engine._quadrature_error import FEW
 from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
 from .._study import Run, Study

@@ -12,7 +12,7 @@ import numpy as np
 from ..._program import Program
 from ..._validate import ArgumentError, shown
 from ...engine import Plan
-from ...engine._sampler import node_bias
+from ...engine._quadrature_error import node_bias
 from ...engine.backends import Numpy
 from ...language import Scalar, TraceError
 from .._cache import Arrays

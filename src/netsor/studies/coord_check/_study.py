@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...engine._sampler import FEW
+from ...engine._quadrature_error import FEW
 from .._cost import Draw
 from .._parametrisation import Parametrisation
 from .._study import Run

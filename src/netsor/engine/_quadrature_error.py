@@ -1,0 +1,164 @@
+"""What errors of Gaussian expectations do to a law: the plan is made again with each of them moved by its error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import one_blas_thread
+from ._ir import VIEWS, Register
+from ._plan import Plan
+from .backends import Backend, Numpy
+from .backends._numpy import Streams
+from .backends._numpy import block as numpy_block
+from .lower import PlanQuery
+
+Array = npt.NDArray[np.float64]
+
+UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
+ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
+QUADRATURE_PROBE_REPLICAS = 32  # replicas in which the effect of errors of Gaussian expectations is measured
+FEW = 2  # the same, to see whether there is any effect
+NONE = 1e-6  # effect in these, relative to the spread of an output, with which more replicas need not be tried
+COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
+
+
+@one_blas_thread()
+def _block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Array, Array]:  # noqa: B008
+    """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy.
+
+    JAX would compile the plan first, which takes longer.
+    """
+    if where.kind == "cpu" or where.name != "torch":
+        mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+    else:
+        where = replace(where, precision="float64", rounded=False)
+        size = where.fits(plan, min(replicas, 16))  # a small block has the same random numbers for every plan
+        made = where.sample(plan, seed, range(replicas), size, lambda count: None)
+        mean, columns = map(np.concatenate, zip(*(map(where.numpy, each) for each in made), strict=True))
+    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How far the outputs move, in a few replicas, if every kernel moves by its error: upward, and with mixed signs."""
+
+    mean: Array  # (moves, replicas, entries): the moves of conditional means
+    scale: Array  # (replicas, entries): the spread of each output, or its size if it is not random
+    cov: Array  # (moves,): the largest move of a conditional covariance, relative to the spreads
+
+    @property
+    def relative(self) -> float:
+        """The error of the output that moves the farthest, relative to its spread."""
+        error = float(np.max(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
+        if np.isnan(error):  # a function is not defined there
+            return np.inf
+        return error if error > ROUNDING_RTOL else 0.0
+
+    @property
+    def signed(self) -> Array:
+        """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
+        return np.asarray(2**0.5 * self.mean.mean(axis=1))
+
+    @property
+    def each(self) -> Array:
+        """The error of every output, (entries,): of its mean over replicas, in its own unit."""
+        error: Array = np.max(np.abs(self.mean).mean(axis=1), axis=0)
+        return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
+
+
+def checked_quadrature_error(found: Moves | None) -> float:
+    """The error of the law by Gaussian expectations; an error if it is too large."""
+    error = 0.0 if found is None else found.relative
+    if error > UNKNOWN:
+        raise ValueError(
+            "Gaussian expectations are too inexact for this law at width inf: if they move by their errors, an output "
+            f"moves by {error:.1g} of its spread. It rests on a difference that is small compared with its vectors, or "
+            "on a function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
+            "difference"
+        )
+    return error
+
+
+def moves_of_draws(question: PlanQuery, where: Backend = Numpy()) -> Moves | None:  # noqa: B008
+    """The same as `moves`; in a few replicas if these show next to nothing, for a few draws should cost little."""
+    found = moves(question, FEW, where)
+    return found if found is None or found.relative < NONE else moves(question, where=where)
+
+
+@lru_cache(maxsize=4)  # every move makes a plan of its own, and a program is drawn from more than once
+def moves(
+    question: PlanQuery,
+    replicas: int = QUADRATURE_PROBE_REPLICAS,
+    where: Backend = Numpy(),  # noqa: B008
+) -> Moves | None:
+    """How far the outputs move; None if there are no Gaussian expectations, or a number is not finite."""
+    plan = question.plan()
+    if not plan.expects:
+        return None
+    if plan.constant:
+        replicas = 1  # all are equal
+    with one_blas_thread():
+        mean, columns = _block(plan, 0, replicas, where)
+        if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
+            return None  # reported when the law is made
+        variance = np.square(columns).sum(axis=-1)
+        scale = relative_scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
+        means, covs = [], []
+        for shift in (1, 2):
+            other_mean, other_columns = _block(question.plan(shift), 0, replicas, where)
+            means.append(other_mean - mean)
+            covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
+        if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:  # a limit of 0, perhaps, of terms that cancel
+            scale = np.maximum(scale, ROUNDING_RTOL * _largest_term(plan, replicas))
+    return Moves(np.array(means), scale, np.array(covs))
+
+
+def _largest_term(plan: Plan, replicas: int) -> float:
+    """The size of the terms of the last sums that outputs are made by, to which their rounding errors are relative."""
+    made = {step.out: step for step in plan.steps}
+    pending, terms = [plan.mean], dict[Register, None]()
+    while pending:
+        step = made.get(pending.pop())
+        if step is not None and step.kind in ("add", "apply"):
+            terms |= dict.fromkeys(step.args)
+        elif step is not None and step.kind in (*VIEWS, "scale", "join", "pad", "take"):
+            pending += step.args
+    found = (_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
+    return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)
+
+
+def node_bias(question: PlanQuery) -> Array:
+    """The bias of each output's mean by the number of quadrature nodes, (entries,), estimated from a quarter of them.
+
+    Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
+    order NODES^−2. Twice the extrapolated difference, so that a 0 lies within it.
+    """
+    plan = question.plan()
+    if not plan.nodes:
+        return np.zeros(plan.mean.shape)
+    found = [_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
+    return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
+
+
+def relative_scale(mean: Array, variance: Array) -> Array:
+    """What errors are relative to: the spread; of what is not random its own size, or that of others if it is 0."""
+    spread = np.sqrt(variance)
+    whole = (spread + np.abs(mean)).max() or 1.0
+    return np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
+
+
+def _moved(columns: Array, others: Array) -> float:
+    """The largest difference of two covariances, a few rows at a time: of all rows they may not fit in memory."""
+    replicas, entries, _ = columns.shape
+    if not (columns.any() or others.any()):
+        return 0.0
+    step, most = max(1, COVARIANCE_BYTES // (8 * replicas * entries)), 0.0
+    for at in range(0, entries, step):
+        rows = slice(at, at + step)
+        cov, other = (c[:, rows] @ np.swapaxes(c, 1, 2) for c in (columns, others))
+        most = max(most, float(np.abs(other - cov).max()))
+    return most
