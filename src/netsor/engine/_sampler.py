@@ -18,7 +18,7 @@ from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binn
 from ._parallel import Progress, Silent, at_once, check_memory, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
-from ._quadrature_error import _block, checked_quadrature_error, moves, relative_scale
+from ._quadrature_error import QUADRATURE_PROBE_REPLICAS, _block, checked_quadrature_error, moves, relative_scale
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
 from .backends._numpy import Streams, block_bytes, block_of, blocks
