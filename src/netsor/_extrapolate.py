@@ -81,16 +81,16 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
     whole, half = ladder(WHOLE), ladder(HALF)
     no_half, no_whole = (abs(growth - power) > 2 * spread for power in (-0.5, -1.0))  # False if γ is not known
     if no_half and not no_whole:
-        found = whole
+        orders = whole
     elif no_whole and not no_half:
-        found = half
+        orders = half
     else:  # both have to be covered
-        found = [(a, max(e, math.hypot(f, b - a))) for (a, e), (b, f) in zip(whole, half, strict=True)]
+        orders = [(a, max(e, math.hypot(f, b - a))) for (a, e), (b, f) in zip(whole, half, strict=True)]
     if no_half and no_whole and growth > -0.5:  # slower than both, as |N| n^(−1/4): cover a + b n^γ too
         slow = mean[-1] + difference[-1] / (2.0**-growth - 1.0)
-        found = [((a + slow) / 2, math.hypot(e, (a - slow) / 2)) for a, e in half]
-    order = min(range(len(found)), key=lambda k: found[k][1])
-    return Extrapolated(float(found[order][0]), found[order][1] + rounding, order, growth, spread)
+        orders = [((a + slow) / 2, math.hypot(e, (a - slow) / 2)) for a, e in half]
+    order = min(range(len(orders)), key=lambda k: orders[k][1])
+    return Extrapolated(float(orders[order][0]), orders[order][1] + rounding, order, growth, spread)
 
 
 def _weights(n: Array, powers: tuple[float, ...]) -> Array:
@@ -116,8 +116,8 @@ def _refuse_fixed_scales(
                     )
             case Apply(Function(f=partial(func=f, keywords={"eps": eps})), (square,)) if f is rsqrt and eps > 0:
                 how, given = Sampling(SCALE_DRAWS, progress=False), tuple(numbers.items())
-                asked = (PlanQuery((square,), tuple(bound.items()), numbers=given) for bound in ends)
-                first, last = (float(np.mean(sample_outputs(each, how)[0])) for each in asked)
+                queries = (PlanQuery((square,), tuple(bound.items()), numbers=given) for bound in ends)
+                first, last = (float(np.mean(sample_outputs(each, how)[0])) for each in queries)
                 if last < first / 2 and first > 1e-3 * eps:
                     raise ExactError(
                         value,
@@ -184,8 +184,8 @@ class ExtrapolatedLaw:
 
     def limit(self, statistic: Statistic) -> Estimate:
         """The limit of a statistic, a function of a law that returns numbers; an error if it has none."""
-        found = self.details(statistic)
-        for one in found:
+        entries = self.details(statistic)
+        for one in entries:
             if math.isinf(one.error):
                 grows = "" if math.isnan(one.growth) else f" like n^({one.growth:.2f} ± {one.growth_error:.2g})"
                 raise NoLimitError(
@@ -193,7 +193,7 @@ class ExtrapolatedLaw:
                     f"differences between widths do not fall, they change{grows}"
                 )
         shape = np.shape(statistic(self.laws[0][0]))
-        value, error = (np.array([one[k] for one in found]).reshape(shape) for k in (0, 1))
+        value, error = (np.array([one[k] for one in entries]).reshape(shape) for k in (0, 1))
         return Estimate(value, error) if shape else Estimate(float(value), float(error))
 
     def mean(self) -> Estimate:
@@ -214,9 +214,9 @@ class ExtrapolatedLaw:
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The limit of the density; its error also holds that of a block's density, which may be a kernel estimate."""
-        found = self.limit(lambda law: law.pdf(y))
+        density = self.limit(lambda law: law.pdf(y))
         blocks = [np.asarray(laws[-1].with_error.pdf(y).error) for laws in self.laws]
-        return Estimate(found.value, combined(found.error, np.mean(blocks, axis=0)))
+        return Estimate(density.value, combined(density.error, np.mean(blocks, axis=0)))
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The limit of the quantiles."""

@@ -73,20 +73,20 @@ def inputs_of(
         if count > words:
             raise ArgumentError("tokens", count, f"at most {words}: so many different ids {model.name} has; give ids")
         ids = [i for i in range(count + 1) if i != model.padding][:count]
-    found = _ids(model, ids, "ids")
-    after = (
-        () if not model.decoder_layers else found if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
-    )
-    return Inputs(len(found), found, after)
+    encoder_ids = _ids(model, ids, "ids")
+    if not model.decoder_layers:
+        return Inputs(len(encoder_ids), encoder_ids)
+    after = encoder_ids if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
+    return Inputs(len(encoder_ids), encoder_ids, after)
 
 
 def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
-    found = tuple(whole(i, name, least=0, most=(model.vocabulary or 2**53) - 1) for i in ids)
-    if not found:
+    checked = tuple(whole(i, name, least=0, most=(model.vocabulary or 2**53) - 1) for i in ids)
+    if not checked:
         raise ArgumentError(name, ids, "one id or more")
-    if model.positions == "learned" and len(found) > (model.length or 0):
+    if model.positions == "learned" and len(checked) > (model.length or 0):
         raise ArgumentError(name, ids, f"at most {model.length} tokens: {model.name} has as many positions")
-    return found
+    return checked
 
 
 def _patches(
@@ -186,23 +186,23 @@ class Trace(NamedTuple):
         starts = [self.embedded, *([] if self.decoded is None else [self.decoded])]
         streams = [layer.stream for layer in self.layers]
         encoder = sum(layer.crossed is None for layer in self.layers)
-        found = [Probe("embedding", self.embedded)]
+        probes = [Probe("embedding", self.embedded)]
         for i, values in enumerate(values_by_block(starts, streams, encoder)[1]):
             layer, mask = self.layers[i], self.masks[i]
             if i == encoder:
-                found.append(Probe("embedding", starts[1]))
+                probes.append(Probe("embedding", starts[1]))
             for value in values:
                 if isinstance(value.op, MatMul):
                     kind = matrix_kind(value.op, n)
                     if kind in ("query", "key", "value"):
-                        found.append(Probe(kind, value))
+                        probes.append(Probe(kind, value))
                     elif kind == "out":
-                        found.append(Probe("hidden", value.op.x))
-            found += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
+                        probes.append(Probe("hidden", value.op.x))
+            probes += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
             named: dict[str, ns.Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
             named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
-            found += [Probe(name, value) for name, value in named.items() if value is not None]
-        return tuple(found)
+            probes += [Probe(name, value) for name, value in named.items() if value is not None]
+        return tuple(probes)
 
 
 def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) -> Trace:
@@ -274,9 +274,9 @@ def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
         routed.append(_routed(model, u, model.experts))
         return _experts(model, u, routed[0])
 
-    made = nn.block(x, look, feed, partial(normed, model), model.order)
-    found = Layer(made.output, made.attended, made.fed, given[0], looked[0].scores, looked[0].weights)
-    return found._replace(experts=routed[0]) if routed else found
+    block = nn.block(x, look, feed, partial(normed, model), model.order)
+    layer = Layer(block.output, block.attended, block.fed, given[0], looked[0].scores, looked[0].weights)
+    return layer._replace(experts=routed[0]) if routed else layer
 
 
 def _decoder(model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, bias: Bias) -> Layer:
@@ -375,10 +375,10 @@ def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
 @lru_cache(maxsize=2)
 def _visible(tokens: int, window: int | None, causal: bool) -> Mask:
     """One array for all layers that see the same."""
-    made = nn.causal(tokens, window)
-    made = made if causal else made | made.T
-    made.setflags(write=False)
-    return made
+    visible = nn.causal(tokens, window)
+    visible = visible if causal else visible | visible.T
+    visible.setflags(write=False)
+    return visible
 
 
 def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:

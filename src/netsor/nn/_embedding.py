@@ -43,10 +43,10 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")
     flat = y.reshape(-1)
-    made: Scalar = root(mean_dot(flat, flat)) @ normal(
+    scores: Scalar = root(mean_dot(flat, flat)) @ normal(
         (flat.size, words), scale(sigma, "sigma", "logits"), name="words"
     )
-    return made.reshape(*y.shape, words)
+    return scores.reshape(*y.shape, words)
 
 
 def root(gram: Scalar) -> Scalar:
@@ -92,10 +92,10 @@ class Embedding:
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
         """The vectors of ids, in their shape; of those that the embedding was made with, unless given."""
-        asked = self.ids if ids is None else _as_ids(ids, "ids")
-        if not np.isin(asked, self.known).all():
+        chosen = self.ids if ids is None else _as_ids(ids, "ids")
+        if not np.isin(chosen, self.known).all():
             raise TraceError("embedding", "ids", ids, "among those that the embedding was made with")
-        return self.vectors[np.searchsorted(self.known, asked)]
+        return self.vectors[np.searchsorted(self.known, chosen)]
 
     def logits(self, y: Vector, vocabulary: int, *, fan_in: int | None = None, spread: bool = False) -> Scalar:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
