@@ -145,6 +145,16 @@ class Layer(NamedTuple):
     experts: ns.Scalar | None = None
 
 
+class EmbeddingTable(NamedTuple):
+    """The embedding of the ids that occur, in increasing order."""
+
+    ids: tuple[int, ...]  # that occur, in order
+    vectors: nn.Embedding
+
+    def __call__(self, ids: Sequence[int]) -> ns.Vector:
+        return self.vectors(np.searchsorted(self.ids, ids))
+
+
 class Trace(NamedTuple):
     """A network from its embeddings to its last vectors.
 
@@ -158,7 +168,7 @@ class Trace(NamedTuple):
         The last vectors.
     masks : tuple of numpy.ndarray or None
         The allowed scores of each block, booleans (tokens, tokens); None: all.
-    table : Embedding or None
+    table : EmbeddingTable or None
         The embedding, for tied logits; None if the inputs are patches.
     decoded : Vector, optional
         The embeddings of the decoder.
@@ -176,7 +186,7 @@ class Trace(NamedTuple):
     layers: tuple[Layer, ...]
     output: ns.Vector  # after the last norm
     masks: tuple[Mask, ...]
-    table: nn.Embedding | None
+    table: EmbeddingTable | None
     decoded: ns.Vector | None = None
     post: bool = False
 
@@ -234,7 +244,7 @@ def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) 
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded, model.order == "post")
 
 
-def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, ns.Vector]:
+def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, ns.Vector]:
     if model.inputs == "patches":
         pixels = ns.gaussian(model.patch or 1, given.tokens - 1) if given.patches is None else ns.data(given.patches)
         std = sigma_of(model.std_embedding, pixels.width.factor)
@@ -242,7 +252,8 @@ def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, n
         x = ns.join([ns.gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches])
         table = None
     else:
-        table = nn.Embedding([*given.ids, *given.decoder_ids], n, model.std_embedding)
+        known = tuple(sorted({*given.ids, *given.decoder_ids}))
+        table = EmbeddingTable(known, nn.Embedding(np.arange(len(known)), n, model.std_embedding))
         x = _words(model, table, given.ids)
     if model.positions == "learned" and model.std_position:
         x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position, name="position")()
@@ -251,7 +262,7 @@ def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, n
     return table, normed(model, x) if model.input_norm else x
 
 
-def _words(model: Description, table: nn.Embedding, ids: tuple[int, ...]) -> ns.Vector:
+def _words(model: Description, table: EmbeddingTable, ids: tuple[int, ...]) -> ns.Vector:
     x = table(ids)
     if model.padding in ids:
         x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x

@@ -174,8 +174,8 @@ def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int 
     """⟨e_t, y⟩ for the ids t that occur; for all others N(0, std² |y|²), and 0 for padding, whose vector is 0."""
     assert model.vocabulary is not None
     assert traced.table is not None
-    ids = traced.table.known.tolist()
-    first = traced.table._known_logits(y, model.width, limit).transpose()
+    ids = traced.table.ids
+    first = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
     others = model.vocabulary - len(ids)
     if model.padding in ids:
         first = first * np.where(np.array(ids) == model.padding, 0.0, 1.0)

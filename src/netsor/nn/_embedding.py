@@ -43,10 +43,10 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")
     flat = y.reshape(-1)
-    scores: Scalar = root(mean_dot(flat, flat)) @ normal(
+    made: Scalar = root(mean_dot(flat, flat)) @ normal(
         (flat.size, words), scale(sigma, "sigma", "logits"), name="words"
     )
-    return scores.reshape(*y.shape, words)
+    return made.reshape(*y.shape, words)
 
 
 def root(gram: Scalar) -> Scalar:
@@ -92,10 +92,10 @@ class Embedding:
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
         """The vectors of ids, in their shape; of those that the embedding was made with, unless given."""
-        chosen = self.ids if ids is None else _as_ids(ids, "ids")
-        if not np.isin(chosen, self.known).all():
+        asked = self.ids if ids is None else _as_ids(ids, "ids")
+        if not np.isin(asked, self.known).all():
             raise TraceError("embedding", "ids", ids, "among those that the embedding was made with")
-        return self.vectors[np.searchsorted(self.known, chosen)]
+        return self.vectors[np.searchsorted(self.known, asked)]
 
     def logits(self, y: Vector, vocabulary: int, *, fan_in: int | None = None, spread: bool = False) -> Scalar:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
@@ -122,28 +122,26 @@ class Embedding:
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
         if self.known[-1] >= words:
             raise TraceError("logits", f"vocabulary={words} must be above the largest id, {self.known[-1]}")
+        size, gram = self._fan_in(fan_in), mean_dot(flat, flat)
+        sigma = self.std * size**0.5
+        means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
+        parts = [size * means]
+        if one_of(spread, "spread", "logits", (True, False)) and self.std:
+            rest = gram - means.transpose() @ means / self.std**2
+            parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
+        if words > count:
+            parts.append(normal((words - count, flat.size), sigma, name="words") @ root(gram))
+        others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
+        place = np.argsort(np.concatenate([self.known, others]))
+        return join(parts)[place].transpose().reshape(*y.shape, words)
+
+    def _fan_in(self, fan_in: int | None) -> int:
         width = self.vectors.width
         if fan_in is None and width.name is not None:
             raise TraceError(
                 "logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in=768, say"
             )
-        size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
-        parts = [self._known_logits(flat, size, one_of(spread, "spread", "logits", (True, False)))]
-        if words > count:
-            others = normal((words - count, flat.size), self.std * size**0.5, name="words")
-            parts.append(others @ root(mean_dot(flat, flat)))
-        unknown = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
-        place = np.argsort(np.concatenate([self.known, unknown]))
-        return join(parts)[place].transpose().reshape(*y.shape, words)
-
-    def _known_logits(self, y: Vector, fan_in: int, spread: bool) -> Scalar:
-        """The logits of the ids that the embedding was made with, in increasing order: (ids, vectors)."""
-        means = mean_dot(self.vectors, y)
-        if not spread or not self.std:
-            return fan_in * means
-        rest = mean_dot(y, y) - means.transpose() @ means / self.std**2
-        spreads: Scalar = normal(means.shape, self.std * fan_in**0.5) @ root(rest)
-        return fan_in * means + spreads
+        return width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
 
 
 def embedding(
