@@ -56,17 +56,17 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
 
     f(torch.ones((1, 1), device=a.device))  # PyTorch loads its solver, which one thread alone can do
 
-    def found(some: Array, stream: Any) -> Any:
+    def on_stream(some: Array, stream: Any) -> Any:
         with torch.no_grad(), torch.cuda.stream(stream):
             return f(some)  # waits for its end
 
     parts = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
     torch.cuda.current_stream(a.device).synchronize()
     with ThreadPoolExecutor(STREAMS) as pool:
-        made = list(pool.map(found, parts, [torch.cuda.Stream(a.device) for _ in parts]))
-    if isinstance(made[0], torch.Tensor):
-        return torch.cat(made).reshape(a.shape[:-1])
-    values, vectors = (torch.cat(each) for each in zip(*made, strict=True))
+        results = list(pool.map(on_stream, parts, [torch.cuda.Stream(a.device) for _ in parts]))
+    if isinstance(results[0], torch.Tensor):
+        return torch.cat(results).reshape(a.shape[:-1])
+    values, vectors = (torch.cat(each) for each in zip(*results, strict=True))
     return values.reshape(a.shape[:-1]), vectors.reshape(a.shape)
 
 

@@ -159,11 +159,11 @@ def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) ->
     one, many = np.diff(times)
     each = max(many - one, many / len(z)) / len(z)
     steps = 1 + mcmc.steps_after(mcmc.step_from(0.0, height))
-    asked = math.ceil(ASKED * (paths * steps * how.moves * how.particles + how.kept * how.thin))
+    likelihoods = math.ceil(ASKED * (paths * steps * how.moves * how.particles + how.kept * how.thin))
     # all runs of the evidence move together
     calls = CALLS * (min(paths, 3) * steps * how.moves + how.kept // how.chains * how.thin)
-    seconds = each * (asked + 2 * how.kept) + calls * (max(one - each, 0.0) + CALL_SECONDS)
-    return Cost(seconds, chain_bytes(latent, how, paths), asked)
+    seconds = each * (likelihoods + 2 * how.kept) + calls * (max(one - each, 0.0) + CALL_SECONDS)
+    return Cost(seconds, chain_bytes(latent, how, paths), likelihoods)
 
 
 def chain_bytes(latent: Latent, how: Schedule, paths: float = 1) -> float:
@@ -261,11 +261,11 @@ def posterior(
         f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
         "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps states alone",
     )
-    found = sampled(latent, data, how, seed, progress)
-    parts = latent.over(found.z, lambda mean, columns: updated_by_columns(mean, columns, data))
+    chains = sampled(latent, data, how, seed, progress)
+    parts = latent.over(chains.z, lambda mean, columns: updated_by_columns(mean, columns, data))
     mean, cov = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     law = Joint(mean, cov, replace(origin, method=method))
-    return Posterior(law, found.r_hat, found.effective, found.acceptance, found.chains, number)
+    return Posterior(law, chains.r_hat, chains.effective, chains.acceptance, chains.chains, number)
 
 
 def evidence(

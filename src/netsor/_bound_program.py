@@ -33,21 +33,21 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     if isinstance(argument, np.ndarray) and argument.ndim == 1:
         several = list(argument)
     places = [as_whole(place) for place in several]
-    found = [place for place in places if place is not None]
-    if not found or len(found) < len(places):
+    chosen = [place for place in places if place is not None]
+    if not chosen or len(chosen) < len(places):
         raise ArgumentError("coordinates", argument, "an integer or a list of integers")
     widths = {value.width.bind(bound) for value in outputs if isinstance(value, Vector)}
     if not widths:
         raise ArgumentError("coordinates", argument, "left out: a scalar has no coordinates")
     for width in widths:
         low = 0 if math.isinf(width) else -int(width)  # there is no last one of infinitely many
-        outside = [place for place in found if not low <= place < width]
+        outside = [place for place in chosen if not low <= place < width]
         if outside:
             allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
             raise ArgumentError("coordinates", argument, allowed)
-        if len({place if math.isinf(width) else place % int(width) for place in found}) < len(found):
+        if len({place if math.isinf(width) else place % int(width) for place in chosen}) < len(chosen):
             raise ArgumentError("coordinates", argument, "integers that name each coordinate once")
-    return found
+    return chosen
 
 
 Numbers = npt.NDArray[np.float64]
@@ -81,9 +81,9 @@ class AtWidths:
         title = f"plan of {name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        made = copy.copy(replace(self.question(places), prices=prices).plan())  # `replace` would plan its memory again
-        made.title = title
-        return made
+        plan = copy.copy(replace(self.question(places), prices=prices).plan())  # `replace` would plan its memory again
+        plan.title = title
+        return plan
 
     def law(self, coordinates: Coordinates, how: Sampling) -> Mixture | HeadSum | Joint:
         """By its formula, if there is one, and by the engine otherwise."""
@@ -97,19 +97,19 @@ class AtWidths:
         return law
 
     def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
-        found = sampler.sample_conditional_law(self.question(places), how)
+        sampled = sampler.sample_conditional_law(self.question(places), how)
         origin = Provenance(
             self.status,
             self._method("exact engine", how.backend),
-            found.random_numbers,
+            sampled.random_numbers,
             how.seed,
-            found.quadrature_error,
-            found.notes,
+            sampled.quadrature_error,
+            sampled.notes,
         )
-        if found.mean.shape[1] > 1:
-            return Joint(found.mean, found.cov, origin)
-        mean, var = found.mean[:, 0], found.cov[:, 0, 0]
-        return Mixture(mean, var, origin, count=found.count, binning=found.binning)
+        if sampled.mean.shape[1] > 1:
+            return Joint(sampled.mean, sampled.cov, origin)
+        mean, var = sampled.mean[:, 0], sampled.cov[:, 0, 0]
+        return Mixture(mean, var, origin, count=sampled.count, binning=sampled.binning)
 
     def draw(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, refused as a law is."""

@@ -87,16 +87,16 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
     whole, half = ladder(WHOLE), ladder(HALF)
     no_half, no_whole = (abs(growth - power) > 2 * spread for power in (-0.5, -1.0))  # False if γ is not known
     if no_half and not no_whole:
-        found = whole
+        orders = whole
     elif no_whole and not no_half:
-        found = half
+        orders = half
     else:  # both have to be covered
-        found = [(a, max(e, math.hypot(f, b - a))) for (a, e), (b, f) in zip(whole, half, strict=True)]
+        orders = [(a, max(e, math.hypot(f, b - a))) for (a, e), (b, f) in zip(whole, half, strict=True)]
     if no_half and no_whole and growth > -0.5:  # slower than both, as |N| n^(−1/4): cover a + b n^γ too
         slow = mean[-1] + difference[-1] / (2.0**-growth - 1.0)
-        found = [((a + slow) / 2, math.hypot(e, (a - slow) / 2)) for a, e in half]
-    order = min(range(len(found)), key=lambda k: found[k][1])
-    return Extrapolated(float(found[order][0]), found[order][1] + rounding, order, growth, spread)
+        orders = [((a + slow) / 2, math.hypot(e, (a - slow) / 2)) for a, e in half]
+    order = min(range(len(orders)), key=lambda k: orders[k][1])
+    return Extrapolated(float(orders[order][0]), orders[order][1] + rounding, order, growth, spread)
 
 
 def _weights(n: Array, powers: tuple[float, ...]) -> Array:
@@ -250,8 +250,8 @@ class ExtrapolatedLaw:
 
     def limit(self, statistic: Statistic) -> Estimate:
         """The limit of a statistic, a function of a law that returns numbers; an error if it has none."""
-        found = self.details(statistic)
-        for one in found:
+        entries = self.details(statistic)
+        for one in entries:
             if math.isinf(one.error):
                 grows = "" if math.isnan(one.growth) else f" like n^({one.growth:.2f} ± {one.growth_error:.2g})"
                 raise NoLimitError(
@@ -259,7 +259,7 @@ class ExtrapolatedLaw:
                     f"differences between widths do not fall, they change{grows}"
                 )
         shape = np.shape(statistic(self.laws[0][0]))
-        value, error = (np.array([one[k] for one in found]).reshape(shape) for k in (0, 1))
+        value, error = (np.array([one[k] for one in entries]).reshape(shape) for k in (0, 1))
         return Estimate(value, error) if shape else Estimate(float(value), float(error))
 
     def mean(self) -> Estimate:

@@ -207,8 +207,8 @@ class Program:
         values = topological_order(self._whole)
         bound, numbers = bind_names(values, widths, allow_inf=False)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress)
-        found = _reference.simulate(self.outputs, source_order(values), bound | numbers, how, coordinates)
-        return tuple(found) if isinstance(self.output, tuple) else found[0]
+        outputs = _reference.simulate(self.outputs, source_order(values), bound | numbers, how, coordinates)
+        return tuple(outputs) if isinstance(self.output, tuple) else outputs[0]
 
     def plan(
         self,
@@ -289,10 +289,10 @@ class Program:
         if one_of(method, "method", "law", ("exact", "extrapolate")) == "extrapolate":
             return self._extrapolated(widths, coordinates, how)  # type: ignore[return-value]
         at = self._at(widths)
-        found = at.law(coordinates, how)
+        law = at.law(coordinates, how)
         if at.widths and not isinstance(coordinates, list) and all(width == inf for width in at.widths.values()):
-            found._formula = functools.partial(formula, self.outputs, self.check())
-        return found
+            law._formula = functools.partial(formula, self.outputs, self.check())
+        return law
 
     def _extrapolated(
         self, widths: dict[str, float], coordinates: int | list[int] | None, how: Sampling
@@ -345,8 +345,8 @@ class Program:
         """
         where = choose(backend, device, precision)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where)
-        found = self._at(widths).draw(how)
-        return tuple(found) if isinstance(self.output, tuple) else found[0]
+        outputs = self._at(widths).draw(how)
+        return tuple(outputs) if isinstance(self.output, tuple) else outputs[0]
 
     @one_blas_thread()
     def posterior(
@@ -427,9 +427,9 @@ class Program:
         latent, _ = self._at(options).latent(workers, where)
         data, how = checked_data(latent.entries, observed, noise), _bayes.Schedule(**given).checked()
         planned = time.perf_counter() - start
-        found = _bayes.cost(latent, data, how)
+        sampling = _bayes.cost(latent, data, how)
         law = 16.0 * how.draws * latent.entries**2
-        return _bayes.Cost(planned + found.seconds, found.bytes + law, found.likelihoods)
+        return _bayes.Cost(planned + sampling.seconds, sampling.bytes + law, sampling.likelihoods)
 
     @one_blas_thread()
     def log_evidence(

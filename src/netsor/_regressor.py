@@ -363,8 +363,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return _bayes.Cost(len(tried) * (planned + again) * wanted, size, len(tried))
         latent, _ = model._latent(model.X_, given)
         planned = time.perf_counter() - start
-        found, count = _bayes.cost(latent, data, self._schedule(), 1 + (1 + self.runs / 2) * wanted), len(tried)
-        return _bayes.Cost(count * (planned + found.seconds), max(found.bytes, size), count * found.likelihoods)
+        sampling, count = _bayes.cost(latent, data, self._schedule(), 1 + (1 + self.runs / 2) * wanted), len(tried)
+        return _bayes.Cost(
+            count * (planned + sampling.seconds), max(sampling.bytes, size), count * sampling.likelihoods
+        )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The posterior mean of the function at new examples.

@@ -47,8 +47,8 @@ def _directions(dimension: int) -> Integers:
     """Direction numbers (dimension, BITS), by the recurrence of each dimension's primitive polynomial mod 2."""
     with np.load(NUMBERS) as table:
         polynomials, first = (table[name][:dimension].astype(np.int64) for name in ("poly", "vinit"))
-    found = np.ones((dimension, BITS), np.int64)
-    for numbers, polynomial, start in zip(found[1:], polynomials[1:], first[1:], strict=True):
+    directions = np.ones((dimension, BITS), np.int64)
+    for numbers, polynomial, start in zip(directions[1:], polynomials[1:], first[1:], strict=True):
         degree = int(polynomial).bit_length() - 1
         numbers[:degree] = start[:degree]
         for j in range(degree, BITS):
@@ -56,4 +56,4 @@ def _directions(dimension: int) -> Integers:
             for k in range(1, degree + 1):
                 if polynomial >> (degree - k) & 1:
                     numbers[j] ^= numbers[j - k] << k
-    return (found << np.arange(BITS)[::-1]).astype(np.uint32)
+    return (directions << np.arange(BITS)[::-1]).astype(np.uint32)

@@ -405,8 +405,8 @@ def _checks(kind: Any) -> dict[str, Check]:
 def check_of(hint: Any) -> Check | None:
     """The check of a type: bool, str, Annotated, or one of these and None; there is none for other types."""
     if get_origin(hint) is Annotated:
-        found: Check = hint.__metadata__[0]
-        return found
+        annotated: Check = hint.__metadata__[0]
+        return annotated
     members = get_args(hint)
     if type(None) in members:
         check = check_of(members[0]) if len(members) == 2 else None

@@ -86,21 +86,21 @@ class Function:
 
     def __call__(self, *arrays: Array) -> Array:
         """φ of the arrays, in their precision: products of booleans or small integers would be wrong."""
-        made = self.f(*arrays)
-        if type(made) is np.ndarray and made.dtype in (np.float64, np.float32) and made.dtype == arrays[0].dtype:
-            return made
+        y = self.f(*arrays)
+        if type(y) is np.ndarray and y.dtype in (np.float64, np.float32) and y.dtype == arrays[0].dtype:
+            return y
         xp = array_namespace(*arrays)
-        made = xp.asarray(made)
-        if xp.isdtype(made.dtype, "complex floating"):
+        y = xp.asarray(y)
+        if xp.isdtype(y.dtype, "complex floating"):
             raise ValueError(f"the function {self.name} gave complex numbers, which no vector or scalar can hold")
         real = [a.dtype for a in arrays if xp.isdtype(a.dtype, "real floating")]
-        return xp.astype(made, real[0] if real else xp.float64)
+        return xp.astype(y, real[0] if real else xp.float64)
 
 
 def _named(module: str, name: str) -> Function:
-    found = getattr(import_module(module), name)
-    assert isinstance(found, Function)
-    return found
+    function = getattr(import_module(module), name)
+    assert isinstance(function, Function)
+    return function
 
 
 # Each f is a named function at the level of the module, so that a traced program can be sent to another process.
@@ -137,9 +137,9 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     xp = array_namespace(p)
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
-    made = _in_torch("softmax", p, dim=-1)
-    if made is not None:
-        return made
+    softmax = _in_torch("softmax", p, dim=-1)
+    if softmax is not None:
+        return softmax
     if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         weights /= xp.sum(weights, axis=-1, keepdims=True)
@@ -156,9 +156,9 @@ def _identity(x: Array) -> Array:
 def _relu(x: Array) -> Array:
     if type(x) is np.ndarray:
         return np.maximum(x, 0.0)  # two thirds of the time of clip
-    made = _in_torch("relu", x)
-    if made is not None:
-        return made
+    relu = _in_torch("relu", x)
+    if relu is not None:
+        return relu
     return array_namespace(x).clip(x, 0.0, None)
 
 
@@ -187,28 +187,28 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    made = _in_torch("gelu", x)
-    return x * _special("ndtr", x) if made is None else made
+    gelu = _in_torch("gelu", x)
+    return x * _special("ndtr", x) if gelu is None else gelu
 
 
 def _silu(x: Array) -> Array:
-    made = _in_torch("silu", x)
-    return x * _sigmoid(x) if made is None else made
+    silu = _in_torch("silu", x)
+    return x * _sigmoid(x) if silu is None else silu
 
 
 def _gelu_tanh(x: Array) -> Array:
-    made = _in_torch("gelu", x, approximate="tanh")
-    if made is not None:
-        return made
-    made = x * x  # and then in place: numpy passes over its temporary arrays as often as it makes them
-    made *= 0.044715 * ROOT
-    made += ROOT
-    made *= x
-    made = array_namespace(x).tanh(made)
-    made += 1.0
-    made *= x
-    made *= 0.5
-    return made
+    y = _in_torch("gelu", x, approximate="tanh")
+    if y is not None:
+        return y
+    y = x * x  # and then in place: numpy passes over its temporary arrays as often as it makes them
+    y *= 0.044715 * ROOT
+    y += ROOT
+    y *= x
+    y = array_namespace(x).tanh(y)
+    y += 1.0
+    y *= x
+    y *= 0.5
+    return y
 
 
 def _sin(x: Array) -> Array:
@@ -290,10 +290,10 @@ def _logistic() -> tuple[tuple[float, float], ...]:
 
 def logistic_sum(term: Callable[[Array, Array, float], Array], m: Array, s: Array) -> Array:
     """Σ weight · term(m, s, scale) over the scales of the logistic function."""
-    made: Array = 0.0
+    total: Array = 0.0
     for weight, scale in _logistic():
-        made = made + weight * term(m, s, scale)
-    return made
+        total = total + weight * term(m, s, scale)
+    return total
 
 
 def _sigmoid_term(m: Array, s: Array, scale: float) -> Array:
@@ -319,11 +319,11 @@ def _gelu_difference() -> tuple[tuple[float, float], ...]:
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
-    made = _gelu_smoothed(m, s)
+    total = _gelu_smoothed(m, s)
     widened = 1.0 / (1.0 + 4.0 * s * s)
     for weight, centre in _gelu_difference():
-        made = made + weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
-    return made
+        total = total + weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
+    return total
 
 
 def _smooth(

@@ -119,66 +119,66 @@ def inner_tanh(x: Array, a: float, b: float) -> Array:
 
 def polynomial_in_tanh(x: Array, t: Array, table: Table) -> Array:
     """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
-    made: Array = 0.0
+    total: Array = 0.0
     for q, k, p in _factors(table):
         term = _horner(t, q)
         for _ in range(k):
             term = _next(term, x, 0.0)
         if len(p) > 1:
             term = _next(term, _horner(x, p), 0.0)
-        made = _next(term, 1.0, made) if isinstance(made, float) else _next(made, 1.0, term)
-    return made + 0.0 * t if isinstance(made, float) else made
+        total = _next(term, 1.0, total) if isinstance(total, float) else _next(total, 1.0, term)
+    return total + 0.0 * t if isinstance(total, float) else total
 
 
 @cache
 def _factors(table: Table) -> tuple[tuple[Row, int, Row], ...]:
     """The q, k and p: rows of the table that are multiples of each other, as those of gelu_tanh' are, share one q."""
-    found: dict[Row, tuple[Row, dict[int, float]]] = {}
+    groups: dict[Row, tuple[Row, dict[int, float]]] = {}
     for k, row in enumerate(table):
         size = next((c for c in row if c), None)
         if size is not None:
-            _, powers = found.setdefault(tuple(c / size for c in row), (row, {}))
+            _, powers = groups.setdefault(tuple(c / size for c in row), (row, {}))
             powers[k] = size
     return tuple(
         (q, min(powers), tuple(powers.get(k, 0.0) / powers[min(powers)] for k in range(min(powers), max(powers) + 1)))
-        for q, powers in found.values()
+        for q, powers in groups.values()
     )
 
 
 def _horner(x: Array, row: Row) -> Array:
     """A polynomial; a number if it is constant."""
-    made: Array = 0.0
+    total: Array = 0.0
     for c in reversed(row):
-        made = _next(made, x, c)
-    return made
+        total = _next(total, x, c)
+    return total
 
 
-def _next(made: Array, x: Array, c: Array) -> Array:
-    """made x + c, in place; a coefficient that is 0 costs no pass over the array."""
-    if isinstance(made, float):
-        made = made * x if made else 0.0
+def _next(y: Array, x: Array, c: Array) -> Array:
+    """y x + c, in place; a coefficient that is 0 costs no pass over the array."""
+    if isinstance(y, float):
+        y = y * x if y else 0.0
     elif not isinstance(x, float) or x != 1.0:
-        made *= x
+        y *= x
     if isinstance(c, float) and not c:
-        return made
-    if isinstance(made, float):
-        return made + c if made else c
-    made += c
-    return made
+        return y
+    if isinstance(y, float):
+        return y + c if y else c
+    y += c
+    return y
 
 
 def _table_derivative(a: float, b: float, table: Table) -> Table:
     high, wide = len(table) + 2, max(map(len, table)) + 1
-    made = np.zeros((high, wide))
+    slopes = np.zeros((high, wide))
     for i, row in enumerate(table):
         for j, c in enumerate(row):
             if i:
-                made[i - 1, j] += i * c
+                slopes[i - 1, j] += i * c
             if j:
                 for place, by in ((i, a), (i + 2, 3 * b)):
-                    made[place, j - 1] += j * c * by
-                    made[place, j + 1] -= j * c * by
-    return tuple(_vanishing(row) for row in made.tolist())
+                    slopes[place, j - 1] += j * c * by
+                    slopes[place, j + 1] -= j * c * by
+    return tuple(_vanishing(row) for row in slopes.tolist())
 
 
 def _vanishing(row: list[float]) -> Row:
@@ -217,8 +217,8 @@ def _flipped(parity: int | None) -> int | None:
 
 def _of_normal(x: Array, c: float, first: Row, second: Row) -> Array:
     xp = array_namespace(x)
-    made = _horner(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
-    return made + _horner(x, first) * _special("ndtr", c * x) if any(first) else made
+    y = _horner(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
+    return y + _horner(x, first) * _special("ndtr", c * x) if any(first) else y
 
 
 def _normal_family(name: str, c: float, first: Row, second: Row, parity: int | None, smoothed: Any = None) -> Function:
@@ -230,8 +230,8 @@ def _derivative_of_normal_family(f: Function) -> Function:
     given = f.f.keywords  # type: ignore[attr-defined]
     c, first, second = given["c"], given["first"], given["second"]
     terms = ([c * a for a in first], _slopes(second), [0.0, *(-c * c * b for b in second)])
-    made = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
-    return _normal_family(f"{f.name}'", c, _slopes(first), made, _flipped(f.parity))
+    density_row = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
+    return _normal_family(f"{f.name}'", c, _slopes(first), density_row, _flipped(f.parity))
 
 
 def _slopes(row: Row) -> Row:
@@ -308,11 +308,11 @@ def _silu_term(m: Array, s: Array, scale: float) -> Array:
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
-    made, widened = _gelu_smoothed(m, s), 1.0 / (1.0 + 4.0 * s * s)
+    total, widened = _gelu_smoothed(m, s), 1.0 / (1.0 + 4.0 * s * s)
     for weight, centre in _gelu_difference():
         bump = weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
-        made = made - 4.0 * widened * (m - centre) * bump
-    return made
+        total = total - 4.0 * widened * (m - centre) * bump
+    return total
 
 
 _BEND = ROOT * CUBIC

@@ -117,7 +117,7 @@ def test_gradients_with_the_same_weights(family):
         rows, unit = int(weight.out_width.bind(widths)), weight.std / weight.fan.bind(widths) ** 0.5
         for member, part in enumerate(matrix.reshape(weight.count, rows, -1)):  # one head below the other
             given[weight.source, member] = part / unit
-    rows = [traced.table.known.tolist(), range(len(IDS)), [0]][: len(tables)]  # ids, positions, one type
+    rows = [list(traced.table.ids), range(len(IDS)), [0]][: len(tables)]  # ids, positions, one type
     for value, table, at in zip(tables, theirs.tables, rows, strict=True):
         given[value] = table[at].reshape(*value.shape, -1)
 

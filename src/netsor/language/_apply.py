@@ -75,8 +75,8 @@ def apply(
     except ValueError:
         before = f" before the last {axes} axes" if axes else ""
         raise TraceError(f.name, f"shapes {shapes} do not broadcast{before}") from None
-    made = infer_output_shape(f, "apply", [value.shape[value.ndim - axes :] for value in values])
-    return applied(f, values, leading + made, axes)
+    core = infer_output_shape(f, "apply", [value.shape[value.ndim - axes :] for value in values])
+    return applied(f, values, leading + core, axes)
 
 
 def nonlin(
@@ -153,28 +153,29 @@ def as_function(
 ) -> Function:
     """A Function from a callable and what the user declared about it."""
     if isinstance(f, Function):
-        made, again = f, not (name is None and bounded is None and lipschitz is None and derivative is None)
+        function, again = f, not (name is None and bounded is None and lipschitz is None and derivative is None)
     else:
         called = getattr(f, "__name__", None)
         known = (called if isinstance(called, str) else "f").replace("<lambda>", "f")
-        made, again = Function(known if name is None else name, f, bounded, lipschitz, derivative=derivative), False
-    if as_name(made.name, operation) is None:
-        raise TraceError(operation, f"name=None of the Function of {shown(made.f)} must be a string")
+        function, again = Function(known if name is None else name, f, bounded, lipschitz, derivative=derivative), False
+    if as_name(function.name, operation) is None:
+        raise TraceError(operation, f"name=None of the Function of {shown(function.f)} must be a string")
     if again:
         raise TraceError(
-            operation, f"{made.name} is a Function and says itself what is known of it: declare that in ns.Function(…)"
+            operation,
+            f"{function.name} is a Function and says itself what is known of it: declare that in ns.Function(…)",
         )
-    one_of(made.bounded, "bounded", operation, (True, False, None))
-    one_of(made.lipschitz, "lipschitz", operation, (True, False, None))
-    if not callable(made.f):
-        raise TraceError(operation, f"needs a function, got f={shown(made.f)}")
-    declared = made.derivative if isinstance(made.derivative, tuple) else (made.derivative,)
+    one_of(function.bounded, "bounded", operation, (True, False, None))
+    one_of(function.lipschitz, "lipschitz", operation, (True, False, None))
+    if not callable(function.f):
+        raise TraceError(operation, f"needs a function, got f={shown(function.f)}")
+    declared = function.derivative if isinstance(function.derivative, tuple) else (function.derivative,)
     if not all(g is None or isinstance(g, Function | float) or callable(g) for g in declared) or (
-        made.derivative is not None and len(declared) != arguments
+        function.derivative is not None and len(declared) != arguments
     ):
         needed = "a function" if arguments == 1 else f"a tuple of {arguments} functions, one for each argument"
-        raise TraceError(operation, f"derivative={shown(made.derivative)} of {made.name} must be {needed}")
-    return made
+        raise TraceError(operation, f"derivative={shown(function.derivative)} of {function.name} must be {needed}")
+    return function
 
 
 # The named activations

@@ -55,13 +55,13 @@ def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: s
             operation, f"index {shown(key)} on shape {array.shape}: True and False pick nothing; None adds an axis"
         )
     try:
-        found = np.asarray(array[key])
+        positions = np.asarray(array[key])
     except (IndexError, TypeError, ValueError) as error:
         problem = " ".join(str(error).split()) or type(error).__name__
         raise TraceIndexError(operation, f"index {shown(key)} on shape {array.shape}: {problem}") from None
-    if found.size == 0:
+    if positions.size == 0:
         raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {array.shape}")
-    return found
+    return positions
 
 
 def every(shape: Shape) -> Keep:
@@ -259,8 +259,10 @@ class Value:
 
     def __post_init__(self) -> None:
         if len(self.shape) > AXES:
-            made = type(self.op).__name__
-            raise TraceError(made, f"shape {shown(self.shape)} has {len(self.shape)} axes; at most {AXES} are allowed")
+            operation = type(self.op).__name__
+            raise TraceError(
+                operation, f"shape {shown(self.shape)} has {len(self.shape)} axes; at most {AXES} are allowed"
+            )
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
         """array + value is computed by value.__radd__; any other function of numpy is a mistake of the user."""

@@ -32,9 +32,9 @@ _known: dict[int, tuple[ref[NumpyArray], Content]] = {}  # of arrays that cannot
 
 def content_of(array: NumpyArray) -> Content:
     """A key that is equal for arrays of one shape and type with the same numbers."""
-    found = _known.get(id(array))
-    if found is not None and found[0]() is array:
-        return found[1]
+    entry = _known.get(id(array))
+    if entry is not None and entry[0]() is array:
+        return entry[1]
     key = array.shape, array.dtype.str, hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
     if not array.flags.writeable and array.base is None:
         place = id(array)
@@ -136,11 +136,11 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
 
     The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    found, given = _known_shapes(f.f)
+    shapes, given = _known_shapes(f.f)
     key = operation, tuple(cores), scalars, given
-    if key not in found:
-        found[key] = _Trial(f, operation, tuple(cores), scalars).shape()
-    return found[key]
+    if key not in shapes:
+        shapes[key] = _Trial(f, operation, tuple(cores), scalars).shape()
+    return shapes[key]
 
 
 def _known_shapes(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
@@ -174,20 +174,20 @@ class _Trial:
             if known := getattr(base(self.f), "output_shape", None):
                 return tuple(known(*self.cores))
             return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
-        made: Shape | None = None
+        expected: Shape | None = None
         for arguments in self._arguments():
             try:
                 shape = self._check(arguments)
             except _Raised as raised:
-                if made is None:
+                if expected is None:
                     given = ", ".join(str(x.shape) for x in arguments)
                     self._refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
                 continue
-            if made is not None and shape != made:
-                self._refuse(f"gives arrays of shape {made} and of shape {shape}, depending on the numbers")
-            made = shape
-        assert made is not None
-        return made
+            if expected is not None and shape != expected:
+                self._refuse(f"gives arrays of shape {expected} and of shape {shape}, depending on the numbers")
+            expected = shape
+        assert expected is not None
+        return expected
 
     def _arguments(self) -> Iterator[list[Array]]:
         rng = np.random.default_rng(0)
@@ -199,19 +199,19 @@ class _Trial:
             yield [scale * x for x in normal]
 
     def _check(self, x: list[Array]) -> Shape:
-        made = self._call(x)
-        if made.shape[:2] != LEADING or (self._elementwise and made.shape != LEADING):
-            self._refuse(self._not_vectorised(f"became {made.shape}"))
-        self._same(made, self._call(x), AGAIN)
+        result = self._call(x)
+        if result.shape[:2] != LEADING or (self._elementwise and result.shape != LEADING):
+            self._refuse(self._not_vectorised(f"became {result.shape}"))
+        self._same(result, self._call(x), AGAIN)
         apart = self._not_vectorised("gives other numbers when its arguments stand elsewhere in the array")
         for moved in REARRANGED:
-            self._same(moved(made), self._call([moved(a) for a in x]), apart)
+            self._same(moved(result), self._call([moved(a) for a in x]), apart)
         for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
             column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
             repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
             self._same(self._call(repeated), self._call(column), "does not broadcast its arguments, as np.add does")
-        self._same(made, self._call(x), AGAIN)
-        return made.shape[2:]
+        self._same(result, self._call(x), AGAIN)
+        return result.shape[2:]
 
     def _call(self, arguments: list[Array]) -> Array:
         """f of copies of the arguments, which it must leave unchanged."""
@@ -219,7 +219,7 @@ class _Trial:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
-                made = np.asarray(self.f.f(*given))
+                result = np.asarray(self.f.f(*given))
             except Exception as error:
                 raise _Raised from error
             if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
@@ -227,9 +227,9 @@ class _Trial:
                     "writes into its argument, which other operations read too: let it make a new array "
                     "(u = u.copy() in its first line, or np.where(u < 0, 0, u) for u[u < 0] = 0)"
                 )
-            if made.dtype.kind not in "biuf":
-                self._refuse(f"gives {made.dtype} numbers; real ones are allowed (float, int or bool)")
-            return made.copy()
+            if result.dtype.kind not in "biuf":
+                self._refuse(f"gives {result.dtype} numbers; real ones are allowed (float, int or bool)")
+            return result.copy()
 
     def _same(self, first: Array, second: Array, problem: str) -> None:
         """Refuse f unless the arrays agree, up to what the order of its operations may change."""
@@ -248,16 +248,16 @@ class _Trial:
 
     def _not_vectorised(self, problem: str) -> str:
         of_coordinates = self.operation == "nonlin"
-        found = "arrays of shape" if of_coordinates else "the leading axes"
-        found = f"{found} {LEADING} {problem}" if problem.startswith("became") else f"it {problem}"
+        symptom = "arrays of shape" if of_coordinates else "the leading axes"
+        symptom = f"{symptom} {LEADING} {problem}" if problem.startswith("became") else f"it {problem}"
         if of_coordinates:
             return (
-                f"is not coordinatewise: {found}; use functions like np.where and np.exp, and ns.mean_dot or "
+                f"is not coordinatewise: {symptom}; use functions like np.where and np.exp, and ns.mean_dot or "
                 "ns.layer_norm for what needs all coordinates"
             )
         whole = "with axes=1 it sees the last axis whole"
         alone = "let it act on the last axes alone, as with axis=-1"
-        return f"is not vectorised: {found}; {whole if self._elementwise else alone}"
+        return f"is not vectorised: {symptom}; {whole if self._elementwise else alone}"
 
     def _refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(self.operation, f"{self.f.name} {problem}") from cause

@@ -162,8 +162,8 @@ def dot_unit(op: ops.Dot) -> Unit:
 def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
     rule = FUNCTIONS.get(op.f) or known(FUNCTIONS, op.f)
     for unit, by in d.items():
-        asked = [k for k in range(len(op.scalars)) if unit in wants(k)]
-        for k in asked:
+        wanted = [k for k in range(len(op.scalars)) if unit in wants(k)]
+        for k in wanted:
             if rule is not None:
                 yield k, {unit: rule(op, made, by, k)}
             elif op.axes:
@@ -211,14 +211,14 @@ def _swapped(a: Scalar) -> Scalar:
 
 
 def _slope(f: Function, k: int, operation: str) -> Function | float:
-    found = derivative(f, k)
-    if found is None:
+    slope = derivative(f, k)
+    if slope is None:
         raise TraceError(
             "grad",
             f"the derivative of {f.name} is not known: declare it, ns.{operation}(f, …, derivative=g) with g a "
             "function of the same arguments; of several arguments a tuple, one each",
         )
-    return found
+    return slope
 
 
 def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
@@ -263,8 +263,8 @@ def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
     """The sum over the axes along which an input of this shape was repeated."""
     lead = d.ndim - len(shape)
     axes = [*range(lead), *(lead + k for k, n in enumerate(shape) if n == 1 and d.shape[lead + k] > 1)]
-    made = d.sum(tuple(axes)) if axes else d
-    return made.reshape(*shape) if made.shape != shape else made
+    total = d.sum(tuple(axes)) if axes else d
+    return total.reshape(*shape) if total.shape != shape else total
 
 
 def zeros_like(x: Any) -> Any:

@@ -75,8 +75,8 @@ class Reverse:
 
     def of(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
-        found = self._parts.get((leaf, None))
-        return zeros_like(leaf) if found is None else _filled(leaf, every(leaf.shape), found)
+        parts = self._parts.get((leaf, None))
+        return zeros_like(leaf) if parts is None else _filled(leaf, every(leaf.shape), parts)
 
     def parts(self, leaf: Value) -> list[Part]:
         """The same as a list of contributions, each with the entries it belongs to."""
@@ -84,18 +84,18 @@ class Reverse:
 
     def _prepare(self, value: Value) -> None:
         inputs, op = value.op.inputs, value.op
-        counts = isinstance(op, ops.MatMul | ops.SteppedMatMul) and self.chosen(op)
+        counts = isinstance(op, ops.Acting) and self.chosen(op)
         passes = value not in self.constants and (counts or any(x in self._live for x in inputs))
         if value in self.leaves or passes:
             self._live.add(value)
-        asked: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
+        units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
         if isinstance(op, ops.Dot):
-            asked[dot_unit(op)] = None
+            units[dot_unit(op)] = None
         elif isinstance(value, Scalar):  # a function passes on what it gets
             for x in inputs:
                 if x in self._live:
-                    asked |= dict.fromkeys(self._units[x])
-        self._units[value] = tuple(asked)
+                    units |= dict.fromkeys(self._units[x])
+        self._units[value] = tuple(units)
 
     def _wanted(self, x: Value) -> tuple[Unit, ...]:
         return self._units[x] if x in self._live else ()
@@ -105,13 +105,13 @@ class Reverse:
 
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
-        found = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
-        counts = isinstance(value.op, ops.MatMul | ops.SteppedMatMul) and self.chosen(value.op)
-        if not found or value in self.constants or not (counts or any(x in self._live for x in value.op.inputs)):
+        by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
+        counts = isinstance(value.op, ops.Acting) and self.chosen(value.op)
+        if not by_unit or value in self.constants or not (counts or any(x in self._live for x in value.op.inputs)):
             return
-        asked = [places.ravel() for parts in found.values() for places, _ in parts]
-        keep = whole_axes(value, around(np.concatenate(asked), value.shape))
-        d: Any = {unit: _filled(value, keep, parts) for unit, parts in found.items()}
+        touched = [places.ravel() for parts in by_unit.values() for places, _ in parts]
+        keep = whole_axes(value, around(np.concatenate(touched), value.shape))
+        d: Any = {unit: _filled(value, keep, parts) for unit, parts in by_unit.items()}
         if isinstance(value.op, ops.Take | ops.Join):
             self._pass_index(value, keep, d)
             return
@@ -126,11 +126,12 @@ class Reverse:
             raise TraceError("grad", f"{type(op).__name__} has no derivative")
         if not any(wants):
             return
-        for k, made in rule(op, _part(value, keep), d[None] if isinstance(value, Vector) else d, wants.__getitem__):
+        d = d[None] if isinstance(value, Vector) else d
+        for k, cotangent in rule(op, _part(value, keep), d, wants.__getitem__):
             if wants[k]:
                 x, need = needs[k]
                 places = _places(x)[box(need)] if x.shape else _places(x)
-                for unit, part in (made if isinstance(x, Scalar) else {None: made}).items():
+                for unit, part in (cotangent if isinstance(x, Scalar) else {None: cotangent}).items():
                     self._add(x, unit, places, unbroadcast(part, inputs[k].shape))
 
     def _pass_index(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
@@ -164,14 +165,14 @@ def _gathered(origin: Ints, d: Any) -> Part:
         return origin, d
     order = np.argsort(origin.ravel(), kind="stable")[origin.size - counts.sum() :]
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    parts, found = [], []
+    parts, targets = [], []
     for count in np.unique(counts):  # a sum of so many
         chosen = counts == count
         rows = order[starts[chosen][:, None] + np.arange(count)]
         entries = d.take(rows, "index")
         parts.append(entries.sum(-1) if count > 1 else entries[..., 0])
-        found.append(places[chosen])
-    return np.concatenate(found), parts[0] if len(parts) == 1 else join(parts)
+        targets.append(places[chosen])
+    return np.concatenate(targets), parts[0] if len(parts) == 1 else join(parts)
 
 
 def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
@@ -194,7 +195,7 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     wanted = whole.ravel()
     covered = at[:, wanted] >= 0
     patterns, which = np.unique(covered, axis=1, return_inverse=True)
-    made: list[Any] = []
+    pieces: list[Any] = []
     order: list[Ints] = []
     for number, pattern in enumerate(patterns.T):
         entries = np.flatnonzero(which.ravel() == number)
@@ -203,8 +204,8 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
         if not terms:
             first = groups[0][1]
             terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp), "index"))]
-        made.append(reduce(operator.add, terms))
-    joined: Any = made[0] if len(made) == 1 else join(made)
+        pieces.append(reduce(operator.add, terms))
+    joined: Any = pieces[0] if len(pieces) == 1 else join(pieces)
     return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape), "index")
 
 
@@ -244,14 +245,14 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """
     p, by = as_loss(p, "grad"), _weights(weights, p)
     several = isinstance(wrt, list | tuple)
-    asked = list(wrt) if several else [wrt]
-    leaves = [_leaf(x, p) for x in asked]
+    listed = list(wrt) if several else [wrt]
+    leaves = [_leaf(x, p) for x in listed]
     reverse = Reverse([(p, by)], leaves)
-    made = []
-    for x, leaf in zip(asked, leaves, strict=True):
+    gradients = []
+    for x, leaf in zip(listed, leaves, strict=True):
         whole = reverse.of(leaf)
-        made.append(whole if leaf is x else whole.take(x.op.flat, "index"))
-    return tuple(made) if several else made[0]
+        gradients.append(whole if leaf is x else whole.take(x.op.flat, "index"))
+    return tuple(gradients) if several else gradients[0]
 
 
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:

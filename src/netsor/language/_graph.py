@@ -64,15 +64,15 @@ def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
 
 def widths_of(values: Iterable[Value]) -> list[Width]:
     """The widths that a program mentions, in order of first use."""
-    found: dict[Width, None] = {}
+    widths: dict[Width, None] = {}
     for value in values:
-        if isinstance(value.op, ops.MatMul | ops.SteppedMatMul):
-            found[value.op.weight.in_width] = None
+        if isinstance(value.op, ops.Acting):
+            widths[value.op.weight.in_width] = None
         if isinstance(value.op, ops.Root):
-            found |= dict.fromkeys((*value.op.over, *value.op.under))
+            widths |= dict.fromkeys((*value.op.over, *value.op.under))
         if isinstance(value, Vector):
-            found[value.width] = None
-    return list(found)
+            widths[value.width] = None
+    return list(widths)
 
 
 def bind_names(
@@ -95,7 +95,7 @@ def transposed(values: Iterable[Value]) -> set[ops.Source]:
 
 def weights_of(values: Iterable[Value]) -> list[Weight]:
     """The weights that act in a program, one for each time."""
-    return [value.op.weight for value in values if isinstance(value.op, ops.MatMul | ops.SteppedMatMul)]
+    return [value.op.weight for value in values if isinstance(value.op, ops.Acting)]
 
 
 LETTERS = "ijklmabcdefgh"
@@ -129,14 +129,14 @@ def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:
     for coordinate in np.unravel_index(flat, shape) if shape else ():
         coordinate = np.asarray(coordinate)
         start = int(coordinate.ravel()[0])
-        found = str(start) if (coordinate == start).all() else None
+        index = str(start) if (coordinate == start).all() else None
         for k, letter in zip(range(flat.ndim), LETTERS, strict=False):
             ramp = np.arange(flat.shape[k]).reshape([-1 if a == k else 1 for a in range(flat.ndim)])
-            if found is None and (coordinate == ramp + start).all():
-                found = letter + (f"+{start}" if start else "")
-        if found is None:
+            if index is None and (coordinate == ramp + start).all():
+                index = letter + (f"+{start}" if start else "")
+        if index is None:
             return None
-        indices.append(found)
+        indices.append(index)
     return indices
 
 
@@ -160,8 +160,8 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
             elif keep is None and not isinstance(value.op, ops.Join):
                 needs[value] = [(x, None) for x in value.op.inputs]
             else:
-                asked = demand(value, every(value.shape) if keep is None else keep)
-                needs[value] = [(x, _unless_all(need)) for x, need in asked]
+                demands = demand(value, every(value.shape) if keep is None else keep)
+                needs[value] = [(x, _unless_all(need)) for x, need in demands]
             for x, need in needs[value]:
                 before = keeps.get(x, need)
                 if need is None or before is None:
@@ -192,8 +192,8 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
             else:
                 new[value] = rebuilt(value, every(value.shape) if keep is None else keep, inputs)
     made_from: dict[Value, Value] = {}
-    for value, made in new.items():
-        made_from.setdefault(made, value)
+    for value, narrowed in new.items():
+        made_from.setdefault(narrowed, value)
     return [new[output] for output in outputs], made_from
 
 
@@ -276,7 +276,7 @@ def _inputs(value: Value, asked: Bools) -> Iterator[tuple[Value, Bools]]:
 
 def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:
     """What is asked of an array of this shape, whose axes go along these, by what is made of it."""
-    found = np.any(asked, axis=tuple(k for k in range(asked.ndim) if k not in axes))
-    found = np.expand_dims(found, tuple(k for k, axis in enumerate(axes) if axis is None))
+    needed = np.any(asked, axis=tuple(k for k in range(asked.ndim) if k not in axes))
+    needed = np.expand_dims(needed, tuple(k for k, axis in enumerate(axes) if axis is None))
     once = tuple(k for k, size in enumerate(shape) if size == 1)
-    return np.broadcast_to(np.any(found, axis=once, keepdims=True), shape)
+    return np.broadcast_to(np.any(needed, axis=once, keepdims=True), shape)

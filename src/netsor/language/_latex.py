@@ -214,7 +214,7 @@ class Writer:
 
     def multiplied(self, value: Value, i: Indices) -> Indices:
         """The indices of x in W x."""
-        assert isinstance(value.op, MatMul | SteppedMatMul)
+        assert isinstance(value.op, Acting)
         return i if value.op.each else i[len(value.op.weight.batch) :]
 
     def gaussian(self, value: Value, i: Indices) -> str:

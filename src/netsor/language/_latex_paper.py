@@ -130,10 +130,10 @@ class _Paper(Writer):
 
     def law(self, value: Value) -> list[str]:
         """What the box says of an output."""
-        made = value
-        while isinstance(made.op, ops.Take):
-            made = made.op.x
-        if not (isinstance(value, Vector) and isinstance(made.op, MatMul)) or made.op.weight.source in self.transposed:
+        base = value
+        while isinstance(base.op, ops.Take):
+            base = base.op.x
+        if not (isinstance(value, Vector) and isinstance(base.op, MatMul)) or base.op.weight.source in self.transposed:
             return self.limit(value)
         i = letters(value.shape)
         j = primed(i)
@@ -151,8 +151,8 @@ class _Paper(Writer):
             return super().limit(value)
         i = letters(value.shape)
         assert isinstance(value, Vector)
-        given, made = (f(value, i, value, primed(i)) for f in (super().product, self.product))
-        return [f"{given} = {made}"]
+        given, expanded = (f(value, i, value, primed(i)) for f in (super().product, self.product))
+        return [f"{given} = {expanded}"]
 
     def score_covariance(self, value: Value, i: Indices, j: Indices) -> str:
         """As in the full style, with the δ of both factors written once."""
@@ -219,10 +219,10 @@ def _parts(outputs: Sequence[Value], verdict: Report) -> tuple[list[str], list[s
 
 def _pairs(writer: _Paper) -> list[str]:
     """Covariances between outputs of one matrix, where both are spoken of."""
-    made = [v for v in writer.values if v in writer.needed]
+    needed = [v for v in writer.values if v in writer.needed]
     return [
         writer.covariance(first, second)
-        for first, second in combinations(made, 2)
+        for first, second in combinations(needed, 2)
         if isinstance(first.op, MatMul) and isinstance(second.op, MatMul)
         and first.op.weight.source is second.op.weight.source and transposes(first) == transposes(second)
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from .._validate import Shape
 from . import _operation as ops
 from ._array import Operation, Value
 from ._graph import LETTERS, names_of, narrow, take_as_index, topological_order, widths_of
-from ._operation import Constant, Floats, MatMul, Source, SteppedMatMul, Take, steps_of
+from ._operation import Acting, Constant, Floats, MatMul, Source, SteppedMatMul, Take, steps_of
 from ._parameters import Weight
 from ._probe import Probe
 from ._rotary import Rotate
@@ -49,16 +49,16 @@ def parts(
     rows: list[tuple[str, str, str]] = []
     introduced: set[Source] = set()
     for value in values:
-        if isinstance(value.op, MatMul | SteppedMatMul) and value.op.weight.source not in introduced:
+        if isinstance(value.op, Acting) and value.op.weight.source not in introduced:
             weight = value.op.weight.drawn
             introduced.add(weight.source)
             many = "matrix" if weight.members.size == 1 else f"{weight.members.size} matrices"
             entries = f"entries N(0, {weight.std**2:g}/{weight.fan})"
             rows.append((names[weight.source], f"{many} {weight.out_width}×{weight.in_width}, {entries}", ""))
         if not _inlined(value):
-            made = "×".join(map(str, value.shape)) or "1"
-            made += f" in R^{value.width}" if isinstance(value, Vector) else ""
-            rows.append((f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), made))
+            shape = "×".join(map(str, value.shape)) or "1"
+            shape += f" in R^{value.width}" if isinstance(value, Vector) else ""
+            rows.append((f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), shape))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
     returned = ", ".join(_reference(output, names) for output in outputs)
@@ -266,11 +266,11 @@ def factors(op: ops.Dot, i: Indices) -> tuple[list[str], list[str]]:
 
 def taken_indices(op: ops.Take, i: Indices) -> list[str] | None:
     """The indices of x that the entry i of a Take reads; None if no formula gives them."""
-    found = take_as_index(op.flat, op.x.shape)
-    if found is None:
+    index = take_as_index(op.flat, op.x.shape)
+    if index is None:
         return None
     # letters are by the axes of the result, in the order of LETTERS
-    return [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in found]
+    return [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in index]
 
 
 def called(name: str, arguments: str, entry: Indices = ()) -> str:

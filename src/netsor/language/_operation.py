@@ -23,6 +23,7 @@ from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
 
 __all__ = [
+    "Acting",
     "Add",
     "Apply",
     "Concat",

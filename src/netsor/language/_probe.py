@@ -96,16 +96,16 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     >>> [watched.name for watched in net().probes]
     ['embedding', 'stream']
     """
-    found = _open.get()
+    probes = _open.get()
     if not isinstance(name, str) or name not in NAMES:
         raise TraceError("probe", "name", name, f"one of {', '.join(NAMES)}")
     kind = NAMES[name]
     if not isinstance(x, kind.of) or x.ndim < kind.axes or (kind.alone and x.ndim > kind.axes):
         raise TraceError("probe", f"{name} must be {kind.words}, got {shown(x)}")
-    if not isinstance(found, list):
-        why = found or "must be called in a function that @ns.program decorates, while that is called"
+    if not isinstance(probes, list):
+        why = probes or "must be called in a function that @ns.program decorates, while that is called"
         raise TraceError("probe", f"{name} {why}")
-    found.append(Probe(name, x, None if mask is None else _allowed(name, x, mask)))
+    probes.append(Probe(name, x, None if mask is None else _allowed(name, x, mask)))
     return x
 
 
@@ -121,10 +121,10 @@ def _allowed(name: str, x: Value, mask: npt.ArrayLike) -> Bools:
 @contextmanager
 def watching() -> Iterator[list[Probe]]:
     """Collect the probes that are set inside the context; nested programs have their own."""
-    found: list[Probe] = []
-    before = _open.set(found)
+    probes: list[Probe] = []
+    before = _open.set(probes)
     try:
-        yield found
+        yield probes
     finally:
         _open.reset(before)
 

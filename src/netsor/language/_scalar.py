@@ -209,10 +209,10 @@ def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 
     leading = max(p.ndim for p in scalars) - axes
     arrays = [p.op.numbers.reshape((1,) * (leading + axes - p.ndim) + p.shape) for p in scalars]  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
-        made = np.array(np.broadcast_to(f(*arrays), shape))
-    if not np.isfinite(made).all():
-        raise TraceError(f.name, f"of the numbers given is not finite: {shown(made)}")
-    return constant(made)
+        result = np.array(np.broadcast_to(f(*arrays), shape))
+    if not np.isfinite(result).all():
+        raise TraceError(f.name, f"of the numbers given is not finite: {shown(result)}")
+    return constant(result)
 
 
 def _matmul(a: Scalar, b: Scalar) -> Scalar:

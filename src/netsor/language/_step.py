@@ -171,8 +171,8 @@ def step(
         scalars = []
         own = rule(leaf, scalars)
         shifted[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, tuple(scalars), units, own))
-    made = _rebuilt(listed, matrices, moved.latest, shifted)
-    return type(outputs)(made) if several else made[0]
+    stepped = _rebuilt(listed, matrices, moved.latest, shifted)
+    return type(outputs)(stepped) if several else stepped[0]
 
 
 def train(
@@ -225,13 +225,13 @@ def train(
     losses = list(loss) if isinstance(loss, list | tuple) else [loss]
     count = whole(steps, "steps", "train")
     now = [*(outputs if several else [outputs]), *losses]
-    made = [outputs]
+    history = [outputs]
     for t in range(count):
         factor = 1.0 if schedule is None else schedule(t)
         by = now[len(now) - len(losses) + t % len(losses)]
         now = step(now, by, optimiser=optimiser, weights=weights, lr_factor=factor, clip_norm=clip_norm)
-        made.append(type(outputs)(now[: -len(losses)]) if several else now[0])
-    return made
+        history.append(type(outputs)(now[: -len(losses)]) if several else now[0])
+    return history
 
 
 class _Move(NamedTuple):
@@ -241,9 +241,9 @@ class _Move(NamedTuple):
     terms: list[Term]
     scalars: tuple[Scalar, ...]
 
-    def applied(self, op: ops.MatMul | ops.SteppedMatMul) -> ops.SteppedMatMul:
+    def applied(self, op: ops.Acting) -> ops.SteppedMatMul:
         """The operation with its matrices moved."""
-        if isinstance(op, ops.MatMul):
+        if not isinstance(op, ops.SteppedMatMul):
             op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
         number = len(op.steps)
         return replace(
@@ -272,15 +272,15 @@ def _rebuilt(
         if isinstance(op, ops.SteppedMatMul):
             x = new[op.x]
             assert isinstance(x, Vector)
-            made: Any = op if x is op.x else replace(op, x=x)
+            new_op: Any = op if x is op.x else replace(op, x=x)
         else:
             inputs = [new[x] for x in op.inputs]
             same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
-            made = op if same else op.with_inputs(*inputs)
-        acts = isinstance(made, ops.MatMul | ops.SteppedMatMul) and made.weight.source in matrices
-        if acts and ops.steps_of(made) == latest[made.weight.source]:
-            made = matrices[made.weight.source].applied(made)
-        new[value] = value if made is op else replace(value, op=made)
+            new_op = op if same else op.with_inputs(*inputs)
+        acts = isinstance(new_op, ops.Acting) and new_op.weight.source in matrices
+        if acts and ops.steps_of(new_op) == latest[new_op.weight.source]:
+            new_op = matrices[new_op.weight.source].applied(new_op)
+        new[value] = value if new_op is op else replace(value, op=new_op)
     return [new[output] for output in outputs]
 
 

@@ -20,7 +20,7 @@ from ._array import Source, Value
 from ._derivative import scale, width_ratio
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
-from ._operation import Gaussian, MatMul, Normal, OptimiserStep, SteppedMatMul, initial_value, steps_of
+from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
 from ._parameters import Weight
 from ._scalar import Scalar, applied, constant
 from ._score import join, mean_dot, stack
@@ -129,15 +129,15 @@ def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]],
 
 def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scalar:
     shape = len(first[1]), len(second[1])
-    found: list[Scalar] = []
+    terms_found: list[Scalar] = []
     for version, terms in first[0].items():
-        found += [_matrix_term(pair, shape, standard) for pair in _paired(terms, second[0].get(version, []))]
+        terms_found += [_matrix_term(pair, shape, standard) for pair in _paired(terms, second[0].get(version, []))]
     for k, leaf in enumerate(chosen.leaves):
-        found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
-    if not found:
+        terms_found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
+    if not terms_found:
         return constant(np.zeros(shape))
-    total = found[0]
-    for part in found[1:]:
+    total = terms_found[0]
+    for part in terms_found[1:]:
         total = total + part
     return total
 
@@ -163,8 +163,8 @@ def _matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standar
         sums.append(np.eye(outputs)[:, belongs])  # (outputs, K): which of them a term belongs to
     gram = mean_dot(*lefts) * mean_dot(*rights)
     gram = gram.sum(0)
-    made: Scalar = constant(sums[0]) @ gram @ constant(sums[1].T.copy())
-    return made
+    kernel: Scalar = constant(sums[0]) @ gram @ constant(sums[1].T.copy())
+    return kernel
 
 
 def _unit(term: Term, standard: bool) -> Scalar | float:
@@ -189,8 +189,8 @@ def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) ->
     law = initial_value(leaf)[0].op
     if isinstance(law, Normal):
         rows: list[Any] = [stack([d.reshape(-1) for d in side]) for side in sides]
-        made: Scalar = rows[0] @ rows[1].transpose()
-        return made if standard else law.std**2 * made
+        kernel: Scalar = rows[0] @ rows[1].transpose()
+        return kernel if standard else law.std**2 * kernel
     assert isinstance(law, Gaussian)
     flat = [[d.reshape(-1) for d in side] for side in sides]
     if not standard:  # h = mean + factor E
@@ -224,11 +224,11 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
     """The gradient of Σ p with respect to the chosen parameters, as they are after the steps that `outputs` know."""
     latest: dict[Source, tuple[OptimiserStep, ...]] = {}
     for value in topological_order([p, *outputs], past=False):
-        if isinstance(value.op, MatMul | SteppedMatMul):
+        if isinstance(value.op, Acting):
             before, steps = latest.get(value.op.weight.source, ()), steps_of(value.op)
             latest[value.op.weight.source] = max(before, steps, key=len)
 
-    def counts(op: MatMul | SteppedMatMul) -> bool:
+    def counts(op: Acting) -> bool:
         """What a matrix made before its last step is of the past."""
         return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
 

@@ -216,8 +216,8 @@ class _CheckContext:
 
 def _all(truths: Iterable[bool | None]) -> bool | None:
     """Three-valued: False if one is, else None (unknown) if one is."""
-    found = list(truths)
-    return False if False in found else None if None in found else True
+    listed = list(truths)
+    return False if False in listed else None if None in listed else True
 
 
 def _if_inputs_are(op: Any, inputs: bool | None) -> bool | None:
@@ -274,9 +274,9 @@ def _tied(facts: _CheckContext) -> Iterator[str]:
         if not np.setdiff1d(np.intersect1d(first, second), [-1]).size or not facts.asked[score].any():
             continue
         i, j = (np.arange(v.size).reshape(v.shape) for v in (x, y))
-        asked = (np.broadcast_to(k, score.shape)[facts.asked[score]] for k in (i[..., :, None], j[..., None, :]))
+        places = (np.broadcast_to(k, score.shape)[facts.asked[score]] for k in (i[..., :, None], j[..., None, :]))
         common = facts.expansion.used(x) @ facts.expansion.used(y).T
-        if common[*asked].any():
+        if common[*places].any():
             yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
 
 
@@ -313,8 +313,8 @@ def _score_inputs(facts: _CheckContext) -> dict[Value, None]:
     for score in facts.scores:
         for x in score.op.inputs:
             used[facts.expansion.columns(x)] = True
-    made = [v for v in facts.values if isinstance(v.op, MatMul) and used[facts.expansion.columns(v)].any()]
-    return dict.fromkeys(v.op.x for v in made if isinstance(v.op, MatMul))
+    factors = [v for v in facts.values if isinstance(v.op, MatMul) and used[facts.expansion.columns(v)].any()]
+    return dict.fromkeys(v.op.x for v in factors if isinstance(v.op, MatMul))
 
 
 def _unbounded(facts: _CheckContext) -> Iterator[str]:

@@ -73,20 +73,20 @@ def inputs_of(
         if count > words:
             raise ArgumentError("tokens", count, f"at most {words}: so many different ids {model.name} has; give ids")
         ids = [i for i in range(count + 1) if i != model.padding][:count]
-    found = _ids(model, ids, "ids")
-    after = (
-        () if not model.decoder_layers else found if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
-    )
-    return Inputs(len(found), found, after)
+    encoder_ids = _ids(model, ids, "ids")
+    if not model.decoder_layers:
+        return Inputs(len(encoder_ids), encoder_ids)
+    after = encoder_ids if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
+    return Inputs(len(encoder_ids), encoder_ids, after)
 
 
 def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
-    found = tuple(whole(i, name, least=0, most=(model.vocabulary or 2**53) - 1) for i in ids)
-    if not found:
+    checked = tuple(whole(i, name, least=0, most=(model.vocabulary or 2**53) - 1) for i in ids)
+    if not checked:
         raise ArgumentError(name, ids, "one id or more")
-    if model.positions == "learned" and len(found) > (model.length or 0):
+    if model.positions == "learned" and len(checked) > (model.length or 0):
         raise ArgumentError(name, ids, f"at most {model.length} tokens: {model.name} has as many positions")
-    return found
+    return checked
 
 
 def _patches(
@@ -145,6 +145,16 @@ class Layer(NamedTuple):
     experts: ns.Scalar | None = None
 
 
+class EmbeddingTable(NamedTuple):
+    """The embedding of the ids that occur, in increasing order."""
+
+    ids: tuple[int, ...]  # that occur, in order
+    vectors: nn.Embedding
+
+    def __call__(self, ids: Sequence[int]) -> ns.Vector:
+        return self.vectors(np.searchsorted(self.ids, ids))
+
+
 class Trace(NamedTuple):
     """A network from its embeddings to its last vectors.
 
@@ -158,7 +168,7 @@ class Trace(NamedTuple):
         The last vectors.
     masks : tuple of numpy.ndarray or None
         The allowed scores of each block, booleans (tokens, tokens); None: all.
-    table : Embedding or None
+    table : EmbeddingTable or None
         The embedding, for tied logits; None if the inputs are patches.
     decoded : Vector, optional
         The embeddings of the decoder.
@@ -176,7 +186,7 @@ class Trace(NamedTuple):
     layers: tuple[Layer, ...]
     output: ns.Vector  # after the last norm
     masks: tuple[Mask, ...]
-    table: nn.Embedding | None
+    table: EmbeddingTable | None
     decoded: ns.Vector | None = None
     post: bool = False
 
@@ -186,23 +196,23 @@ class Trace(NamedTuple):
         starts = [self.embedded, *([] if self.decoded is None else [self.decoded])]
         streams = [layer.stream for layer in self.layers]
         encoder = sum(layer.crossed is None for layer in self.layers)
-        found = [Probe("embedding", self.embedded)]
+        probes = [Probe("embedding", self.embedded)]
         for i, values in enumerate(values_by_block(starts, streams, encoder)[1]):
             layer, mask = self.layers[i], self.masks[i]
             if i == encoder:
-                found.append(Probe("embedding", starts[1]))
+                probes.append(Probe("embedding", starts[1]))
             for value in values:
                 if isinstance(value.op, MatMul):
                     kind = matrix_kind(value.op, n)
                     if kind in ("query", "key", "value"):
-                        found.append(Probe(kind, value))
+                        probes.append(Probe(kind, value))
                     elif kind == "out":
-                        found.append(Probe("hidden", value.op.x))
-            found += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
+                        probes.append(Probe("hidden", value.op.x))
+            probes += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
             named: dict[str, ns.Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
             named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
-            found += [Probe(name, value) for name, value in named.items() if value is not None]
-        return tuple(found)
+            probes += [Probe(name, value) for name, value in named.items() if value is not None]
+        return tuple(probes)
 
 
 def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) -> Trace:
@@ -234,7 +244,7 @@ def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) 
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded, model.order == "post")
 
 
-def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, ns.Vector]:
+def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, ns.Vector]:
     if model.inputs == "patches":
         pixels = ns.gaussian(model.patch or 1, given.tokens - 1) if given.patches is None else ns.data(given.patches)
         std = sigma_of(model.std_embedding, pixels.width.factor)
@@ -242,7 +252,8 @@ def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, n
         x = ns.join([ns.gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches])
         table = None
     else:
-        table = nn.Embedding([*given.ids, *given.decoder_ids], n, model.std_embedding)
+        known = tuple(sorted({*given.ids, *given.decoder_ids}))
+        table = EmbeddingTable(known, nn.Embedding(np.arange(len(known)), n, model.std_embedding))
         x = _words(model, table, given.ids)
     if model.positions == "learned" and model.std_position != 0:
         x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position, name="position")()
@@ -251,7 +262,7 @@ def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, n
     return table, normed(model, x) if model.input_norm else x
 
 
-def _words(model: Description, table: nn.Embedding, ids: tuple[int, ...]) -> ns.Vector:
+def _words(model: Description, table: EmbeddingTable, ids: tuple[int, ...]) -> ns.Vector:
     x = table(ids)
     if model.padding in ids:
         x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
@@ -274,9 +285,9 @@ def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
         routed.append(_routed(model, u, model.experts))
         return _experts(model, u, routed[0])
 
-    made = nn.block(x, look, feed, partial(normed, model), model.order)
-    found = Layer(made.output, made.attended, made.fed, given[0], looked[0].scores, looked[0].weights)
-    return found._replace(experts=routed[0]) if routed else found
+    block = nn.block(x, look, feed, partial(normed, model), model.order)
+    layer = Layer(block.output, block.attended, block.fed, given[0], looked[0].scores, looked[0].weights)
+    return layer._replace(experts=routed[0]) if routed else layer
 
 
 def _decoder(model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, bias: Bias) -> Layer:
@@ -375,10 +386,10 @@ def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
 @lru_cache(maxsize=2)
 def _visible(tokens: int, window: int | None, causal: bool) -> Mask:
     """One array for all layers that see the same."""
-    made = nn.causal(tokens, window)
-    made = made if causal else made | made.T
-    made.setflags(write=False)
-    return made
+    visible = nn.causal(tokens, window)
+    visible = visible if causal else visible | visible.T
+    visible.setflags(write=False)
+    return visible
 
 
 def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:

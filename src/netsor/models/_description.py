@@ -223,13 +223,13 @@ class Description:
         if std is not None:
             real(std, "std", least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)
             every = {f"std_{matrix}": std for matrix in MATRICES}
-        made = dataclasses.replace(self, **{**every, **changes})
-        for name, needs in idle(made).items():
-            if name in changes and getattr(made, name) != getattr(self, name):
+        changed = dataclasses.replace(self, **{**every, **changes})
+        for name, needs in idle(changed).items():
+            if name in changes and getattr(changed, name) != getattr(self, name):
                 raise ArgumentError(
-                    name, getattr(made, name), f"left unchanged in {self.name}: it has an effect only with {needs}"
+                    name, getattr(changed, name), f"left unchanged in {self.name}: it has an effect only with {needs}"
                 )
-        return made
+        return changed
 
     def widths(self) -> dict[str, int]:
         """The widths of this model, for `Program.law(**model.widths())`: n stream, d head, m perceptron."""
@@ -282,13 +282,13 @@ class Description:
 
 def _own_names(changes: dict[str, Any]) -> dict[str, Any]:
     """Changes by our names of fields, where some have those of Hugging Face."""
-    made: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for given, value in changes.items():
         name = ALIASES.get(given, given)
-        if name in made:
+        if name in own:
             raise ArgumentError(given, value, f"given once: {name} is the same field")
-        made[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
-    return made
+        own[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
+    return own
 
 
 D = TypeVar("D", bound=Description)
@@ -321,14 +321,14 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
     {'layers': 24, 'gated': True, 'std': 0.01}
     """
     types = {**get_type_hints(Description, include_extras=True), "std": float}
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals:
             raise ValueError(f"{shown(text)} must be written field=value")
-        found[name] = _parsed(types.get(ALIASES.get(name, name), str), value.strip())
-    return found
+        changes[name] = _parsed(types.get(ALIASES.get(name, name), str), value.strip())
+    return changes
 
 
 def idle(model: Description) -> dict[str, str]:

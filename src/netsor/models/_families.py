@@ -39,14 +39,14 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
 
 def _sizes(config: Config, layers: int, width: int, heads: int, hidden: int, vocabulary: int | None) -> Fields:
     """The sizes, under the names that most families use, with these defaults."""
-    found: Fields = {
+    sizes: Fields = {
         "layers": config.take("num_hidden_layers", layers, int),
         "width": config.take("hidden_size", width, int),
         "heads": config.take("num_attention_heads", heads, int),
         "hidden": config.take("intermediate_size", hidden, int),
     }
-    config.head_dim(found["width"], found["heads"])  # it follows from them, and is refused here if it cannot
-    return found | ({"vocabulary": config.take("vocab_size", vocabulary, int)} if vocabulary else {})
+    config.head_dim(sizes["width"], sizes["heads"])  # it follows from them, and is refused here if it cannot
+    return sizes | ({"vocabulary": config.take("vocab_size", vocabulary, int)} if vocabulary else {})
 
 
 @family("bert", "attention_probs_dropout_prob hidden_dropout_prob type_vocab_size directionality")

@@ -45,13 +45,13 @@ class Gradients:
 
     def _rows(self, net: ProbedProgram) -> None:
         """A row for each block, with ratios to the mean of |W|², which a matrix of zeros has not."""
-        kinds = [kind for kind in KINDS if any(kind in found for found in net.matrices)]
-        found = [{kind: block.get(kind, []) for kind in kinds} for block in net.matrices]
-        made = [(f"grad_{kind}", all(self._size(block[kind]) != 0 for block in found)) for kind in kinds]
-        names = [name for kind, sized in made for name in (kind, f"{kind}_ratio")[: 1 + sized]]
+        kinds = [kind for kind in KINDS if any(kind in by_block for by_block in net.matrices)]
+        by_block = [{kind: block.get(kind, []) for kind in kinds} for block in net.matrices]
+        sized_kinds = [(f"grad_{kind}", all(self._size(block[kind]) != 0 for block in by_block)) for kind in kinds]
+        names = [name for kind, sized in sized_kinds for name in (kind, f"{kind}_ratio")[: 1 + sized]]
         self.names = ("grad_mean_square", *names)
         self.rows = []
-        for stream, block in zip(net.streams, found, strict=True):
+        for stream, block in zip(net.streams, by_block, strict=True):
             first = stack([self._mean_square(stream)])
             self.rows.append(join([first, self._norms(names, block)]) if names else first)
 
@@ -68,9 +68,9 @@ class Gradients:
         if inside:
             norms["embedding"] = self._norms(["grad_embedding"], {"embedding": inside})[0], self._size(inside)
         elif tables:
-            found = sum((self._square(table).sum() for table in tables[1:]), self._square(tables[0]).sum())
-            found = found + loss.head if loss.tied and loss.head is not None else found
-            norms["embedding"] = found, sum((words * _variance(x) * x.width.bind(self.widths) for x in tables), 0.0)
+            square = sum((self._square(table).sum() for table in tables[1:]), self._square(tables[0]).sum())
+            square = square + loss.head if loss.tied and loss.head is not None else square
+            norms["embedding"] = square, sum((words * _variance(x) * x.width.bind(self.widths) for x in tables), 0.0)
         if loss.head is not None and not loss.tied:
             norms["head"] = loss.head, loss.head_size
         elif last:

@@ -134,7 +134,7 @@ class Config:
         rope = Config(f"rotary positions of a {self.family}", {**outside, **(old or new or {})})
         kind = rope.take("type", "default")
         kind = rope.take("rope_type", kind)
-        found: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
+        fields: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
         if fraction is None:
             rope.require("partial_rotary_factor", 1.0)
         else:
@@ -144,14 +144,14 @@ class Config:
                     f"{turned} coordinates of {head_dim} are turned by the rotary positions of this {self.family} "
                     "configuration: they must be an even number, and no more than there are"
                 )
-            found["rotary_fraction"] = turned / head_dim
+            fields["rotary_fraction"] = turned / head_dim
         if kind == "llama3":
             names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            found["rotary_stretch"] = Stretch(*(float(rope.take(name, kind=float)) for name in names))
+            fields["rotary_stretch"] = Stretch(*(float(rope.take(name, kind=float)) for name in names))
         elif kind != "default":
             self.refuse("rope_type", kind, "'default' or 'llama3'")
         rope.reject_unread()
-        return found
+        return fields
 
     def reject_unread(self) -> None:
         """Refuse fields that were not read: they may matter."""

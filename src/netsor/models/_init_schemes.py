@@ -92,8 +92,8 @@ def _neox(model: Description) -> Changes:
 
 
 def _xavier(model: Description) -> Changes:
-    made = {f"std_{name}": math.sqrt(2 / sum(fans)) for name, fans in _fans(model).items()}
-    return _alike(model.width**-0.5) | made
+    block = {f"std_{name}": math.sqrt(2 / sum(fans)) for name, fans in _fans(model).items()}
+    return _alike(model.width**-0.5) | block
 
 
 def _t_fixup(model: Description) -> Changes:
@@ -102,21 +102,21 @@ def _t_fixup(model: Description) -> Changes:
     Each L is the depth of its own stack, and that of the encoder for embeddings which both share, as in the authors'
     code. A decoder alone has the two branches of an encoder's block, for which their bound gives the first factor.
     """
-    made, factor = _xavier(model), 0.67 * model.layers**-0.25
-    made |= {name: made[name] * factor for name in BRANCHES}
-    made["std_embedding"] *= (9 * model.layers) ** -0.25
+    changes, factor = _xavier(model), 0.67 * model.layers**-0.25
+    changes |= {name: changes[name] * factor for name in BRANCHES}
+    changes["std_embedding"] *= (9 * model.layers) ** -0.25
     if model.decoder_layers:
-        made["decoder_gain"] = (9 * model.decoder_layers) ** -0.25 / factor
-    return made
+        changes["decoder_gain"] = (9 * model.decoder_layers) ** -0.25 / factor
+    return changes
 
 
 def _deepnorm(model: Description) -> Changes:
     """norm(αx + f(x)) = norm(x + f(x)/α): the multiplier α of the stream is one of the last matrices, but for eps."""
     if model.order != "post":
         raise ValueError(f"recipe='deepnorm' is for a norm after each sum: {model.name} has order={model.order!r}")
-    made, depth = _xavier(model), _depth(model)
+    changes, depth = _xavier(model), _depth(model)
     alpha, beta = (2 * depth) ** 0.25, (8 * depth) ** -0.25
-    scaled = made | {name: made[name] * beta for name in BRANCHES}
+    scaled = changes | {name: changes[name] * beta for name in BRANCHES}
     return _scale_last(scaled, 1 / alpha)
 
 
@@ -129,13 +129,13 @@ def _ntk(model: Description) -> Changes:
 
 def _mup(model: Description) -> Changes:
     ratio = BASE / model.width
-    made = _alike(0.02 * math.sqrt(ratio)) | {
+    changes = _alike(0.02 * math.sqrt(ratio)) | {
         "std_embedding": 0.02,
         "std_position": 0.02,
         "score_scale": BASE_HEAD**0.5 / model.d,
     }
     last = {"logit_scale": ratio} if model.tied else {"std_logits": 0.02 * ratio}
-    return made | last
+    return changes | last
 
 
 RECIPES = {

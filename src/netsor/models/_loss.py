@@ -174,8 +174,8 @@ def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int 
     """⟨e_t, y⟩ for the ids t that occur; for all others N(0, std² |y|²), and 0 for padding, whose vector is 0."""
     assert model.vocabulary is not None
     assert traced.table is not None
-    ids = traced.table.known.tolist()
-    first = traced.table._known_logits(y, model.width, limit).transpose()
+    ids = traced.table.ids
+    first = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
     others = model.vocabulary - len(ids)
     if model.padding in ids:
         first = first * np.where(np.array(ids) == model.padding, 0.0, 1.0)
@@ -247,9 +247,9 @@ def cross_entropy(model: Description, traced: Trace, words: Logits, targets: Seq
     columns = targets if words.column is None else [words.column[i] for i in targets]
     given = [a for a in (words.known, words.root, words.noise) if a is not None]
     f = partial(of_head, targets=tuple(columns), cap=words.cap, known=count > 0, others=words.root is not None)
-    made = apply(f, *given, axes=2, name="of_head")
+    sums = apply(f, *given, axes=2, name="of_head")
     where = parts(t, count)
-    along, square = (made[where[k]].reshape(t, t) for k in (1, 2))
+    along, square = (sums[where[k]].reshape(t, t) for k in (1, 2))
     gram = mean_dot(y, y)
     seeds: list[tuple[Value, Value]] = []
     head = model.width * (square * gram).sum() if words.root is not None else None
@@ -257,14 +257,14 @@ def cross_entropy(model: Description, traced: Trace, words: Logits, targets: Seq
         std = model.std_embedding if model.tied else model.std_logits
         seeds.append((y, sigma_of(std, model.width) * _gradient(y, gram, along, square)))
     if words.known is not None:
-        c = made[where[3]].reshape(t, count)
+        c = sums[where[3]].reshape(t, count)
         seeds.append((words.known, c))
         if model.padding is not None and words.column is not None:  # its vector is 0, but it has a gradient
             own = c[:, words.column.get(model.padding, len(words.column))]
             padded = model.width * (own[:, None] * own * gram).sum()
             head = padded if head is None else head + padded
     size = (model.vocabulary or 0) * model.width * model.std_logits**2
-    return Loss(tuple(seeds), made[where[0]], head, size, model.tied)
+    return Loss(tuple(seeds), sums[where[0]], head, size, model.tied)
 
 
 def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
@@ -351,7 +351,7 @@ def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: M
         return readout(output if isinstance(output, Vector) and output.ndim else net.streams[-1])
     blocks = set(topological_order(net.streams))
     values = [value for value in topological_order([value for value, _ in seeds]) if value not in blocks]
-    drawn = {value: found for value in values if (found := drawn_words(value))}
+    drawn = {value: match for value in values if (match := drawn_words(value))}
     back = Reverse(seeds, drawn, constants=drawn)
     more, head, size = list(seeds), constant(np.zeros(())), 0.0
     for value, (y, noise, std, transposed) in drawn.items():

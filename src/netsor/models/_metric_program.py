@@ -210,9 +210,9 @@ class Probes:
             `measure(100, n=inf, d=inf, m=inf)` is the limit.
         """
         bound = self.model.widths() | how
-        found = self._at(bound).draw(draws=draws, **bound)
-        assert isinstance(found, tuple)  # there are several outputs
-        return self.named(found)
+        outputs = self._at(bound).draw(draws=draws, **bound)
+        assert isinstance(outputs, tuple)  # there are several outputs
+        return self.named(outputs)
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
         """Outputs of `program.draw` or `limit.draw`, by the names of the quantities, as `measure` returns them."""
@@ -233,21 +233,21 @@ class Probes:
         names = forward_names(net)
         pairs = zip(net.before, net.blocks, strict=True)
         rows = [forward_row(before, block, "cross_share" in names) for before, block in pairs]
-        made = [Section("forward", names, rows, False)]
+        sections = [Section("forward", names, rows, False)]
         for prefix, start in zip(("input_", "decoder_input_"), net.starts, strict=False):
-            made.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))
+            sections.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))
         if end.row:
-            made.append(Section("end", tuple(end.row), [stack(list(end.row.values()))], True))
+            sections.append(Section("end", tuple(end.row), [stack(list(end.row.values()))], True))
         if end.loss is not None:
-            found = Gradients(net, end.loss, self.model.widths(), self.model.vocabulary)
-            made.append(Section("gradients", found.names, found.rows, False))
-            made.append(Section("gradients", found.final_names, [found.final], True))
+            gradients = Gradients(net, end.loss, self.model.widths(), self.model.vocabulary)
+            sections.append(Section("gradients", gradients.names, gradients.rows, False))
+            sections.append(Section("gradients", gradients.final_names, [gradients.final], True))
         if ranged:
             activations = [name for name in BLOCK if name in net.blocks[0]]
             *rows, last = ranges(net, activations, end.logits)
-            made.append(Section("ranges", names_of(activations), rows, False))
-            made.append(Section("ranges", names_of(ENDS if end.logits else ENDS[:1]), [last], True))
-        return made
+            sections.append(Section("ranges", names_of(activations), rows, False))
+            sections.append(Section("ranges", names_of(ENDS if end.logits else ENDS[:1]), [last], True))
+        return sections
 
 
 class ProgramModel:
@@ -266,7 +266,9 @@ class ProgramModel:
         self.experts = sum(each.value.shape[-1] for each in net.blocks[0].get("experts", ())) or None
         if self.tokens < 2:
             raise ValueError(f"{self.name} has one token: quantities of an audit need two or more")
-        self._lengths = {self.tokens: self} | {made.tokens: made for made in (ProgramModel(p, widths) for p in longer)}
+        self._lengths = {self.tokens: self} | {
+            model.tokens: model for model in (ProgramModel(p, widths) for p in longer)
+        }
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -294,9 +296,9 @@ class ProgramModel:
 
     def replace(self, name: str) -> ProgramModel:
         """The same by another name."""
-        made = copy(self)
-        made.name = name
-        return made
+        renamed = copy(self)
+        renamed.name = name
+        return renamed
 
     @property
     def sizes(self) -> str:

@@ -299,10 +299,10 @@ def ranges(net: ProbedProgram, names: Sequence[str], logits: Sequence[Scalar]) -
     """A row for each block, of the activations with these names, and one for embeddings and logits (`ENDS`)."""
     rows = []
     for block in net.blocks:
-        allowed, found = mask_of(block), []
+        allowed, columns = mask_of(block), []
         for name in names:
             probes = [*block[name], *(block.get("cross", ()) if name == "attention" else ())]
             masked = allowed if name in ("scores", "weights") else None
-            found.append(range_of([each.value for each in probes], masked))
-        rows.append(join(found))
+            columns.append(range_of([each.value for each in probes], masked))
+        rows.append(join(columns))
     return [*rows, join([range_of(net.starts), *([range_of(logits)] if logits else [])])]

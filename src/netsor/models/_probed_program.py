@@ -99,7 +99,7 @@ class ProbedProgram:
     @cached_property
     def matrices(self) -> list[dict[str, list[Vector]]]:
         """The products of matrices in each block, by the kind of the matrix."""
-        found: list[dict[str, list[Vector]]] = []
+        by_block: list[dict[str, list[Vector]]] = []
         for block, values in zip(self.blocks, self.values[1], strict=True):
             named = {"query": "query", "key": "key", "value": "value", "attention": "output", "mlp": "out"}
             probed = {watched.value: kind for name, kind in named.items() for watched in block.get(name, ())}
@@ -107,8 +107,8 @@ class ProbedProgram:
             for value in values:
                 if isinstance(value, Vector) and isinstance(value.op, MatMul):
                     kinds.setdefault(matrix_kind(value.op, self.width, probed.get(value)), []).append(value)
-            found.append(kinds)
-        return found
+            by_block.append(kinds)
+        return by_block
 
 
 def value_of(block: Block, name: str) -> Any:
@@ -123,12 +123,14 @@ def values_by_block(
     roots = [starts[0], *streams[:layers], *starts[1:], *streams[layers:]]
     values = topological_order(roots)
     place = {value: k for k, value in enumerate(values)}
-    found: dict[Value, list[Value]] = {}
+    by_root: dict[Value, list[Value]] = {}
     first = 0
     for root in roots:
-        found.setdefault(root, values[first : place[root] + 1])  # encoder and decoder may begin with one value
+        by_root.setdefault(root, values[first : place[root] + 1])  # encoder and decoder may begin with one value
         first = max(first, place[root] + 1)
-    return [value for start in dict.fromkeys(starts) for value in found[start]], [found[stream] for stream in streams]
+    return [value for start in dict.fromkeys(starts) for value in by_root[start]], [
+        by_root[stream] for stream in streams
+    ]
 
 
 def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
@@ -140,18 +142,18 @@ def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
 
 def mask_of(block: Block) -> Bools:
     """The entries of scores and weights that take part: as a probe says, or the softmax that made the weights."""
-    found: list[Bools] = []
+    masks: list[Bools] = []
     every = (*block.get("scores", ()), *block.get("weights", ()))
     for watched in every:
         size = watched.value.shape[-2:]
         match watched.mask, watched.value.op:
             case None, Apply(f, (_, Scalar(op=Constant(numbers)))) if f is MASKED_SOFTMAX:
-                found += list(np.broadcast_to(numbers > 0, (*numbers.shape[:-2], *size)).reshape(-1, *size))
+                masks += list(np.broadcast_to(numbers > 0, (*numbers.shape[:-2], *size)).reshape(-1, *size))
             case None, _:
                 pass
             case mask, _:
-                found.append(mask)
-        found = found[:1] if all(np.array_equal(found[0], mask) for mask in found) else found
-        if len(found) > 1 or (found and found[0].shape != size):
+                masks.append(mask)
+        masks = masks[:1] if all(np.array_equal(masks[0], mask) for mask in masks) else masks
+        if len(masks) > 1 or (masks and masks[0].shape != size):
             raise ValueError(f"{watched.name} have masks that differ: an audit knows one for all heads of a block")
-    return found[0] if found else np.ones(every[0].value.shape[-2:] if every else (1, 1), bool)
+    return masks[0] if masks else np.ones(every[0].value.shape[-2:] if every else (1, 1), bool)

@@ -66,8 +66,8 @@ def names() -> tuple[str, ...]:
     >>> ns.models.names()[:4]
     ('bert-base', 'gemma-2-9b', 'gpt2', 'gpt2-large')
     """
-    found = (entry.name for entry in (resources.files(__package__) / "data").iterdir())
-    return tuple(sorted(name.removesuffix(".json") for name in found if name.endswith(".json")))
+    files = (entry.name for entry in (resources.files(__package__) / "data").iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in files if name.endswith(".json")))
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
@@ -102,9 +102,9 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             path = path / "config.json" if path.is_dir() else path
             given = fields(path)
         except OSError as error:
-            found = hub_cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
-            if found is not None:
-                return _build(fields(found), str(source))
+            cached = hub_cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
+            if cached is not None:
+                return _build(fields(cached), str(source))
             why = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             advice = hub_advice(source) if isinstance(source, str) else ""
             raise ValueError(f"model {shown(str(source))} {why}, and {_unknown(str(source))}{advice}") from None

@@ -57,11 +57,11 @@ class Training(NamedTuple):
 
     def kinds(self) -> dict[ns.Weight, str]:
         """The weights, by kind; one that is tied is an embedding."""
-        found: dict[Any, tuple[ns.Weight, str]] = {}
+        by_source: dict[Any, tuple[ns.Weight, str]] = {}
         for act in self.acts:
             assert isinstance(act.value.op, MatMul)
-            found.setdefault(act.value.op.weight.source, (act.value.op.weight, act.kind))
-        return dict(found.values())
+            by_source.setdefault(act.value.op.weight.source, (act.value.op.weight, act.kind))
+        return dict(by_source.values())
 
     def loss_of(self, logits: ns.Vector) -> ns.Scalar:
         """The loss of other logits, which may be of any size: no derivative of it is known."""
@@ -118,29 +118,33 @@ def _trained(traced: Trace, model: Description, vectors: dict[ns.Vector, str], b
     """
 
     def parameter(width: ns.Width, start: float, kind: str) -> ns.Vector:
-        made = ns.gaussian(width, mean=start, cov=0.0, name=kind)
-        vectors[made] = kind
-        return made
+        new_value = ns.gaussian(width, mean=start, cov=0.0, name=kind)
+        vectors[new_value] = kind
+        return new_value
 
     without = {kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std}  # theirs are traced
     new: dict[ns.Value, Any] = {}
     for value in topological_order([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
         inputs = [new[x] for x in value.op.inputs]
         same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
-        made: Any = value if same else replace(value, op=value.op.with_inputs(*inputs))
-        match made.op:
+        new_value: Any = value if same else replace(value, op=value.op.with_inputs(*inputs))
+        match new_value.op:
             case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
                 one = ns.weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
-                made = one @ x
-                made = split(made + parameter(one.out_width, 0.0, "bias") if biases else made, heads, 0)
-            case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(made.op, n) not in without:
-                made = made + parameter(w.out_width, 0.0, "bias")
+                new_value = one @ x
+                new_value = split(new_value + parameter(one.out_width, 0.0, "bias") if biases else new_value, heads, 0)
+            case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(new_value.op, n) not in without:
+                new_value = new_value + parameter(w.out_width, 0.0, "bias")
             case Gaussian(factor=factor) if biases and factor.any():
-                vectors[made] = "bias"
+                vectors[new_value] = "bias"
             case Scale(ns.Scalar(op=Apply(f)), _) if isinstance(f.f, partial) and f.f.func is rsqrt:
-                made = parameter(made.width, 1.0, "gain") * made if gains else made
-                made = made + parameter(made.width, 0.0, "bias") if biases and model.norm == "layer" else made
-        new[value] = made
+                new_value = parameter(new_value.width, 1.0, "gain") * new_value if gains else new_value
+                new_value = (
+                    new_value + parameter(new_value.width, 0.0, "bias")
+                    if biases and model.norm == "layer"
+                    else new_value
+                )
+        new[value] = new_value
     layers = tuple(Layer(*(new[value] for value in layer[:6])) for layer in traced.layers)
     return traced._replace(layers=layers, output=new[traced.output])
 
@@ -158,9 +162,9 @@ def refuse(model: Description) -> None:
 
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     """A unit vector for each id."""
-    made = np.zeros((len(ids), count))
-    made[np.arange(len(ids)), list(ids)] = 1.0
-    return ns.data(made)
+    rows = np.zeros((len(ids), count))
+    rows[np.arange(len(ids)), list(ids)] = 1.0
+    return ns.data(rows)
 
 
 def _size(logits: ns.Vector) -> int:

@@ -64,10 +64,10 @@ class Attention:
     function: Callable[[Array], Array] = row_softmax
 
     def __post_init__(self) -> None:
-        found = as_floats(self.kernel)
-        if found is None or found.ndim != 2 or found.shape[0] != found.shape[1] or not found.size:
+        given = as_floats(self.kernel)
+        if given is None or given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
             raise TraceError("Attention", "kernel", self.kernel, "a real square matrix over tokens")
-        k = scaled(found, "Attention", "kernel", power=2)
+        k = scaled(given, "Attention", "kernel", power=2)
         if len(k) > MANY_TOKENS:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
         size = np.abs(k).max()
@@ -255,14 +255,14 @@ def attention_std(
             f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}; it must be {MAX_SCORE_STD:g} or "
             "less, beyond which a head copies one token and the answer is 1",
         )
-    found = []
+    estimates = []
     for step, (squares, weights) in zip(STEPS, sizes, strict=True):
         share = sum(
             weight * _share(count, factor * math.sqrt((1 - common) * square), step, bool(causal))
             for square, weight in zip(squares.tolist(), weights.tolist(), strict=True)
         )
-        found.append(math.sqrt((1 - common) * share + common))
-    rough, value = found
+        estimates.append(math.sqrt((1 - common) * share + common))
+    rough, value = estimates
     return Estimate(value, abs(value - rough) + STD_RTOL * value)
 
 
@@ -270,10 +270,10 @@ def _squares(width: int, nodes: int) -> tuple[Array, Array]:
     """A Gauss rule for |q|²/d ~ χ²_d/d: nodes and weights, from the recurrence of the Laguerre polynomials."""
     alpha, k = width / 2 - 1, np.arange(1.0, nodes)
     off = np.sqrt(k * (k + alpha))
-    found = np.linalg.eigh(np.diag(2 * np.arange(nodes) + 1 + alpha) + np.diag(off, 1) + np.diag(off, -1))
-    weights = found.eigenvectors[0] ** 2
+    eigen = np.linalg.eigh(np.diag(2 * np.arange(nodes) + 1 + alpha) + np.diag(off, 1) + np.diag(off, -1))
+    weights = eigen.eigenvectors[0] ** 2
     kept = weights > 1e-17  # a share is at most 1
-    return found.eigenvalues[kept] / (width / 2), weights[kept]
+    return eigen.eigenvalues[kept] / (width / 2), weights[kept]
 
 
 def _share(s: int, tau: float, step: float, causal: bool) -> float:

@@ -40,12 +40,12 @@ def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
     """f(x) for a function of vectors that the user gave, which must make a vector for each vector of x."""
     if not callable(f):
         raise TraceError(operation, name, f, "a function of vectors")
-    made = f(x)
-    if not isinstance(made, Vector):
-        raise TraceError(operation, f"{name}={shown(f)} must make vectors, and it made {shown(made)}")
-    if made.shape != x.shape:
-        raise TraceError(operation, f"{name}={shown(f)} made shape {made.shape} of shape {x.shape}: keep the tokens")
-    return made
+    y = f(x)
+    if not isinstance(y, Vector):
+        raise TraceError(operation, f"{name}={shown(f)} must make vectors, and it made {shown(y)}")
+    if y.shape != x.shape:
+        raise TraceError(operation, f"{name}={shown(f)} made shape {y.shape} of shape {x.shape}: keep the tokens")
+    return y
 
 
 Layer = Callable[[Vector], Vector]
@@ -117,8 +117,8 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
         return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
-        made = call_layer(f, u if order in ("post", "after") else normed(u), name, "block")
-        return normed(made) if order in ("sandwich", "after") else made
+        added = call_layer(f, u if order in ("post", "after") else normed(u), name, "block")
+        return normed(added) if order in ("sandwich", "after") else added
 
     attended = branch(attend, x, "attend")
     if order == "parallel":
@@ -233,11 +233,11 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
                 "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
             ):
                 traced.append((argument, layer(argument)))
-        argument, made = traced[0]
+        argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"
             raise TraceError("shared", f"{x!r} must be as the vectors of the first call, of {first}")
-        return cast(T, _substitute(made, argument, x))
+        return cast(T, _substitute(result, argument, x))
 
     return act
 
@@ -253,7 +253,7 @@ def _substitute(made: Any, argument: Vector, x: Vector) -> Any:
             inputs = [new[given] for given in value.op.inputs]
             same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
             new[value] = value if same else replace(value, op=value.op.with_inputs(*inputs))
-    found = [new[value] for value in values]
+    substituted = [new[value] for value in values]
     if not isinstance(made, tuple):
-        return found[0]
-    return cast(Any, type(made))(*found) if hasattr(made, "_fields") else tuple(found)
+        return substituted[0]
+    return cast(Any, type(made))(*substituted) if hasattr(made, "_fields") else tuple(substituted)

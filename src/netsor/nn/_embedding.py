@@ -130,28 +130,26 @@ class Embedding:
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
         if self.known[-1] >= words:
             raise TraceError("logits", f"vocabulary={words} must be above the largest id, {self.known[-1]}")
+        size, gram = self._fan_in(fan_in), mean_dot(flat, flat)
+        sigma = self.std * size**0.5
+        means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
+        parts = [size * means]
+        if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
+            rest = gram - means.transpose() @ means / self.std**2
+            parts[0] = parts[0] + _normals((count, flat.size), sigma) @ root(rest)
+        if words > count:
+            parts.append(_normals((words - count, flat.size), sigma, "words") @ root(gram))
+        others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
+        place = np.argsort(np.concatenate([self.known, others]))
+        return join(parts)[place].transpose().reshape(*y.shape, words)
+
+    def _fan_in(self, fan_in: int | None) -> int:
         width = self.vectors.width
         if fan_in is None and width.name is not None:
             raise TraceError(
                 "logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in=768, say"
             )
-        size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
-        parts = [self._known_logits(flat, size, one_of(spread, "spread", "logits", (True, False)))]
-        if words > count:
-            others = _normals((words - count, flat.size), self.std * size**0.5, "words")
-            parts.append(others @ root(mean_dot(flat, flat)))
-        unknown = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
-        place = np.argsort(np.concatenate([self.known, unknown]))
-        return join(parts)[place].transpose().reshape(*y.shape, words)
-
-    def _known_logits(self, y: Vector, fan_in: int, spread: bool) -> Scalar:
-        """The logits of the ids that the embedding was made with, in increasing order: (ids, vectors)."""
-        means = mean_dot(self.vectors, y)
-        if not spread or self.std == 0:
-            return fan_in * means
-        rest = mean_dot(y, y) - means.transpose() @ means / self.std**2
-        spreads: Scalar = _normals(means.shape, self.std * fan_in**0.5) @ root(rest)
-        return fan_in * means + spreads
+        return width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
 
 
 def _normals(shape: tuple[int, ...], std: float | Scalar, name: str | None = None) -> Scalar:
