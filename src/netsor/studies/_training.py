@@ -8,10 +8,10 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from ..optim import NAMED
 from . import _study
 from ._cache import cache_key, derive_seed
 from ._cost import Cost, Draw, at_depth, overhead_seconds, planning_bytes, refuse_large, worker_count
-from ._output_dir import to_dataframe
 from ._parametrisation import GROW, Parametrisation, parametrisation
 
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
@@ -40,7 +39,6 @@ NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 NOT_IN_KEYS = ("width", "own")  # the model has its width; nothing of a program is kept on disk
 
 Build = Callable[[Any], Program]
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -212,6 +210,16 @@ class TrainingRequest(_study.Request):
         return self.model.name if isinstance(self.model, Transformer) else getattr(self.model, "__name__", "program")
 
     @property
+    def stem(self) -> str:
+        """The name of its data files: that of the command."""
+        return self.command.removeprefix("netsor ")
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files."""
+        return ["report.html", *(f"{self.stem}.{kind}" for kind in ("csv", "json", "pdf", "png"))]
+
+    @property
     def own(self) -> bool:
         """Whether it is a program of the user."""
         return not isinstance(self.model, Transformer)
@@ -322,39 +330,6 @@ class TrainingStudy(_study.Study[_study.Found]):
         """The random numbers and the seconds of all tasks."""
         numbers, seconds = (sum(float(run[task][name]) for task in run.tasks) for name in ("random_numbers", "seconds"))
         return int(numbers), seconds
-
-
-class ByParametrisation(_study.Result, Generic[Part]):
-    """A result with a part for each parametrisation, by its name or its place."""
-
-    def __init__(self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float) -> None:
-        self.request, self.parts = request, tuple(parts)
-        self.random_numbers, self.seconds = random_numbers, seconds
-
-    def _spent(self) -> dict[str, Any]:
-        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[Part]:
-        return iter(self.parts)
-
-    def __getitem__(self, key: str | int) -> Part:
-        if isinstance(key, int):
-            return self.parts[key]
-        names: list[str] = [part.name for part in self.parts]  # type: ignore[attr-defined]
-        if key not in names:
-            raise KeyError(f"{key!r} was not asked for; {', '.join(names)} were")
-        return self.parts[names.index(key)]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All numbers, one row each, as in the CSV file."""
-        return [row for part in self.parts for row in part.rows()]  # type: ignore[attr-defined]
-
-    def to_dataframe(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return to_dataframe(self.rows())
 
 
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it

@@ -13,8 +13,7 @@ from netsor.models._training import training
 from netsor.studies import _process_pool
 from netsor.studies._parametrisation import parametrisation
 from netsor.studies.transfer import Curve, Sweep
-from netsor.studies.transfer._cases import DrawTask
-from netsor.studies.transfer._request import Request
+from netsor.studies.transfer._request import DrawTask, Request
 from netsor.studies.transfer._study import TransferStudy
 
 from ...inline import Inline

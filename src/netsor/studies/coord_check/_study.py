@@ -1,28 +1,93 @@
-"""The study of a coordinate check: what it takes, and what its draws say together."""
+"""The study of a coordinate check: what it takes, what its draws say together, and the result."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..._document import Document
 from ...engine._sampler import FEW
 from .._cost import Draw
 from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy
-from ._cases import CheckCase, DrawTask
+from .._training_report import ByParametrisation
+from ._document import document, figure
 from ._measurements import Check
 from ._network import CHANGE, SIZE, Entry
-from ._request import Request
-from ._results import CoordCheck
+from ._request import CheckCase, DrawTask, Request
 
 SIZE_RTOL = 1e-5  # of a size: square roots of rounding errors of squares are below it
 
 Floats = npt.NDArray[np.float64]
+
+
+class CoordCheck(ByParametrisation[Check]):
+    """A coordinate check: one `Check` for each parametrisation, by its name or its place; `ns.coord_check` makes it.
+
+    Print it for the table; `save(folder)` writes the report, the figures and the tables.
+
+    Parameters
+    ----------
+    request : Request
+        The arguments of the check.
+    parts : sequence of Check
+        The result for each parametrisation.
+    random_numbers : int
+        About how many random numbers were drawn.
+    seconds : float
+        Seconds of one core that the draws took, including those kept from an earlier run.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
+    >>> found
+    <CoordCheck of gpt2: sp not as expected; print it for the table>
+    >>> found["sp"]["logits"].verdict
+    'grows'
+    >>> row = found.rows()[-1]
+    >>> row["what"], row["name"], row["width"]
+    ('change', 'loss', 64)
+    """
+
+    request: Request
+
+    @property
+    def _verdict(self) -> str:
+        return "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.parts)
+
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        return document(self.parts, manifest)
+
+    def _figure(self) -> Any:
+        return figure(self.parts, CHANGE)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor coord-check --json` prints."""
+        r = self.request
+        return {
+            "model": r.name,
+            "axis": r.axis,
+            "at": list(r.at),
+            "optimiser": r.optimiser,
+            "steps": r.steps,
+            "eps": r.eps if isinstance(r.eps, int | float) else None,
+            "lr": r.lr if isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own) else None,
+            "ids": r.ids,
+            "targets": r.targets,
+            "draws": r.draws,
+            "grow": None if r.own else r.grow,
+            "tolerance": r.tolerance,
+            "checks": [check.as_dict() for check in self.parts],
+            "random_numbers": self.random_numbers,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass(frozen=True)
