@@ -207,7 +207,7 @@ def test_bad_input(folder, options, said):
         (["mine.py:fails", "--lr", "1"], "FILE:PROGRAM failed: RuntimeError: on purpose"),
         (["", "--lr", "1"], "MODEL '' must be the name of a model, or a file"),
         (["mine.py:text", "--lr", "1", "--widths", "4,8"], "that returns a Program, not"),
-        (["gpt3"], "is not a file"),
+        (["gpt3"], "must be the path of a file"),
     ],
 )
 def test_bad_models(folder, options, said):

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._program import Program
 from .._validate import ArgumentError, Positive, check_fields, choice, one_of, whole
-from ..engine import Plan, Sampling
+from ..engine import Plan
 from ..engine._parallel import check_memory
 from ..engine._precision import LEAST, PATIENCE, check_single
 from ..engine.backends import Backend, Numpy
@@ -27,7 +27,7 @@ from ..models import Transformer, read
 from ..models._training import VECTORS, refuse
 from ..optim import NAMED
 from . import _study
-from ._cache import cache_key, derive_seed
+from ._cache import derive_seed
 from ._cost import Cost, Draw, at_depth, overhead_seconds, planning_bytes, refuse_large, worker_count
 from ._parametrisation import GROW, Parametrisation, parametrisation
 
@@ -80,9 +80,9 @@ class TrainingCase:
     def key(self) -> dict[str, Any]:
         """All that its draws depend on; a name is nothing to them."""
         assert self.model is not None
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
-        found["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
-        plain: dict[str, Any] = json.loads(json.dumps(found))
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
+        values["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
 
     def part_draws(self, backend: Backend, rates: int = 1) -> int:
@@ -99,41 +99,27 @@ class TrainingCase:
 
 @lru_cache(maxsize=256)
 def _draw(case: TrainingCase, backend: Backend) -> Draw:
+    def planned(model: Transformer | None) -> Draw:
+        start, same = time.process_time(), dataclasses.replace(case, model=model)
+        plan = same.plan
+        seconds = time.process_time() - start
+        return Draw.of(plan, backend, seconds, planning_bytes(topological_order(same.program.outputs), False))
+
     if case.empty:
         return NO_DRAW
-    if case.model is None:
-        return _planned(case, backend)
-    return at_depth(case.model, lambda shallow: _planned(dataclasses.replace(case, model=shallow), backend))
-
-
-def _planned(case: TrainingCase, backend: Backend) -> Draw:
-    start = time.process_time()
-    plan = case.plan
-    seconds = time.process_time() - start
-    return Draw.of(plan, backend, seconds, planning_bytes(topological_order(case.program.outputs), False))
+    return planned(None) if case.model is None else at_depth(case.model, planned)
 
 
 @dataclass(frozen=True)
-class TrainingTask:
-    """Some draws of a network: a task of a study."""
+class TrainingTask(_study.DrawTask):
+    """Some draws of a network that is trained."""
 
-    case: Any  # of the study's own type
     place: int  # of the width: widths are drawn independently of each other, so that errors of a slope add up
-    index: int
-    draws: int
-    seed: int
-    backend: Backend
 
     @property
-    def key(self) -> dict[str, Any]:
-        """All that its numbers depend on."""
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("case", "backend")}
-        return cache_key({type(self).__name__: self.case.key, **found}, self.backend)
-
-    def sampling(self, **how: Any) -> Sampling:
-        """How it draws."""
-        stream = derive_seed(self.seed, self.place, self.index)
-        return Sampling(self.draws, stream, progress=False, backend=self.backend, **how)
+    def stream(self) -> int:
+        """The seed of its draws."""
+        return derive_seed(self.seed, self.place, self.index)
 
 
 @dataclass(frozen=True)
@@ -260,8 +246,7 @@ class TrainingRequest(_study.Request):
 
     def parts(self, place: int) -> list[tuple[int, int]]:
         """The numbers of the parts at a width, with their draws."""
-        size = self.part_draws[place]
-        return list(enumerate(min(size, self.draws - start) for start in range(0, self.draws, size)))
+        return list(enumerate(_study.part_sizes(self.draws, self.part_draws[place])))
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options."""
@@ -379,14 +364,12 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     if given is None:
         return None
     try:
-        found = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
+        sizes = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
     except TypeError:
         raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
-    if any(2**53 <= v < math.inf for v in found):
-        raise ArgumentError(name, given, "below 2^53")
-    if not found or len(set(found)) < len(found):
+    if not sizes or len(set(sizes)) < len(sizes):
         raise ArgumentError(name, given, "one number or more, each once")
-    return tuple(found)
+    return tuple(sizes)
 
 
 def batch_of(

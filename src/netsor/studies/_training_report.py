@@ -90,7 +90,7 @@ def sections_of(
     manifest: Mapping[str, Any] | None,
 ) -> list[Section]:
     """Conclusions and the main figure, then `sections`, then how it was done; `data` says what the CSV file has."""
-    made = [
+    every = [
         Section("", [Items(items)]),
         Section("", [Figures([figure])], "html"),
         *sections,
@@ -102,8 +102,8 @@ def sections_of(
         )
         exact = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
         names = dict(zip(request.files[1:], (data, "", "", "the figure"), strict=True))
-        made.append(Section("How", [provenance(manifest, exact + cost, {**names, "manifest.json": ""})], "html"))
-    return made
+        every.append(Section("How", [provenance(manifest, exact + cost, {**names, "manifest.json": ""})], "html"))
+    return every
 
 
 def trained(vectors: Sequence[str]) -> str:
@@ -153,8 +153,8 @@ def panels(
     columns = min(len(parts), PANELS)
     rows = -(-len(parts) // columns)
     with styled():
-        made = Canvas(figsize=(COLUMN * max(1.0, size[0] * columns) + size[1], 2.6 * rows), layout="constrained")
-        grid = made.subplots(rows, columns, sharex=share_x, sharey=True, squeeze=False)
+        canvas = Canvas(figsize=(COLUMN * max(1.0, size[0] * columns) + size[1], 2.6 * rows), layout="constrained")
+        grid = canvas.subplots(rows, columns, sharex=share_x, sharey=True, squeeze=False)
         lines: dict[str, Any] = {}
         for axes, part in zip(grid.flat, parts, strict=False):
             axes.set_title(TITLES.get(part.name, part.name.replace("$", r"\$")))  # which matplotlib reads as TeX
@@ -165,5 +165,5 @@ def panels(
             axes.set_xlabel(labels[0])
         for axes in grid[:, 0]:
             axes.set_ylabel(labels[1])
-        made.legend(lines.values(), lines.keys(), title=legend, loc="outside right center")
-    return made
+        canvas.legend(lines.values(), lines.keys(), title=legend, loc="outside right center")
+    return canvas

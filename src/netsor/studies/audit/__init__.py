@@ -120,7 +120,7 @@ def audit(
     'gpt2, std=0.02'
     """
     check_executor(executor, "processes")
-    asked = ids, tokens
+    inputs = ids, tokens
     if model is None:
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
     if _is_module(model):
@@ -141,7 +141,7 @@ def audit(
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     if recipe is not None and own is not None:
         raise ArgumentError("recipe", recipe, f"left out: {own} is a program, which defines its weights")
-    first, *more = map(audited, (model, *(_networks(o, *asked) if _is_module(o) else o for o in others)))
+    first, *more = map(audited, (model, *(_networks(o, *inputs) if _is_module(o) else o for o in others)))
     first = first if recipe is None else by_recipe(first, recipe)
 
     swept = None

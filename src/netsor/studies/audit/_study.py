@@ -15,10 +15,11 @@ from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
 from .._study import Run, Study
 from ._advice import cheaper
+from ._cases import MOVED, AuditCase, AuditTask
+from ._findings import DECIDE
 from ._measurements import Draws, LengthResult
-from ._order_statistics import DECIDE
 from ._quantities import FINAL
-from ._request import MOVED, AuditCase, DrawTask, Request
+from ._request import Request
 from ._results import Audit, Comparison
 
 COPIES = 4  # of the draws, at most, while they are put together and sorted
@@ -30,7 +31,7 @@ class AuditStudy(Study[Audit | Comparison]):
 
     request: Request
 
-    def tasks(self) -> list[DrawTask]:
+    def tasks(self) -> list[AuditTask]:
         """The draws of all subjects."""
         return [task for subject in self.request.subjects for task in self.request.tasks(subject)]
 
@@ -88,11 +89,11 @@ class AuditStudy(Study[Audit | Comparison]):
             return not extra or ("limit" in rules and each.model not in request.refused)
 
         subjects = [each for each in request.asked if wanted(each)]
-        made = {(each.model, each.tokens, each.infinite): ones(each) for each in subjects}
+        measured = {(each.model, each.tokens, each.infinite): ones(each) for each in subjects}
         for model in request.models:
             lengths = [
                 LengthResult(
-                    request, model, tokens, *(made.get((model, tokens, infinite)) for infinite in (False, True))
+                    request, model, tokens, *(measured.get((model, tokens, infinite)) for infinite in (False, True))
                 )
                 for tokens in request.lengths
             ]
@@ -101,12 +102,12 @@ class AuditStudy(Study[Audit | Comparison]):
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""
         run.wait()
-        found: dict[AuditCase, list[DrawTask]] = {}
+        tasks: dict[AuditCase, list[AuditTask]] = {}
         for task in run.tasks:
-            found.setdefault(task.subject, []).append(task)
+            tasks.setdefault(task.case, []).append(task)
         measured = {
             subject: joined(subject, [run[task] for task in some], some[0].backend.precision)
-            for subject, some in found.items()
+            for subject, some in tasks.items()
         }
         return result_of(self.request, measured)
 

@@ -17,9 +17,8 @@ from ...laws import Estimate
 from .._training_report import GROWTH, batch_text, panels, sections_of, steps_text, svg_figure
 from ._measurements import Check
 from ._network import CHANGE, UPDATE, Entry
-from ._regression import size
 from ._request import Request
-from ._rules import GROWS, LIMIT, RULE, Verdict
+from ._rules import GROWS, LIMIT, RULE, Verdict, size
 
 SHOWN = 5e-4  # relative error from which a limit is shown with its error
 MAX_WIDTH_COLUMNS = 6  # columns of widths; of more, the first and the last are shown
@@ -155,15 +154,15 @@ def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> tuple[list[st
     shown = list(range(len(at))) if few else [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
     head = [title, *(f"{check.request.letter} = {at[k]:,}" for k in shown)]
     head += ["∞"] * (check.limit is not None) + ["exponent", "expected", "status"]
-    made: list[list[str | Cell]] = []
+    table: list[list[str | Cell]] = []
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
         if check.limit is not None:
             numbers.append(limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
         promised = "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         word = Cell(f"FLAG {v.verdict}" if v.status == FLAG else v.status, status=COLOUR_CLASSES[v.status])
-        made.append([entry_name(v, check.request.axis), *numbers, exponent_text(v), promised, word])
-    return head, made
+        table.append([entry_name(v, check.request.axis), *numbers, exponent_text(v), promised, word])
+    return head, table
 
 
 def limit_text(value: float, low: float, high: float) -> str:

@@ -50,9 +50,9 @@ class CheckCase(TrainingCase):
         """What is measured, and the loss."""
         if self.model is not None:
             return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps), self.vectors)
-        made = call_build(self.own.build, self.width)
+        built = call_build(self.own.build, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
-        net, rates = made if isinstance(made, tuple) else (made, self.own.lr)
+        net, rates = built if isinstance(built, tuple) else (built, self.own.lr)
         if not isinstance(net, Program):
             allowed = f"a function of the width that returns a Program, not {shown(net)}"
             raise ArgumentError("model", self.own.build, allowed)
@@ -100,8 +100,8 @@ def _joined(case: CheckCase) -> Program:
 def _made(case: CheckCase) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
     """What is measured, and what cannot be."""
     try:
-        found = measured(case.network(), case.optimiser, case.steps)
-        return limits(found) if math.isinf(case.width) else (found, {})
+        entries = measured(case.network(), case.optimiser, case.steps)
+        return limits(entries) if math.isinf(case.width) else (entries, {})
     except TraceError as error:
         if case.model is None:
             raise
@@ -109,16 +109,16 @@ def _made(case: CheckCase) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
 
 
 @dataclass(frozen=True)
-class DrawTask(TrainingTask):
+class CheckTask(TrainingTask):
     """Some draws of a network: a task of a coordinate check."""
 
     def run(self) -> Arrays:
         """Draw."""
         program, widths = self.case.program, self.case.widths
         with np.errstate(over="ignore", invalid="ignore"):  # overflow after a step is reported as that
-            (found,) = program._at(widths).unchecked(self.sampling(workers=1))  # `Check` has the quadrature errors
+            (numbers,) = program._at(widths).unchecked(self.sampling(workers=1))  # `Check` has the quadrature errors
         plan = program.plan(backend=self.backend, **widths)
-        return {"numbers": found, "random_numbers": np.array(plan.random_numbers * self.draws)}
+        return {"numbers": numbers, "random_numbers": np.array(plan.random_numbers * self.draws)}
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ class Request(TrainingRequest):
         """The learning rate of each kind at the base."""
         own = NAMED[self.optimiser].lr
         given = own if self.lr is None else self.lr
-        found = given if isinstance(given, Mapping) else dict.fromkeys(KINDS, given)
-        for kind, rate in found.items():
+        rates = given if isinstance(given, Mapping) else dict.fromkeys(KINDS, given)
+        for kind, rate in rates.items():
             if kind not in KINDS:
                 raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
             real(rate, "lr", least=0, most=1e12)
-        return {kind: float(found.get(kind, own)) for kind in KINDS}
+        return {kind: float(rates.get(kind, own)) for kind in KINDS}
 
     @cached_property
     def _network(self) -> OwnNetwork:
@@ -232,14 +232,14 @@ class Request(TrainingRequest):
         if not isinstance(self.model, Transformer):
             how: dict[str, Any] = {"optimiser": self.optimiser, "steps": self.steps, "own": self._network}
             return tuple(CheckCase(width, None, **how) for width in self.sizes)
-        found = []
+        cases = []
         batch = tuple(self.ids or ()), tuple(self.targets or ())
         for width in self.sizes:
             for depth in self.depths or ():
-                made = scaled(self.model, int(width), depth, rule, self.grow)
+                model = scaled(self.model, int(width), depth, rule, self.grow)
                 ratios = width / self.model.width, depth / self.model.layers
                 rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
                 eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
                 how = {"vectors": tuple(self.vectors), "depth": depth, "rates": rates, "eps": eps}
-                found.append(CheckCase(width, made, *batch, self.optimiser, self.steps, **how))
-        return tuple(found)
+                cases.append(CheckCase(width, model, *batch, self.optimiser, self.steps, **how))
+        return tuple(cases)

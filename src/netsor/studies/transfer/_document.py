@@ -86,8 +86,8 @@ def _at(widths: Sequence[float]) -> str:
 
 
 def _exponent(sweep: Sweep, start: float | None = None) -> str:
-    found = sweep.exponents[sweep.start if start is None else start]
-    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in found))
+    interval = sweep.exponents[sweep.start if start is None else start]
+    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in interval))
 
 
 def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:

@@ -77,10 +77,10 @@ class SweepCase(TrainingCase):
         """The losses of all draws at a learning rate."""
         try:
             with np.errstate(all="ignore"):  # losses that overflow
-                (found,) = self.program._at({**self.widths, LR: rate}).draw(how)
+                (losses,) = self.program._at({**self.widths, LR: rate}).draw(how)
         except ValueError:  # an overflow, or at infinite width expectations that do not tell a diverging loss
             return np.full(how.draws, DIVERGED)
-        return found
+        return losses
 
 
 @lru_cache(maxsize=8)  # a program that is the same object is planned once
@@ -88,11 +88,11 @@ def _program(case: SweepCase) -> Program:
     rate = hyperparameter(LR)
     how: dict[str, Any] = {"schedule": lambda t: case.schedule[t] * rate, "clip_norm": case.clip_norm}
     if case.model is not None:
-        made, factors = training(case.model, case.ids, case.targets, case.vectors), dict(case.factors)
-        kinds: dict[Any, str] = {**made.kinds(), **dict.fromkeys(made.vectors, "embedding")}
+        network, factors = training(case.model, case.ids, case.targets, case.vectors), dict(case.factors)
+        kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
         by = {parameter: NAMED[case.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
-        logits = train(made.logits, made.loss, by, case.steps, made.parameters, **how)[-1]
-        return Program(_finite(made.loss_of(logits)))
+        logits = train(network.logits, network.loss, by, case.steps, network.parameters, **how)[-1]
+        return Program(_finite(network.loss_of(logits)))
     net = call_build(case.own.build, case.width)
     loss = net.output if isinstance(net, Program) else net
     if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
@@ -124,7 +124,7 @@ def _refused(case: SweepCase) -> str:
 
 
 @dataclass(frozen=True)
-class DrawTask(TrainingTask):
+class SweepTask(TrainingTask):
     """Some draws of a network at some learning rates: a task of a sweep."""
 
     lr: tuple[float, ...] = ()
@@ -165,10 +165,10 @@ class Request(TrainingRequest):
             raise ArgumentError("lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]")
         if len(given) < LEAST_RATES or given.min() <= 0:
             raise ArgumentError("lr", self.lr, "three or more positive numbers")
-        found = np.sort(given)
-        if (found[1:] / found[:-1]).max() > COARSEST * (1 + 1e-9):
+        rates = np.sort(given)
+        if (rates[1:] / rates[:-1]).max() > COARSEST * (1 + 1e-9):
             raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart: between them lies the best one")
-        return tuple(found.tolist())
+        return tuple(rates.tolist())
 
     @property
     def grid(self) -> tuple[float, ...]:
@@ -211,12 +211,12 @@ class Request(TrainingRequest):
         if not isinstance(model, Transformer):
             return tuple(SweepCase(width, None, own=self._network, **how) for width in self.sizes)
         how |= {"ids": tuple(self.ids or ()), "targets": tuple(self.targets or ()), "optimiser": self.optimiser}
-        found = []
+        cases = []
         for width in self.sizes:
-            made = scaled(model, int(width), model.layers, rule, self.grow)
+            resized = scaled(model, int(width), model.layers, rule, self.grow)
             factors = tuple((kind, rule.scaling(kind).lr.of(width / model.width, 1.0)) for kind in KINDS)
-            found.append(SweepCase(width, made, **how, vectors=tuple(self.vectors), factors=factors))
-        return tuple(found)
+            cases.append(SweepCase(width, resized, **how, vectors=tuple(self.vectors), factors=factors))
+        return tuple(cases)
 
 
 def width_text(width: float) -> str:

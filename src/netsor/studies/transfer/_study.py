@@ -13,7 +13,7 @@ from .._study import Run
 from .._training import TrainingStudy
 from .._training_report import ByParametrisation
 from ._document import document, figure
-from ._request import DrawTask, Request, SweepCase
+from ._request import Request, SweepCase, SweepTask
 from ._sweep import Curve, Sweep
 
 Pair = tuple[int, SweepCase]
@@ -86,11 +86,11 @@ class TransferStudy(TrainingStudy[Transfer]):
 
     request: Request
 
-    def tasks_of(self, case: SweepCase, place: int, lr: tuple[float, ...] | None = None) -> list[DrawTask]:
+    def tasks_of(self, case: SweepCase, place: int, lr: tuple[float, ...] | None = None) -> list[SweepTask]:
         """The draws of one network, at the learning rates of the first round unless others are given."""
         request = self.request
         return [
-            DrawTask(case, place, index, draws, request.seed, request.backend, lr or request.grid)
+            SweepTask(case, index, draws, request.seed, request.backend, place, lr or request.grid)
             for index, draws in request.parts(place)
         ]
 
@@ -115,5 +115,5 @@ class TransferStudy(TrainingStudy[Transfer]):
 
     def _sweep(self, rule: Parametrisation, curves: dict[Pair, Curve]) -> Sweep:
         cases = list(enumerate(self.request.cases(rule)))
-        found = {pair[1].width: curves[pair] for pair in cases if pair in curves}
-        return Sweep(rule.name, found, {case.width: case.refused for _, case in cases if case.refused})
+        by_width = {pair[1].width: curves[pair] for pair in cases if pair in curves}
+        return Sweep(rule.name, by_width, {case.width: case.refused for _, case in cases if case.refused})
