@@ -64,25 +64,15 @@ def law_command(
         if plot:
             draw(plot, {label: law})
     if as_json:
-        rows = {
-            name: [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in zip(at, moment, strict=True)]
-            for name, moment in points.items()
-        }
-        echo_json(
-            {
-                "mean": float(moments["mean"].value),
-                "mean_error": error_of(moments["mean"].error),
-                "variance": float(moments["variance"].value),
-                "variance_error": error_of(moments["variance"].error),
-                "excess_kurtosis": float(moments["excess kurtosis"].value),
-                "excess_kurtosis_error": error_of(moments["excess kurtosis"].error),
-                **rows,
-                "method": law.method,
-                "status": law.status,
-                "random_numbers": law.random_numbers,
-                "notes": list(law.notes),
-            }
-        )
+        content: dict[str, Any] = {}
+        for name, moment in moments.items():
+            key = name.replace(" ", "_")
+            content |= {key: float(moment.value), f"{key}_error": error_of(moment.error)}
+        for name, values in points.items():
+            pairs = zip(at, values, strict=True)
+            content[name] = [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in pairs]
+        facts = {"method": law.method, "status": law.status, "random_numbers": law.random_numbers}
+        echo_json({**content, **facts, "notes": list(law.notes)})
         return
     sampled = f", from {law.random_numbers:,} random numbers a replica" if law.random_numbers else ""
     echo(f"{label}: {law.status}{sampled}")

@@ -343,7 +343,7 @@ def subject_of(model: Any, given: Any, optimiser: Any) -> tuple[Any, tuple[Param
 
 
 def is_function(model: Any) -> bool:
-    """Whether it is a function of the width; some configurations of Hugging Face can be called too."""
+    """Whether it is a function, or a PyTorch module; some configurations of Hugging Face can be called too."""
     return callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
 
 

@@ -200,7 +200,7 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
     short, firsts = strip_common_prefix(names), [lengths[0] for lengths in models]
     sections = []
     if differences.rules:
-        rows = [_preference_row(names, rule) for rule in differences.rules]
+        rows = [_preference_row(rule) for rule in differences.rules]
         sections.append(
             Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, differences)])
         )
@@ -247,7 +247,7 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
     return sections
 
 
-def _preference_row(names: Sequence[str], rule: RulePreference) -> list[str | Cell]:
+def _preference_row(rule: RulePreference) -> list[str | Cell]:
     cells = [Cell(f"{f.verdict} {f.value_text}".strip(), status=COLOUR_CLASSES[f.verdict]) for f in rule.findings]
     return [f"{rule.rule} ({rule.findings[0].limit_text})", *cells]
 
