@@ -26,7 +26,6 @@ from ..engine._plan import in_time
 
 T = TypeVar("T")
 
-NOTHING: Iterator[None] = iter(())
 LOG = logging.getLogger("netsor")
 LINE_SECONDS = 30.0  # between two lines of progress in a log
 # Read by each BLAS library when a worker loads it, at its start or later.

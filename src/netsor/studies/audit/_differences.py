@@ -103,21 +103,14 @@ class Differences(NamedTuple):
     ----------
     fields : dict of str to tuple
         Those that are not the same in all, with the value in each.
-    rules : tuple of Preference
+    rules : tuple of RulePreference
         Those that have a preference, verdicts that change before others.
-    quantities : tuple of Parting
+    quantities : tuple of SeparatedMetric
         Those whose bands part most.
     preferred : str or None
         The model that the rules prefer.
     verdict : str
         In words: which is better, by which rules.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences
-    >>> found.verdict
-    'prefer “std=0.02”, by entropy and loss'
     """
 
     fields: dict[str, tuple[Any, ...]]  # those that are not the same in all, with the value in each

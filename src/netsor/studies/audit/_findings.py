@@ -63,13 +63,6 @@ class Finding:
         The measurement in a few words.
     advice : str
         What to change if it is flagged.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> finding = ns.audit(tiny, quick=True).finding("loss")
-    >>> finding.verdict, finding.rule
-    ('ok', 'the first loss is more than 2 nats above ln V')
     """
 
     name: str

@@ -56,7 +56,7 @@ class Draws(Mapping[str, Array]):
 
     Parameters
     ----------
-    subject : Subject
+    subject : AuditCase
         The model, its inputs and its widths.
     arrays : mapping of str to numpy.ndarray
         By quantity: (draws, blocks), or (draws,) at the end.
@@ -69,8 +69,8 @@ class Draws(Mapping[str, Array]):
     """
 
     subject: AuditCase
-    arrays: Mapping[str, Array]  # by quantity: (draws, blocks), or (draws,) at the end
-    seconds: float  # of one core
+    arrays: Mapping[str, Array]
+    seconds: float
     precision: str = "float64"
     moved: Mapping[str, Array] = field(default_factory=dict)
 
@@ -164,13 +164,13 @@ class LengthResult(BandsByName):
     ----------
     request : Request
         What was asked.
-    model : Transformer or Own
+    model : Transformer or ProgramModel
         The model, or the program.
     tokens : int
         The length.
-    actual : Measured or None
+    actual : Draws or None
         At its own widths.
-    limit : Measured or None
+    limit : Draws or None
         At infinite ones.
     """
 

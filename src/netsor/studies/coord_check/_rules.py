@@ -162,16 +162,6 @@ class Verdict(NamedTuple):
         What was measured; None if a replica is 0, or not finite: there is no exponent then.
     verdict : str
         "as expected", "grows", "shrinks", "undecided", "does not move" (no fit) or "not judged" (no promise).
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-    >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-    >>> verdict = check["logits"]
-    >>> verdict.entry.name, verdict.promised, verdict.verdict
-    ('logits', 0.0, 'grows')
-    >>> check.update("query").verdict  # the one token can only look at itself
-    'does not move'
     """
 
     entry: Entry

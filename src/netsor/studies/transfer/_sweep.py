@@ -37,12 +37,6 @@ class Optimum(NamedTuple):
         The best learning rate.
     low, high : float
         The ends of its interval: 0 or infinity if the lowest loss is at an end of the grid.
-
-    Examples
-    --------
-    >>> from netsor.studies.transfer import Optimum
-    >>> Optimum(0.1, 0.05, 0.2).lr
-    0.1
     """
 
     lr: float
