@@ -154,7 +154,7 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
                 del _kept[next(iter(_kept))]
             _kept[key] = joined(subject, arrays, parts[subject][0].backend.precision)
         measured[subject] = _kept[key]
-    return result_of(request, measured)
+    return result_of(request, measured.values())
 
 
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:

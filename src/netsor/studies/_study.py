@@ -100,6 +100,9 @@ class Request(ABC):
     progress: Progress = True
     typed: str | None = None  # the command line; None if it was called from Python
 
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # while it is validated; later on it is frozen
+
     @property
     @abstractmethod
     def title(self) -> str:

@@ -154,9 +154,6 @@ class TrainingRequest(_study.Request):
         if len(self.at) < 2:
             raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
 
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
     def _vectors(self) -> tuple[str, ...]:
         """The vectors of a model that are trained."""
         given = self.vectors

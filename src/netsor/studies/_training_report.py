@@ -148,11 +148,11 @@ def panels(
 
     `size` is the width of a panel in columns of text, and that of the legend in inches.
     """
-    from matplotlib.figure import Figure as Canvas  # slow to import
-
     columns = min(len(parts), PANELS)
     rows = -(-len(parts) // columns)
     with styled():
+        from matplotlib.figure import Figure as Canvas  # slow to import
+
         canvas = Canvas(figsize=(COLUMN * max(1.0, size[0] * columns) + size[1], 2.6 * rows), layout="constrained")
         grid = canvas.subplots(rows, columns, sharex=share_x, sharey=True, squeeze=False)
         lines: dict[str, Any] = {}

@@ -76,9 +76,6 @@ class Request(_study.Request):
                 else:
                     refuse_large(model, tokens, infinite, bool(self.gradients))
 
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options."""
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,16 +88,7 @@ class AuditStudy(Study[Audit | Comparison]):
             extra = each.infinite and request.widths == "both"
             return not extra or ("limit" in rules and each.model not in request.refused)
 
-        subjects = [each for each in request.asked if wanted(each)]
-        measured = {(each.model, each.tokens, each.infinite): ones(each) for each in subjects}
-        for model in request.models:
-            lengths = [
-                LengthResult(
-                    request, model, tokens, *(measured.get((model, tokens, infinite)) for infinite in (False, True))
-                )
-                for tokens in request.lengths
-            ]
-            Audit(request, lengths).failed(rules)
+        result_of(request, [ones(each) for each in request.asked if wanted(each)]).failed(rules)
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""
@@ -105,20 +96,20 @@ class AuditStudy(Study[Audit | Comparison]):
         tasks: dict[AuditCase, list[AuditTask]] = {}
         for task in run.tasks:
             tasks.setdefault(task.case, []).append(task)
-        measured = {
-            subject: joined(subject, [run[task] for task in some], some[0].backend.precision)
-            for subject, some in tasks.items()
-        }
-        return result_of(self.request, measured)
+        draws = [
+            joined(subject, [run[task] for task in some], some[0].backend.precision) for subject, some in tasks.items()
+        ]
+        return result_of(self.request, draws)
 
 
-def result_of(request: Request, measured: Mapping[AuditCase, Draws]) -> Audit | Comparison:
+def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
     """What was measured, as it was asked for."""
+    measured = {(draws.subject.model, draws.subject.tokens, draws.subject.infinite): draws for draws in every}
     audits = []
     for model in request.models:
         lengths = []
         for tokens in request.lengths:
-            actual, limit = (measured.get(request.subject(model, tokens, infinite)) for infinite in (False, True))
+            actual, limit = (measured.get((model, tokens, infinite)) for infinite in (False, True))
             lengths.append(LengthResult(request, model, tokens, actual, limit))
         audits.append(Audit(request, lengths))
     return audits[0] if len(audits) == 1 else Comparison(audits)
