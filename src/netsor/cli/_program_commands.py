@@ -131,7 +131,7 @@ def compare_command(
     """
     from .._document import wrap
     from ..laws import distances
-    from ..studies._width_needed import width_needed
+    from ..studies._width_needed import checked, width_needed
     from ._subject import announce, subject
 
     check_plot(plot)
@@ -155,8 +155,9 @@ def compare_command(
                     f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
                 )
             kept: dict[str, Any] = {k: v for k, v in target.widths.items() if k not in free}
+            tolerance, level = checked(tolerance, _level(of))
             announce(WIDTHS_TRIED * target.seconds)
-            enough = width_needed(target.net, tolerance, _level(of), draws=draws, seed=seed, **kept)
+            enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
         with executor_context(where) as how:
             announce(target.seconds)
             laws = (

@@ -147,11 +147,7 @@ def width_needed(
     seed = chosen_seed(seed, rng)
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
-    allowed = real(tolerance, "tolerance", above=0)
-    if of not in ("kl", "tv", "variance", "kurtosis"):
-        if isinstance(of, str) or not 0 < of < 1:
-            raise ArgumentError("of", of, OF)
-        of = float(of)
+    allowed, of = checked(tolerance, of)
     name = growing_width(net, width, others)
 
     def law(n: float) -> Law:
@@ -173,6 +169,16 @@ def width_needed(
 
     low, high = _bracket(above, _start(limit, of, allowed))
     return WidthNeeded(net.name, name, of, allowed, low, high, differences)
+
+
+def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
+    """The tolerance and what it is about, validated."""
+    allowed = real(tolerance, "tolerance", above=0)
+    if of in ("kl", "tv", "variance", "kurtosis"):
+        return allowed, of
+    if isinstance(of, str) or not 0 < of < 1:
+        raise ArgumentError("of", of, OF)
+    return allowed, float(of)
 
 
 def _start(limit: Law, of: str | float, tolerance: float) -> int:
