@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from netsor import cli
-from netsor.cli import _budget
+from netsor.cli import _subject
 
 
 def netsor(*arguments, cwd=None):
@@ -18,7 +18,7 @@ def netsor(*arguments, cwd=None):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["netsor", *arguments])
         patch.setattr(sys, "path", list(sys.path))
-        patch.setattr(_budget, "SILENT", 600.0)  # on a busy machine planning takes long
+        patch.setattr(_subject, "SILENT", 600.0)  # on a busy machine planning takes long
         if cwd is not None:
             patch.chdir(cwd)
         with pytest.raises(SystemExit) as stop:

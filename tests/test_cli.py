@@ -12,7 +12,7 @@ import tqdm
 
 import netsor as ns
 from netsor._validate import shown
-from netsor.cli import _budget, _subject
+from netsor.cli import _subject
 from netsor.cli._output import echo_error
 from netsor.engine import _parallel
 from netsor.studies import _cost
@@ -25,8 +25,8 @@ from .command import netsor
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """Two cores and 16 GiB: what is refused does not depend on the machine."""
-    monkeypatch.setattr(_budget, "cores", lambda: 2)
-    for module in (_budget, _subject, _parallel, _cost):
+    monkeypatch.setattr(_subject, "cores", lambda: 2)
+    for module in (_subject, _parallel, _cost):
         monkeypatch.setattr(module, "memory", lambda: 2.0**34)
 
 
@@ -182,7 +182,7 @@ def test_bad_options_end_in_one_line(arguments, tmp_path):
 
 def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
     def cost(a, b, c):
-        return _budget.Cost(a * b, c)
+        return _subject.Cost(a * b, c)
 
     modest = {"a": 1, "b": 1, "c": 1}
     for given, blamed in (
@@ -192,7 +192,7 @@ def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
         ({"a": 1, "b": 1, "c": 1e9}, "--c 1000000000.0 would take about 32 years"),
     ):
         with pytest.raises(click.UsageError) as refused:
-            _budget.check_budget(cost, given, modest)
+            _subject.check_budget(cost, given, modest)
         assert refused.value.message.startswith(blamed)
 
 
@@ -224,20 +224,20 @@ def test_trials_that_are_there_take_no_time(tmp_path):
 
 
 def test_slow_planning_is_said(monkeypatch, capsys):
-    with _budget.slow_notice("planning"):
+    with _subject.slow_notice("planning"):
         pass
-    monkeypatch.setattr(_budget, "SILENT", 0.0)
+    monkeypatch.setattr(_subject, "SILENT", 0.0)
     said = threading.Event()
-    monkeypatch.setattr(_budget, "echo_error", lambda text: (echo_error(text), said.set()))
-    with _budget.slow_notice("planning"):
+    monkeypatch.setattr(_subject, "echo_error", lambda text: (echo_error(text), said.set()))
+    with _subject.slow_notice("planning"):
         assert said.wait(60)
     assert capsys.readouterr().err == "netsor: planning …; Ctrl-C ends it\n"
 
 
 def test_what_is_long_is_announced(capsys):
-    _budget.announce(9.0)
+    _subject.announce(9.0)
     assert capsys.readouterr().err == ""
-    _budget.announce(300.0)
+    _subject.announce(300.0)
     assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C ends it\n"
 
 
@@ -360,7 +360,7 @@ def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     monkeypatch.setattr(tqdm.std, "TMonitor", fails)
     assert netsor("law", "--width", "4", "--draws", "100").returncode == 0
     assert tqdm.tqdm.monitor_interval == 0  # it has warned
-    monkeypatch.setattr(_budget, "announce", fails)
+    monkeypatch.setattr(_subject, "announce", fails)
     result = netsor("law", "--width", "4", "--draws", "100")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("netsor: no more threads can be started: fewer --workers")

@@ -16,7 +16,7 @@ from netsor.cli import _study
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
-from netsor.studies.audit import _plots, _request
+from netsor.studies.audit import _cases, _plots, _request
 from netsor.studies.audit._advice import CHEAPER, cheaper
 from netsor.studies.audit._quantities import BLOCKS
 from netsor.studies.audit._study import AuditStudy
@@ -217,12 +217,12 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
 
 
 BAD = {
-    ("nothing",): "MODEL 'nothing': model 'nothing' is not a file",
+    ("nothing",): "MODEL 'nothing' must be the path of a file, or the name of a model that ships",
     ("tiny.json", "--set", "stdd=1"): "--set 'stdd=1': stdd is not a field",
     ("tiny.json", "--set", "layers=x"): "--set 'layers=x': layers='x'",
     ("tiny.json", "--set", "layers"): "--set 'layers': 'layers' must be written field=value",
     ("tiny.json", "--compare-set", "std=-1"): "--compare-set 'std=-1': std=-1",
-    ("tiny.json", "--compare", "gpt5"): "--compare 'gpt5': model 'gpt5' is not a file",
+    ("tiny.json", "--compare", "gpt5"): "--compare 'gpt5' must be the path of a file",
     ("tiny.json", "--tokens", "17"): "--tokens 17 must be an integer from 1 to 16",
     ("tiny.json", "--tokens", "1"): "--tokens 1 must be 2 or more: an audit compares tokens",
     ("tiny.json", "--ids", "1,x"): "--ids '1,x' must be whole numbers",
@@ -235,7 +235,7 @@ BAD = {
     ("tiny.json", "--draws", "14"): "'14' must be an integer, 15 or more: fewer decide no rule",
     ("tiny.json", "--tokens", "3,x"): "--tokens '3,x' must be whole numbers with commas between, as 16,128",
     ("tiny.json", "--tokens", "3,3"): "--tokens (3, 3) must be one length or more, each once",
-    ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth': 'grwth' is not a rule; the rules are growth, branches",
+    ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth' must be one of growth, branches",
     ("tiny.json", "--fail-on", "exploding"): "--fail-on 'exploding': exploding needs --gradients",
     ("tiny.json", "--fail-on", "load"): "--fail-on 'load': load is not measured of tiny: there are no experts",
     ("tiny.json", "--set", "vocabulary=none", "--fail-on", "loss"): "loss is not measured of tiny, vocabulary=none: th",
@@ -265,7 +265,7 @@ BAD = {
     ("tiny.json", "--set", "std=1e-300"): "--set 'std=1e-300': std=1e-300 must be a finite number",
     ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1: so many different ids",
     ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
-    ("b" * 300,): "cannot be read (File name too long), and no model that ships has this name",
+    ("b" * 300,): "must be the path of a file that can be read (File name too long), or the name of a model",
     ("twice.json",): "MODEL 'twice.json': 'twice.json' has the field 'n_layer' twice",
     ("deep.json",): "MODEL 'deep.json': 'deep.json' is nested too deeply",
     ("escape.json",): r"'\x1b[2J'=1",
@@ -317,7 +317,7 @@ def unplanned(monkeypatch):
         raise ValueError("a plan is begun")
 
     monkeypatch.setattr(Probes, "plan", begins)
-    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
+    monkeypatch.setattr(_cases, "_planned", lru_cache(_cases._planned.__wrapped__))
 
 
 def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
@@ -361,7 +361,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
         return made(self, **widths)
 
     monkeypatch.setattr(Probes, "plan", refuses)
-    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
+    monkeypatch.setattr(_cases, "_planned", lru_cache(_cases._planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
     assert "no limit (--verbose says why)" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())

@@ -7,8 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from netsor.studies import _process_pool
-from netsor.studies.coord_check import _plots
+from netsor.studies import _process_pool, _training_report
 
 from .command import netsor
 from .inline import Inline
@@ -96,7 +95,7 @@ def test_table_and_folder(folder, monkeypatch):
     assert "nothing grows or shrinks" in page or "Scale the learning rate" in page
     parts = {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()}
     assert len(parts) == 2
-    monkeypatch.setattr(_plots, "figure_files", lambda checks, what, *kinds: [b"<svg/>"] * len(kinds))
+    monkeypatch.setattr(_training_report, "rendered", lambda figure, *kinds: [b"<svg/>"] * len(kinds))
     again = netsor(*run, cwd=folder)  # what is there is not drawn again
     assert again.stdout == result.stdout
     assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()} == parts
@@ -208,7 +207,7 @@ def test_bad_input(folder, options, said):
         (["mine.py:fails", "--lr", "1"], "FILE:PROGRAM failed: RuntimeError: on purpose"),
         (["", "--lr", "1"], "MODEL '' must be the name of a model, or a file"),
         (["mine.py:text", "--lr", "1", "--widths", "4,8"], "that returns a Program, not"),
-        (["gpt3"], "is not a file"),
+        (["gpt3"], "must be the path of a file"),
     ],
 )
 def test_bad_models(folder, options, said):

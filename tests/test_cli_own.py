@@ -7,7 +7,7 @@ import os
 import pytest
 
 import netsor as ns
-from netsor.cli import _budget, _program_commands, _subject
+from netsor.cli import _program_commands, _subject
 
 from .command import netsor
 
@@ -15,7 +15,7 @@ from .command import netsor
 @pytest.fixture(autouse=True)
 def sixteen_gigabytes(monkeypatch):
     """What is refused does not depend on the machine."""
-    monkeypatch.setattr(_budget, "memory", lambda: 2.0**34)
+    monkeypatch.setattr(_subject, "memory", lambda: 2.0**34)
 
 
 PROGRAMS = """
@@ -327,7 +327,7 @@ def test_plans_are_counted(folder, monkeypatch):
     """A plan that takes 7 s is kept for the law, which makes two more at infinite width, for its errors."""
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_subject.time, "perf_counter", lambda: next(seconds))
-    monkeypatch.setattr(_budget, "ANNOUNCE_SECONDS", 1.0)
+    monkeypatch.setattr(_subject, "ANNOUNCE_SECONDS", 1.0)
     for width, said in (("8", ""), ("inf", "netsor: this will take about 14 s; Ctrl-C ends it\n")):
         assert netsor("law", "mine.py:deep", "--bind", f"n={width}", "--draws", "100", cwd=folder).stderr == said
 

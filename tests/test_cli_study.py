@@ -11,8 +11,7 @@ import pytest
 
 from netsor import studies
 from netsor._validate import ArgumentError, TraceError
-from netsor.cli._backend_options import BackendChoice
-from netsor.cli._options import Command
+from netsor.cli._options import BackendChoice, Command
 from netsor.cli._signals import Watch
 from netsor.cli._study import run_study
 from netsor.engine.backends import Numpy

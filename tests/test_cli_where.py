@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor._validate import ArgumentError
-from netsor.cli import _budget
+from netsor.cli import _subject
 from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy, prices
 from netsor.studies import _process_pool
@@ -105,8 +105,8 @@ class Elsewhere(Numpy):
 def test_what_a_device_takes_is_not_estimated():
     """Seconds are those of cores: a day of one is minutes of an accelerator."""
     plan = ns.paper.layer(activation="tanh").plan(n=4096)
-    here, there = (_budget.plan_cost([plan], 10**11, 2.0, backend) for backend in (Numpy(), Elsewhere()))
-    assert here.seconds > _budget.LONGEST > there.seconds == 2.0
+    here, there = (_subject.plan_cost([plan], 10**11, 2.0, backend) for backend in (Numpy(), Elsewhere()))
+    assert here.seconds > _subject.LONGEST > there.seconds == 2.0
     assert here.bytes > there.bytes == 16.0 * 2**22  # the replicas that are kept
 
 

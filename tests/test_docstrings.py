@@ -2,8 +2,9 @@
 
 Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
 of public classes. A function lists its parameters, what it returns, and an example; a class lists the parameters of its
-constructor, or its attributes, and has the examples for all its methods. A property needs one line, and so does a
-method with at most one parameter. Modules have an example too.
+constructor, or its attributes, and has the examples for all its methods. A class that only the library makes, and that
+no public module exports, needs no example: the function that returns it has one. A property needs one line, and so does
+a method with at most one parameter. Modules have an example too.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ PAGES = [
     for page in re.findall(r"^::: (netsor\S+)", API.read_text(), re.MULTILINE)
     if (HAS_SKLEARN or "_regressor" not in page) and ".torch." not in page  # tests/peers has those of PyTorch
 ]
+EXPORTED = [getattr(module, name) for module in (ns, ns.nn, ns.models, ns.paper) for name in module.__all__]
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 PROPERTIES = (property, functools.cached_property)
@@ -104,7 +106,8 @@ def missing(thing):
     lacks = [] if found[""].strip() else ["a first line"]
     if isinstance(thing, PROPERTIES) or (is_method(thing) and "Parameters" not in found and len(parameters(thing)) < 2):
         return lacks
-    lacks += [] if is_method(thing) or ">>>" in found.get("Examples", "") else ["Examples"]
+    returned = inspect.isclass(thing) and thing not in EXPORTED
+    lacks += [] if is_method(thing) or returned or ">>>" in found.get("Examples", "") else ["Examples"]
     if inspect.ismodule(thing):
         return lacks
     described = found.get("Parameters", "") + found.get("Attributes", "")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from netsor.cli import _budget
+from netsor.cli import _subject
 from netsor.studies import _process_pool
 from netsor.studies._output_dir import Folder
 from netsor.studies.audit._request import Request
@@ -207,7 +207,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "loop.json").symlink_to("loop.json")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.json")
-    monkeypatch.setattr(_budget, "LONGEST", 3.0)
+    monkeypatch.setattr(_subject, "LONGEST", 3.0)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
 
     real = Folder.prepare

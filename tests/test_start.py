@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import netsor as ns
-from netsor.cli import _backend_options, _options
+from netsor.cli import _options
 from netsor.engine import backends
 
 SOURCE = Path(ns.__file__).read_text()
@@ -151,8 +151,8 @@ def test_a_value_loads_no_more_than_the_language():
 def test_options_list_what_the_library_has():
     """They are written down in the command line, or its help would load the library."""
     assert list(_options.ACTIVATIONS) == sorted(ns.paper.ACTIVATIONS)
-    assert list(_backend_options.BACKENDS) == list(backends.NAMES)
-    assert _backend_options.PRECISIONS == backends.PRECISIONS
+    assert list(_options.BACKENDS) == list(backends.NAMES)
+    assert _options.PRECISIONS == backends.PRECISIONS
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_a_model_of_ones_own(tab, programs):
     path.fill("nowhere.json")
     path.press("Enter")
     tab.page.wait_for_selector(".netsor-view [role=alert]")
-    assert "not a file, and no model that ships has this name" in tab.message()
+    assert "must be the path of a file, or the name of a model that ships" in tab.message()
     path.fill(str(programs / "config.json"))
     path.press("Enter")
     model = ns.models.read(programs / "config.json")  # with positions for 8 tokens

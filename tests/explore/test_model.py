@@ -12,9 +12,9 @@ import pytest
 import netsor as ns
 from netsor.explore import Target, _audit_view
 from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Model, Variant, lengths
-from netsor.explore._law_views import ProgramSettings
+from netsor.explore._program_view import ProgramSettings
 from netsor.studies import _process_pool
-from netsor.studies.audit._request import DrawTask
+from netsor.studies.audit._cases import AuditTask
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 n = ns.Width("n")
@@ -132,11 +132,11 @@ def test_two_models_and_two_lengths(small):
 def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
     """A second model leaves the draws of the first as they are."""
     done = []
-    run = DrawTask.run
-    monkeypatch.setattr(DrawTask, "run", lambda task, progress: done.append(task) or run(task, progress))
+    run = AuditTask.run
+    monkeypatch.setattr(AuditTask, "run", lambda task, progress: done.append(task) or run(task, progress))
     last(Model(small, tokens=(3,)))
     last(Model(small, replace(small, std=0.1), tokens=(3,)))
-    assert [part.subject.model.name for part in done] == [small.model.name, replace(small, std=0.1).model.name]
+    assert [part.case.model.name for part in done] == [small.model.name, replace(small, std=0.1).model.name]
 
 
 def test_progress(small):
@@ -176,7 +176,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(Model(Variant("gpt5")), "no model that ships has this name"), (Model(Variant(std=-1.0)), "std=-1.0"),
+    [(Model(Variant("gpt5")), "the name of a model that ships"), (Model(Variant(std=-1.0)), "std=-1.0"),
      (Model(tokens=(1,)), "must be 2 or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
      (Model(Variant(fields="colour=red")), "colour"), (Model(tokens=(4, 4)), "each once")],
 )  # fmt: skip

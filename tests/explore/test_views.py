@@ -13,7 +13,8 @@ import netsor as ns
 from netsor.engine import _parallel
 from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _law_views
-from netsor.explore._law_views import Layer, ProgramSettings, Slider, sliders
+from netsor.explore._law_views import Layer
+from netsor.explore._program_view import ProgramSettings, Slider, sliders
 from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, message, table, ticks
 
 from ..keep import keep

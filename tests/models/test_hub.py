@@ -45,6 +45,6 @@ def test_what_is_not_in_the_cache_is_told_with_what_to_do(cache, broken):
 def test_names_that_are_no_ids_get_no_such_advice(cache):
     (cache / "refs" / "main").write_text("../../../../etc")
     for name in ("gpt5", "a/b/c.json", "some-one/tiny-gpt2.1"):
-        with pytest.raises(ValueError, match="is not a file, and no model that ships has this name") as error:
+        with pytest.raises(ValueError, match="must be the path of a file, or the name of a model that ships") as error:
             ns.models.read(name)
         assert ("hf download" in str(error.value)) == (name == "some-one/tiny-gpt2.1")

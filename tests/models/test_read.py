@@ -167,7 +167,7 @@ def test_any_value_of_any_field_is_read_or_refused(family):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("gpt5", "'gpt5' is not a file, and no model that ships has this name: did you mean gpt2 or"),
+        ("gpt5", "model='gpt5' must be the path of a file, or the name of a model that ships: did you mean gpt2 or"),
         ({"model_type": "mamba"}, "model_type='mamba' of the configuration must be one of bert, gemma2"),
         ({}, "model_type=None"),
         (3, "source of type int must be the name of a model"),

@@ -36,14 +36,14 @@ class Row:
     figures: tuple[str, ...]
 
 
-def own(found: Divergences) -> str:
+def own(divergences: Divergences) -> str:
     """Does every limit that was used in measuring widths agree with the engine at infinite width?"""
-    return combine(*(AGREES if limit.agrees else DISAGREES for limit in found.limits if limit is not None))
+    return combine(*(AGREES if limit.agrees else DISAGREES for limit in divergences.limits if limit is not None))
 
 
-def _checked(found: Divergences) -> str:
+def _checked(divergences: Divergences) -> str:
     """What the comparison of limits with the engine found, in words."""
-    deviations = [limit for limit in found.limits if limit is not None]
+    deviations = [limit for limit in divergences.limits if limit is not None]
     if not deviations:
         return ""
     worst = max(deviations, key=lambda limit: limit.deviation / limit.allowed)
@@ -58,21 +58,21 @@ Data = Mapping[str, Any]  # what was measured, by figure
 
 
 def _falling(name: str, data: Data) -> tuple[str, str]:
-    found: Divergences = data[name]
-    values = found.best()
+    divergences: Divergences = data[name]
+    values = divergences.best()
     steps = [decide_decreasing(a, b) for a, b in itertools.pairwise(values)]
-    slope, local = found.slope, found.last_slope
+    slope, local = divergences.slope, divergences.last_slope
     steep = UNDECIDED if slope is None else decide_below(slope, -1.0)
-    text = "KL " + ", ".join(f"{e} (n = {n:.0f})" for n, e in zip(found.parameters, values, strict=True))
+    text = "KL " + ", ".join(f"{e} (n = {n:.0f})" for n, e in zip(divergences.parameters, values, strict=True))
     text += "; fitted slope " + ("not known" if slope is None else f"{slope.value:.2f}")
     text += "" if local is None else f", last step {local}"
     # the paper's estimator has a floor, so of its curve only the fall is asked
-    return text + _checked(found), combine(*steps, *([steep] if found.exact else []), own(found))
+    return text + _checked(divergences), combine(*steps, *([steep] if divergences.exact else []), own(divergences))
 
 
 def _scores(data: Data) -> tuple[str, str]:
-    found: Scores = data["2a"]
-    root, linear = found.histograms
+    scores: Scores = data["2a"]
+    root, linear = scores.histograms
     n = root.case.width
     spread = combine(
         decide_below(root.variance, 1.25), decide_below(Estimate(-root.variance.value, root.variance.error), -0.8)
@@ -86,41 +86,41 @@ def _scores(data: Data) -> tuple[str, str]:
 
 
 def _match(data: Data) -> tuple[str, str]:
-    found: Heads = data["heads"]
-    values = found.finite.best()
-    text = "; ".join(f"H = {h:.0f}: KL {e}" for h, e in zip(found.finite.parameters, values, strict=True))
-    return text + _checked(found.finite), combine(*(decide_below(e, 1e-3) for e in values), own(found.finite))
+    heads: Heads = data["heads"]
+    values = heads.finite.best()
+    text = "; ".join(f"H = {h:.0f}: KL {e}" for h, e in zip(heads.finite.parameters, values, strict=True))
+    return text + _checked(heads.finite), combine(*(decide_below(e, 1e-3) for e in values), own(heads.finite))
 
 
 def _gaussian(data: Data) -> tuple[str, str]:
-    found: Heads = data["heads"]
-    values = dict(zip(HEADS, found.many, strict=False)) or dict(
-        zip((int(h) for h in found.gaussian.parameters), found.gaussian.best(), strict=True)
+    heads: Heads = data["heads"]
+    values = dict(zip(HEADS, heads.many, strict=False)) or dict(
+        zip((int(h) for h in heads.gaussian.parameters), heads.gaussian.best(), strict=True)
     )
     listed = list(values.values())
     steps = [decide_decreasing(a, b) for a, b in itertools.pairwise(listed)]
-    target = found.gaussian_variance
-    gaps = [Estimate(abs(v - target.value) / target.value, target.error / target.value) for v in found.limit_variances]
+    target = heads.gaussian_variance
+    gaps = [Estimate(abs(v - target.value) / target.value, target.error / target.value) for v in heads.limit_variances]
     text = f"KL to the Gaussian of its own variance {values[1]} (H = 1), {values[256]} (H = 256); variance "
     text += ", ".join(
-        f"{v:.6f} (H = {c.heads})" for v, c in zip(found.limit_variances, found.figure.cases, strict=True)
+        f"{v:.6f} (H = {c.heads})" for v, c in zip(heads.limit_variances, heads.figure.cases, strict=True)
     )
     text += f", {target} (infinitely many heads, integrated apart)"
     same = AGREES
-    if len(found.variances) > 1:  # measured, at width 256
-        first, last = found.variances[0], found.variances[-1]
+    if len(heads.variances) > 1:  # measured, at width 256
+        first, last = heads.variances[0], heads.variances[-1]
         gap = Estimate(abs(last.value / first.value - 1), (first.error**2 + last.error**2) ** 0.5 / first.value)
         text += f"; at width 256 {first} and {last}"
         same = decide_below(gap, 0.02)
-    verdict = combine(*steps, same, *(decide_below(gap, 1e-3) for gap in gaps), own(found.finite))
-    return text + _checked(found.finite), verdict
+    verdict = combine(*steps, same, *(decide_below(gap, 1e-3) for gap in gaps), own(heads.finite))
+    return text + _checked(heads.finite), verdict
 
 
 def _low_rank(data: Data) -> tuple[str, str]:
-    found: Divergences = data["3b"]
-    values = found.best()
-    text = "KL " + ", ".join(f"{e} (H = {h:.0f})" for h, e in zip(found.parameters, values, strict=True))
-    return text + _checked(found), combine(*(decide_below(e, 5e-3) for e in values), own(found))
+    divergences: Divergences = data["3b"]
+    values = divergences.best()
+    text = "KL " + ", ".join(f"{e} (H = {h:.0f})" for h, e in zip(divergences.parameters, values, strict=True))
+    return text + _checked(divergences), combine(*(decide_below(e, 5e-3) for e in values), own(divergences))
 
 
 FALLING = (
@@ -234,14 +234,14 @@ def separations_ahead(figure: Figure) -> Iterator[None]:
 
 def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
     """For every figure of divergences, and every limit in it."""
-    found = []
+    separated = []
     for name, measured in data.items():
         curve = measured.finite if isinstance(measured, Heads) else measured
         if isinstance(curve, Divergences):
             pairs = zip(curve.figure.cases, curve.best(), strict=True)
             nearest = {case.limit: (case, kl) for case, kl in pairs}  # of each limit the last, and widest
-            found += [_separation(plan, name, case, kl) for case, kl in nearest.values()]
-    return found
+            separated += [_separation(plan, name, case, kl) for case, kl in nearest.values()]
+    return separated
 
 
 def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
@@ -250,8 +250,8 @@ def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation
     for heads in BESIDE:
         if heads != case.heads:
             apart = _apart(case.limit, heads)
-            told = None if blocks is None else not agreement(_with(case.limit, heads), blocks).agrees
-            others.append(Other(heads, apart, apart > TWICE * (kl.value + SIGMAS * kl.error), told))
+            by_draws = None if blocks is None else not agreement(_with(case.limit, heads), blocks).agrees
+            others.append(Other(heads, apart, apart > TWICE * (kl.value + SIGMAS * kl.error), by_draws))
     return Separation(figure, case, float(limit_law(case).kurtosis()), kl, tuple(others))
 
 

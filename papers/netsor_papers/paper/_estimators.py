@@ -176,15 +176,15 @@ def _floor(plan: Plan, limit: Case) -> list[float]:
 
 def divergences(plan: Plan, figure: Figure) -> Divergences:
     """D(width n ‖ limit) for each case."""
-    made = Divergences(figure)
+    curve = Divergences(figure)
     for case in figure.cases:
         if plan.paper:
-            made.paper.append(_kernel(plan.draws(case), plan.limit_draws(case.limit)))
-            made.floor.append(_floor(plan, case.limit))
+            curve.paper.append(_kernel(plan.draws(case), plan.limit_draws(case.limit)))
+            curve.floor.append(_floor(plan, case.limit))
         if plan.exact:
-            made.exact.append(plan.kl(case))
-            made.limits.append(plan.agreement(case))
-    return made
+            curve.exact.append(plan.kl(case))
+            curve.limits.append(plan.agreement(case))
+    return curve
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Scores:
 
 def scores(plan: Plan, figure: Figure) -> Scores:
     """Histograms of p_11, over √n and over n."""
-    made = []
+    histograms = []
     for case in figure.cases:
         draws = np.stack([arrays["draws"] for arrays in plan.load(case)]).astype(np.float64)
         width = 0.1 if case.scaling == "sqrt" else 0.1 / math.sqrt(case.width)
@@ -227,7 +227,7 @@ def scores(plan: Plan, figure: Figure) -> Scores:
         rank = np.arange(every.size + 1) / every.size
         normal = scipy.special.ndtr(every)
         distance = float(max(np.max(rank[1:] - normal), np.max(normal - rank[:-1])))
-        made.append(
+        histograms.append(
             Histogram(
                 case,
                 edges,
@@ -236,7 +236,7 @@ def scores(plan: Plan, figure: Figure) -> Scores:
                 Estimate(distance, 0.5 / math.sqrt(every.size)),
             )
         )
-    return Scores(figure, made)
+    return Scores(figure, histograms)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def figures(tokens: int = 16) -> dict[str, Figure]:
     low_rank = tuple(Case(heads=h, width=HEAD_DIM * h, head_dim=HEAD_DIM) for h in (1, 4, 16))
     heads = tuple(Case(heads=h, width=256) for h in (1, 256))
     scores = tuple(Case(width=256, scaling=scaling, score=True) for scaling in ("sqrt", "linear"))
-    made = [
+    every = [
         Figure("1a", "density", "Output of the attention layer, H = 2, s = 4", by_width, "n"),
         Figure("1b", "kl", "Width n against the limit, H = 2, s = 4", by_width, "n"),
         Figure("2a", "scores", "One similarity score at width 256", scores, "scaling"),
@@ -117,4 +117,4 @@ def figures(tokens: int = 16) -> dict[str, Figure]:
         Figure("5b", "kl", "Width n against the limit, ReLU", relu, "n"),
         Figure("heads", "heads", "From few heads to many, at width 256", heads, "H"),
     ]
-    return {figure.name: figure for figure in made}
+    return {figure.name: figure for figure in every}

@@ -27,12 +27,12 @@ def mathml(tex: str) -> str:
 
 def _row(tokens: list[re.Match[str]]) -> str:
     """Everything up to the closing brace, or the end."""
-    made = []
+    parts = []
     while tokens and tokens[-1][0] != "}":
-        made.append(_scripted(tokens))
+        parts.append(_scripted(tokens))
     if tokens:
         tokens.pop()
-    return f"<mrow>{''.join(made)}</mrow>"
+    return f"<mrow>{''.join(parts)}</mrow>"
 
 
 def _scripted(tokens: list[re.Match[str]]) -> str:

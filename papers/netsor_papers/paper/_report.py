@@ -99,16 +99,16 @@ def _separations(apart: Sequence[Separation]) -> Section:
     return Section(title, [Paragraph(APART_NOTE), Table(head, list(map(_separated, apart)), prose=True)])
 
 
-def _separated(found: Separation) -> list[str | Cell]:
-    case = found.case
-    limit = f"{_heads(case.heads)}, {case.tokens} tokens, {case.activation}: excess kurtosis {found.kurtosis:.2g}"
-    by_width = [[other for other in found.others if other.by_width is told] for told in (True, False)]
-    by_draws = "; ".join(_heads(other.heads) for other in found.others if other.by_draws) or "none of these"
-    unknown = any(other.by_draws is None for other in found.others)
+def _separated(separation: Separation) -> list[str | Cell]:
+    case = separation.case
+    limit = f"{_heads(case.heads)}, {case.tokens} tokens, {case.activation}: excess kurtosis {separation.kurtosis:.2g}"
+    by_width = [[other for other in separation.others if other.by_width is separated] for separated in (True, False)]
+    by_draws = "; ".join(_heads(other.heads) for other in separation.others if other.by_draws) or "none of these"
+    unknown = any(other.by_draws is None for other in separation.others)
     return [
-        Cell("", links={found.figure: f"#figure-{found.figure}"}),
+        Cell("", links={separation.figure: f"#figure-{separation.figure}"}),
         limit,
-        f"n = {case.width:.0f}, at KL {found.kl}",
+        f"n = {case.width:.0f}, at KL {separation.kl}",
         *("; ".join(f"{_heads(o.heads)} (KL {o.kl:.2g})" for o in others) or "none of these" for others in by_width),
         "not compared" if unknown else by_draws,
     ]
@@ -125,24 +125,25 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     judged = [row for row in rows if row.verdict != ABSENT]
     words = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided"}
     count = {word: sum(row.verdict == verdict for row in judged) for verdict, word in words.items()}
-    told = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    first = f"{len(judged)} claims of the paper: {told}."
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
+    first = f"{len(judged)} claims of the paper: {counts}."
     lines = [first if judged else "No claim of the paper rests on these figures alone."]
     for name in ("1b", "4b", "5b"):
-        found = data.get(name)
-        if isinstance(found, Divergences):
-            n, nearest = found.parameters[-1], found.best()[-1]
+        measured = data.get(name)
+        if isinstance(measured, Divergences):
+            n, nearest = measured.parameters[-1], measured.best()[-1]
             text = (
                 f"KL between width {n:.0f} and the limit is {nearest.value:.2e} ± {nearest.error:.0e} (figure {name})"
             )
-            if found.slope is not None and found.last_slope is not None:
-                every, last = found.slope.value, found.last_slope.value
+            if measured.slope is not None and measured.last_slope is not None:
+                every, last = measured.slope.value, measured.last_slope.value
                 text += f"; it falls like n^{every:.2f} over all widths and n^{last:.2f} at the end"
             return [*lines, text + "."]
-    found = data.get("heads")
-    if isinstance(found, Heads) and found.many:
-        return [*lines, f"KL between the limit and the Gaussian of infinitely many heads is {found.many[0].value:.2e} "
-                f"for one head and {found.many[-1].value:.2e} for 256."]  # fmt: skip
+    measured = data.get("heads")
+    if isinstance(measured, Heads) and measured.many:
+        first, last = measured.many[0].value, measured.many[-1].value
+        text = "KL between the limit and the Gaussian of infinitely many heads is"
+        return [*lines, f"{text} {first:.2e} for one head and {last:.2e} for 256."]
     return [*lines, "For how KL falls with the width, ask for figure 1b."]
 
 

@@ -118,9 +118,9 @@ class Finished(FigureResult):
 
     def __init__(
         self, rows: Sequence[Row], data: dict[str, Any], apart: Sequence[Separation], run: Run,
-        seconds: dict[str, float], start: float, *made: Any,
+        seconds: dict[str, float], start: float, *files: Any,
     ) -> None:  # fmt: skip
-        super().__init__(*made)
+        super().__init__(*files)
         seconds["all"] = round(time.perf_counter() - start, 3)
         self._rows, self._data, self._apart, self._seconds = rows, data, apart, seconds
         self._parts = [{**task.key, "file": run.file(task), **_spent(run[task])} for task in run.tasks]
@@ -210,17 +210,17 @@ class PaperStudy(Study[Finished]):
         for figure in self.order:
             run.wait(plan.parts(figure), f"figure {figure.name}", ahead)
             begun = time.perf_counter()
-            found: Any = MEASURES[figure.kind](plan, figure)
-            data[figure.name] = found
-            apart[figure.name] = separations(plan, {figure.name: found})
-            tables[figure.name] = to_csv(found.rows())
+            measured: Any = MEASURES[figure.kind](plan, figure)
+            data[figure.name] = measured
+            apart[figure.name] = separations(plan, {figure.name: measured})
+            tables[figure.name] = to_csv(measured.rows())
             seconds[f"figure {figure.name}"] = round(time.perf_counter() - begun, 3)
-            pictures[figure.name] = run.submit(drawn, found)
+            pictures[figure.name] = run.submit(drawn, measured)
         names = self.request.chosen
         data = {name: data[name] for name in names}
         rows, every = judged(data), [each for name in names for each in apart[name]]
-        made = self.request, {name: tables[name] for name in names}, {name: pictures[name] for name in names}
-        return Finished(rows, data, every, run, seconds, start, *made)
+        files = self.request, {name: tables[name] for name in names}, {name: pictures[name] for name in names}
+        return Finished(rows, data, every, run, seconds, start, *files)
 
 
 @lru_cache(maxsize=256)

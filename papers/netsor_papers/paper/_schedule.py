@@ -58,8 +58,8 @@ class TrialTask:
     def key(self) -> dict[str, Any]:
         """All that its numbers depend on, as JSON can hold it."""
         case = {name: "inf" if value == math.inf else value for name, value in asdict(self.case).items()}
-        made = {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
-        return cache_key(made, self.backend)
+        values = {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
+        return cache_key(values, self.backend)
 
     def stream(self, purpose: int) -> int:
         """A seed for one purpose; cases of one trial share theirs, so that widths are coupled."""
@@ -151,10 +151,10 @@ class Plan:
     @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
     def load(self, case: Case) -> list[Arrays]:
         """All trials of a case."""
-        found = [self.store.load(self.part(case, trial).key) for trial in range(self.trials)]
-        if any(arrays is None for arrays in found):
+        loaded = [self.store.load(self.part(case, trial).key) for trial in range(self.trials)]
+        if any(arrays is None for arrays in loaded):
             raise RuntimeError(f"a trial of {case} was removed while it was needed; run the command again")
-        return [arrays for arrays in found if arrays is not None]
+        return [arrays for arrays in loaded if arrays is not None]
 
     def draws(self, case: Case) -> list[Empirical]:
         """Kernel estimates of the outputs, one a trial."""
@@ -185,8 +185,8 @@ class Plan:
         return agreement(limit_law(limit), self.replicated(limit))
 
     def _through_limit(self, case: Case) -> bool:
-        found = self.agreement(case)
-        return found is not None and found.agrees
+        tested = self.agreement(case)
+        return tested is not None and tested.agrees
 
     def blocks(self, case: Case) -> Array:
         """The density at this width by blocks of replicas (blocks, points)."""
@@ -238,9 +238,9 @@ def agreement(limit: Law, blocks: Array) -> Agreement:
     shape = np.minimum(np.abs(y) / scale, 4.0)
     inside = [np.abs(y) < c * scale for c in np.linspace(0.2, 3.0, 15)]
     tests = np.stack([*inside, shape**2, shape**4]) * WEIGHTS[near]
-    found = blocks[:, near] @ tests.T
-    gap = np.abs(found.mean(axis=0) - tests @ value)
-    spread = found.std(axis=0, ddof=1) / math.sqrt(len(found))
+    numbers = blocks[:, near] @ tests.T
+    gap = np.abs(numbers.mean(axis=0) - tests @ value)
+    spread = numbers.std(axis=0, ddof=1) / math.sqrt(len(numbers))
     # the last term: rounding, and the error of integrals by 501 points
     noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
     allowed = float(scipy.special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))

@@ -1,4 +1,4 @@
-"""One's own program on the command line: FILE:PROGRAM, its arguments and its widths."""
+"""Your own program or PyTorch module on the command line: FILE:PROGRAM, its arguments and its widths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ import click
 from .._program import Program
 from .._validate import SourceLocation, shown
 from ..language._graph import topological_order, widths_of
-from ._options import MAX_EXACT_INT, WIDTH
+from ._options import MAX_EXACT_INT, WIDTH, integers
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
 LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
@@ -41,8 +41,8 @@ class LoadedProgram:
 
     def module_factory(self) -> Callable[[], Any] | None:
         """The function that makes a PyTorch module, or None: it names a program."""
-        made = self._called()
-        return partial(self.value, **self.arguments) if hasattr(made, "named_parameters") else None
+        built = self._called()
+        return partial(self.value, **self.arguments) if hasattr(built, "named_parameters") else None
 
     def build(self) -> Program:
         """The program, or the part of it that is named."""
@@ -162,16 +162,16 @@ def one_line(error: BaseException) -> str:
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     """The values of --bind n=256 or --arg heads=4, by name."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
             raise click.UsageError(f"{option} {shown(text)} must be a name, =, and a value")
-        if name in found:
+        if name in values:
             raise click.UsageError(f"{option} {name} is given twice")
-        found[name] = value.strip()
-    return found
+        values[name] = value.strip()
+    return values
 
 
 def _literal(text: str) -> Any:
@@ -203,3 +203,47 @@ def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
                 f"--bind {name}={widths[name]} makes the width {width} 2^53 or more: give less, or inf"
             )
     return widths
+
+
+@contextmanager
+def usage_errors(about: str = "") -> Iterator[None]:
+    """Raise errors of the library as usage errors `about` an option; the command itself words those about arguments."""
+    try:
+        yield
+    except ValueError as error:
+        argument = getattr(error, "argument", None)
+        if not about and argument is not None:
+            raise
+        if argument is not None and about.endswith(f" {shown(argument.value)}"):  # which names the value already
+            raise click.UsageError(f"{about} must be {argument.allowed}") from None
+        raise click.UsageError(": ".join(filter(None, (about, one_line(error))))) from None
+
+
+def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
+    """The function that makes a module."""
+    build = find(target, arguments).module_factory()
+    if build is None:
+        raise click.UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
+    return build
+
+
+def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, str | None]) -> list[Program]:
+    """The programs of a module, with the probes of an audit, on the ids of --ids or the lengths of --tokens."""
+    torch = torch_module()
+    ids = integers("--ids", inputs["ids"], "3,7,7,1")
+    lengths = sorted(integers("--tokens", inputs["tokens"], "16,128") or ()) or [None]
+    if ids is not None and lengths != [None]:
+        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
+    try:
+        return torch._network.networks(module, ids, lengths)  # type: ignore[no-any-return]
+    except torch.UnsupportedError as error:
+        raise click.UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
+
+
+def torch_module() -> Any:
+    """The part of netsor that reads PyTorch modules; an error if PyTorch is not installed."""
+    try:
+        from .. import torch
+    except ImportError as error:
+        raise click.UsageError(str(error)) from None
+    return torch

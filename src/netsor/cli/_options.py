@@ -1,15 +1,25 @@
-"""Options that several commands have: of the built-in layer or your own program, and of sampling."""
+"""Options that several commands have: of the built-in layer or your own program, of sampling, and where to sample."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from .. import __version__
 from .._validate import ArgumentError, real, shown, whole
+
+if TYPE_CHECKING:
+    from ..engine.backends import Backend
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 class Command(click.Command):
@@ -76,16 +86,22 @@ class Number(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{shown(value)} must be {error.allowed}{' or inf' * self.inf}", param, ctx)
 
 
+def parsed(option: str, text: str | None, read: Callable[[str], Result], allowed: str) -> Result | None:
+    """What `read` makes of an option; None if it is not given."""
+    try:
+        return None if text is None else read(text)
+    except (ValueError, TypeError):
+        raise click.UsageError(f"{option} {shown(text)} must be {allowed}") from None
+
+
 def integers(option: str, text: str | None, example: str, inf: bool = False) -> tuple[Any, ...] | None:
     """Whole numbers with commas between, or infinity where that is allowed."""
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    try:
+
+    def read(text: str) -> tuple[Any, ...]:
+        words = [word.strip() for word in text.split(",")]
         return tuple(math.inf if inf and word.lower() in INFINITE else int(word) for word in words)
-    except ValueError:
-        said = f"must be whole numbers with commas between, as {example}"
-        raise click.UsageError(f"{option} {shown(text)} {said}") from None
+
+    return parsed(option, text, read, f"whole numbers with commas between, as {example}")
 
 
 POSITIVE = Number()
@@ -104,7 +120,6 @@ POINT = Number(real)
 PORT = Number(least=0, most=65535, why=", with 0 for a free one")
 
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper.layer
 SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 
@@ -156,7 +171,7 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
             for k, what in SIGMAS
         ),
     ]
-    return _all(options)
+    return all_of(options)
 
 
 def sampling_options(command: Decorated) -> Decorated:
@@ -169,13 +184,126 @@ def sampling_options(command: Decorated) -> Decorated:
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         click.option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
     ]
-    return _all(options)(command)
+    return all_of(options)(command)
 
 
-def _all(options: list[Callable[[Any], Any]]) -> Callable[[Decorated], Decorated]:
+def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Decorated], Decorated]:
+    """A decorator that adds these options, in this order."""
+
     def decorate(command: Decorated) -> Decorated:
         for option in reversed(options):
             command = option(command)
         return command
 
     return decorate
+
+
+BACKENDS = ("numpy", "jax", "torch")
+PRECISIONS = ("float64", "float32")
+OPTIONS = ("backend", "device", "precision")
+ADDRESS = re.compile(r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
+NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOST:PORT"
+
+
+def place_options(command: Decorated) -> Decorated:
+    """--backend and --device."""
+    device = click.option(
+        "--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"
+    )
+    backend = click.option(
+        "--backend", type=click.Choice(BACKENDS), default="numpy", show_default=True, help="The array library."
+    )
+    return backend(device(command))
+
+
+def where_options(command: Decorated, auto: bool = False) -> Decorated:
+    """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given.
+
+    `pop_backend` takes them out of the options of the command, and `executor_context` samples there.
+    """
+    options = [
+        place_options,
+        click.option(
+            "--precision",
+            type=click.Choice(_precisions(auto)),
+            default=_precisions(auto)[0],
+            show_default=True,
+            help="Precision of numbers; auto is float32 where that is enough." if auto else "Precision of numbers.",
+        ),
+        click.option(
+            "--dask",
+            metavar="ADDRESS|local",
+            help="A Dask cluster: the address of its scheduler, or local to start one on this machine.",
+        ),
+    ]
+    return all_of(options)(command)
+
+
+def _precisions(auto: bool) -> tuple[str, ...]:
+    return ("auto", *PRECISIONS) if auto else PRECISIONS
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """An available backend, and a Dask cluster: a client of one that runs, or whether to start one."""
+
+    backend: Backend
+    client: Any = None
+    local: bool = False
+
+
+def pop_backend(options: dict[str, Any], auto: bool = False) -> BackendChoice:
+    """Take these options out of `options`; refuse before any work what is not installed, or does not answer."""
+    from ..engine.backends import choose
+
+    address = options.pop("dask")
+    backend, device, precision = (options.pop(name) for name in OPTIONS)
+    chosen = choose(backend, device, precision, _precisions(auto))
+    if address is None:
+        return BackendChoice(chosen)
+    match = ADDRESS.fullmatch(address)
+    if address != "local" and (match is None or not 0 < int(match["port"]) < 2**16):
+        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
+    if importlib.util.find_spec("distributed") is None:
+        raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
+    return BackendChoice(chosen, local=True) if address == "local" else BackendChoice(chosen, _joined(address))
+
+
+def _joined(address: str) -> Any:
+    """A client of the scheduler at this address, until the command ends."""
+    import distributed  # seldom needed, and slow to import
+
+    try:
+        client = distributed.Client(address, timeout="10s")
+    except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
+        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None
+    return click.get_current_context().with_resource(client)
+
+
+def pop_plan_backend(options: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for `Program.plan`, taken out of `options`: a device that is named need not be here."""
+    from ..engine.backends import prices
+
+    place = {name: options.pop(name) for name in ("backend", "device")}
+    prices(**place)
+    return place
+
+
+@contextmanager
+def executor_context(where: BackendChoice, workers: int | None = None) -> Iterator[dict[str, Any]]:
+    """Arguments for `Program.law`; a local cluster runs while the context is open, so open it after all checks."""
+    if where.client is not None:
+        yield {"backend": where.backend, "executor": where.client.get_executor()}
+        return
+    if not where.local:
+        yield {"backend": where.backend}
+        return
+    import distributed
+
+    from ..engine._parallel import cores
+
+    cluster = distributed.LocalCluster(
+        n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+    )
+    with cluster, distributed.Client(cluster) as client:
+        yield {"backend": where.backend, "executor": client.get_executor()}

@@ -75,9 +75,9 @@ def stdout_to_stderr(as_json: bool) -> Iterator[None]:
             os.close(kept)
 
 
-def echo_json(found: Mapping[str, Any]) -> None:
+def echo_json(content: Mapping[str, Any]) -> None:
     """One JSON object, refused if it has NaN or Infinity, which JSON has not."""
-    click.echo(json.dumps(found, allow_nan=False))
+    click.echo(json.dumps(content, allow_nan=False))
 
 
 def finite(name: str, value: Any) -> float:

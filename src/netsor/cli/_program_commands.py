@@ -1,4 +1,4 @@
-"""netsor law: the law of one output coordinate."""
+"""The commands about one program or module: law, compare, plan, check and check-init."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._backend_options import executor_context, place_options, pop_backend, pop_plan_backend, where_options
-from ._options import POINT, cli, sampling_options, subject_options
-from ._output import INFINITE_HEADS, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
+from .._validate import real
+from ._options import (
+    POINT,
+    POSITIVE,
+    SEED,
+    Number,
+    cli,
+    executor_context,
+    integers,
+    place_options,
+    pop_backend,
+    pop_plan_backend,
+    sampling_options,
+    subject_options,
+    where_options,
+)
+from ._output import INFINITE_HEADS, check_name, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
 
 if TYPE_CHECKING:
     from ..laws import Estimate
@@ -32,51 +46,40 @@ def law_command(
     module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
     outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
-    from ._budget import announce
-    from ._subject import subject
+    from ._subject import announce, subject
 
     check_plot(plot)
     where = pop_backend(options)
     with stdout_to_stderr(as_json):
-        asked = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
+        target = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
         with executor_context(where) as how:
-            announce(asked.seconds)
-            law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **how)
-        label = INFINITE_HEADS if infinite_heads else asked.label
+            announce(target.seconds)
+            law = target.infinite_heads() if infinite_heads else target.law(draws, seed, **how)
+        label = INFINITE_HEADS if infinite_heads else target.label
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
-        for name, found in moments.items():
-            finite(name, found.value)
+        for name, moment in moments.items():
+            finite(name, moment.value)
         points = {"pdf": [], "cdf": []} if not at else _points(law, at)
         if plot:
             draw(plot, {label: law})
     if as_json:
-        rows = {
-            name: [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in zip(at, found, strict=True)]
-            for name, found in points.items()
-        }
-        echo_json(
-            {
-                "mean": float(moments["mean"].value),
-                "mean_error": error_of(moments["mean"].error),
-                "variance": float(moments["variance"].value),
-                "variance_error": error_of(moments["variance"].error),
-                "excess_kurtosis": float(moments["excess kurtosis"].value),
-                "excess_kurtosis_error": error_of(moments["excess kurtosis"].error),
-                **rows,
-                "method": law.method,
-                "status": law.status,
-                "random_numbers": law.random_numbers,
-                "notes": list(law.notes),
-            }
-        )
+        content: dict[str, Any] = {}
+        for name, moment in moments.items():
+            key = name.replace(" ", "_")
+            content |= {key: float(moment.value), f"{key}_error": error_of(moment.error)}
+        for name, values in points.items():
+            pairs = zip(at, values, strict=True)
+            content[name] = [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in pairs]
+        facts = {"method": law.method, "status": law.status, "random_numbers": law.random_numbers}
+        echo_json({**content, **facts, "notes": list(law.notes)})
         return
     sampled = f", from {law.random_numbers:,} random numbers a replica" if law.random_numbers else ""
     echo(f"{label}: {law.status}{sampled}")
     for note in law.notes:
         echo(f"note: {note}")
-    for name, found in moments.items():
-        echo(f"{name:16} {found}")
+    for name, moment in moments.items():
+        echo(f"{name:16} {moment}")
     for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
         echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
 
@@ -85,13 +88,16 @@ def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
     """Density and distribution function at the points."""
     from ..laws import Estimate
 
-    found = {}
+    estimates = {}
     for name in ("pdf", "cdf"):
         value, error = getattr(law.with_error, name)(list(at))
-        found[name] = [
+        estimates[name] = [
             Estimate(finite(f"{name} at {y:g}", v), float(e)) for y, v, e in zip(at, value, error, strict=True)
         ]
-    return found
+    return estimates
+
+
+WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total variation, variance and quantiles
 
 
 @cli.command("compare")
@@ -125,9 +131,8 @@ def compare_command(
     """
     from .._document import wrap
     from ..laws import distances
-    from ..studies._width_needed import width_needed
-    from ._budget import announce
-    from ._subject import subject
+    from ..studies._width_needed import checked, width_needed
+    from ._subject import announce, subject
 
     check_plot(plot)
     where = pop_backend(options)
@@ -140,32 +145,34 @@ def compare_command(
     if tolerance is not None and infinite_heads:
         raise click.UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
     with stdout_to_stderr(as_json):
-        asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
-        limit = asked.limit(keep=("d",) if keep_head_dim else ())
+        target = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
+        limit = target.limit(keep=("d",) if keep_head_dim else ())
         enough = None
         if tolerance is not None:
-            free = [k for k in asked.widths if not (keep_head_dim and k == "d")]
+            free = [k for k in target.widths if not (keep_head_dim and k == "d")]
             if len(free) != 1:
                 raise click.UsageError(
                     f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
                 )
-            kept: dict[str, Any] = {k: v for k, v in asked.widths.items() if k not in free}
-            enough = width_needed(asked.net, tolerance, _level(of), draws=draws, seed=seed, **kept)
+            kept: dict[str, Any] = {k: v for k, v in target.widths.items() if k not in free}
+            tolerance, level = checked(tolerance, _level(of))
+            announce(WIDTHS_TRIED * target.seconds)
+            enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
         with executor_context(where) as how:
-            announce(asked.seconds)
+            announce(target.seconds)
             laws = (
-                asked.law(draws, seed, **how),
+                target.law(draws, seed, **how),
                 limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **how),
             )
-        found = distances(*laws)
+        measured = distances(*laws)
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
-        for name, distance in found.items():
+        for name, distance in measured.items():
             finite(name.replace("_", " "), distance.value)
-        names = asked.label, INFINITE_HEADS if infinite_heads else limit.label
+        names = target.label, INFINITE_HEADS if infinite_heads else limit.label
         if plot:
             draw(plot, dict(zip(names, laws, strict=True)))
     if as_json:
-        rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in found.items()}
+        rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in measured.items()}
         if enough is not None:
             ends = {"low": enough.low, "high": error_of(enough.high)}
             rows["width_needed"] = {**ends, "of": enough.of, "tolerance": enough.tolerance}
@@ -176,7 +183,7 @@ def compare_command(
     echo(" against ".join(f"{name} ({law.status})" for name, law in zip(names, laws, strict=True)))
     for note in notes:
         echo(f"note: {note}")
-    for name, estimate in found.items():
+    for name, estimate in measured.items():
         echo(f"{name.replace('_', ' '):16} {estimate}")
 
 
@@ -208,18 +215,18 @@ def plan_command(as_json: bool, **options: Any) -> None:
         raise click.UsageError("--infinite-heads is a formula, and has no plan")
     place = pop_plan_backend(options)
     with stdout_to_stderr(as_json):
-        asked = subject(options)
+        target = subject(options)
         start = time.perf_counter()
-        plan = asked.plan(**place)
+        plan = target.plan(**place)
         seconds = time.perf_counter() - start
         text = str(plan)
     if as_json:
         costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}
-        echo_json({"program": asked.net.name, **costs, "planning_seconds": seconds, "place": plan.place, "plan": text})
+        echo_json({"program": target.net.name, **costs, "planning_seconds": seconds, "place": plan.place, "plan": text})
         return
     echo(text)
     if seconds > NOTICED:
-        count = PLANS[math.inf in asked.widths.values()]
+        count = PLANS[math.inf in target.widths.values()]
         echo(f"  the plan itself took {seconds:.2g} s; a law makes {count} of them, so it takes that much longer")
 
 
@@ -246,3 +253,54 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
         echo(str(report))
     if report.verdict == NO_LIMIT:
         raise click.exceptions.Exit(1)
+
+
+DEPARTED = 3  # exit code, if the weights depart from what is declared
+LEVEL = Number(real, above=0, most=0.5)
+
+
+@cli.command("check-init")
+@click.argument("model")
+@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+@click.option(
+    "--reference",
+    metavar="MODEL",
+    help="What is declared: a config.json, the name of a model that ships, or FILE:FUNCTION that makes a module.  "
+    "[default: the module's own config, or its own initialisation]",
+)
+@click.option("--weights", metavar="FILE", help="Test the weights in a .safetensors file of step 0 instead.")
+@click.option(
+    "--ids", metavar="I,J,…", help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]"
+)
+@click.option("--draws", type=POSITIVE, default=300, show_default=True, help="Draws of the declared law of a pass.")
+@click.option("--level", type=LEVEL, default=0.001, show_default=True, help="Probability of a false alarm.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the draws, and of the module.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def check_init_command(
+    model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: str | None, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Check the real weights of a PyTorch module before training.
+
+    MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class; FILE is run. Every parameter is
+    tested against the declared initialisation, and one forward and backward pass against its exact law. Exit code 3 if
+    they depart from it.
+    """
+    from ._load_program import is_target, module_of, torch_module, usage_errors
+
+    with stdout_to_stderr(as_json), usage_errors():
+        build = module_of(model, arguments)
+        check_init = torch_module().check_init
+        declared = module_of(reference, ()) if reference is not None and is_target(reference) else reference
+        if weights is not None:
+            check_name("--weights", weights)
+        given = integers("--ids", ids, "3,7,7,1")
+        check = check_init(
+            build, None if given is None else list(given), reference=declared, weights=weights, **options
+        )
+    if as_json:
+        echo_json(check.to_dict())
+    else:
+        echo(str(check))
+    if not check.ok:
+        raise click.exceptions.Exit(DEPARTED)

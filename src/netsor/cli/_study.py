@@ -1,8 +1,9 @@
-"""What every command that runs a study does: reject or announce it, run it, and report what is left of it."""
+"""The commands that run studies: their requests from options, the announcement, the run, and what is printed."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +16,29 @@ from .._document import wrap
 from .._validate import shown
 from ..engine._parallel import in_bytes
 from ..engine._plan import in_time
-from ..models import Transformer, read, settings
+from ..models import Transformer, read, recipe, settings
+from ..models._metric_program import ProgramModel
+from ..optim import NAMED
 from ..studies import Cost, Result, Study
-from ._backend_options import BackendChoice, executor_context
-from ._budget import LONGEST, slow_notice
-from ._load_program import one_line
+from ..studies._training import subject_of
+from ..studies.audit import _request as _audit_config
+from ..studies.audit._baseline import Baseline, summary
+from ..studies.audit._measurements import rule_name
+from ..studies.audit._rules import BACKWARD_RULES
+from ..studies.audit._study import AuditStudy
+from ..studies.coord_check import _request as _check_config
+from ..studies.coord_check import of_module
+from ..studies.coord_check._study import CoordCheckStudy
+from ..studies.transfer import _request as _transfer_config
+from ..studies.transfer._study import TransferStudy
+from ._load_program import bound, find, is_target, networks_of, usage_errors
+from ._options import RATE, BackendChoice, executor_context, integers, parsed
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
 from ._signals import Watch
+from ._subject import LONGEST, slow_notice
 
 Found = TypeVar("Found", bound=Result)
+OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
 def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found]]) -> Found:
@@ -65,7 +80,7 @@ def typed() -> str:
 
 
 def printed(
-    found: Any,
+    result: Any,
     out: str | None,
     as_json: bool,
     verbose: bool,
@@ -74,9 +89,9 @@ def printed(
 ) -> None:
     """Print a verdict, what a study found, and where its report is; `more_json` is added to the JSON object."""
     if as_json:
-        echo_json({**found.as_dict(), **(more_json or {})})
+        echo_json({**result.as_dict(), **(more_json or {})})
         return
-    text = found.table(verbose)
+    text = result.table(verbose)
     echo(f"{wrap(verdict)}\n\n{text}" if verdict else text)
     more = [] if verbose else ["more numbers: --verbose, --json or --out DIR"]
     echo("\n" + (f"report: {Path(out) / 'report.html'}" if out is not None else "".join(more)))
@@ -101,21 +116,10 @@ def report_errors(watch: Watch, out: Path | None, left: str) -> Iterator[None]:
         ) from None
 
 
-@contextlib.contextmanager
-def usage_errors(about: str = "") -> Iterator[None]:
-    """Raise errors of the library as usage errors `about` an option; the command itself words those about arguments."""
-    try:
-        yield
-    except ValueError as error:
-        if not about and getattr(error, "argument", None) is not None:
-            raise
-        raise click.UsageError(about + one_line(error)) from None
-
-
 def model_of(option: str, source: str) -> Transformer:
     """The model that an option names."""
     check_name(option, source)
-    with usage_errors(f"{option} {shown(source)}: "):
+    with usage_errors(f"{option} {shown(source)}"):
         try:
             return read(source)
         except OSError as error:
@@ -126,7 +130,210 @@ def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transforme
     """The model with some fields changed, and what was changed in its name."""
     if not texts:
         return model
-    with usage_errors(f"{option} {shown(', '.join(texts))}: "):
+    with usage_errors(f"{option} {shown(', '.join(texts))}"):
         changes = settings(texts)
         changes.setdefault("name", f"{model.name}, {', '.join(text.strip() for text in texts)}")
         return model.replace(**changes)
+
+
+def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
+    """The names of rules, checked before anything is measured."""
+    with usage_errors(f"--fail-on {shown(text)}"):
+        names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
+    backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
+    if backward and not options["gradients"]:
+        raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
+    if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
+        raise click.UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
+    return names
+
+
+def earlier_of(path: str | None) -> Baseline | None:
+    """The audit that --baseline names, read before anything is measured."""
+    if path is None:
+        return None
+    check_name("--baseline", path)
+    return Baseline.of(path)
+
+
+def against(audit: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
+    """What a comparison with an earlier audit says, in a line and for JSON."""
+    if earlier is None:
+        return "", {}
+    left, compared = audit.departures(earlier), earlier.compared(audit.request, audit.model)
+    verdict = summary(earlier, compared, left)
+    listed = [each._asdict() for each in left]
+    return verdict, {"baseline": {"verdict": verdict, "compared": compared, "departures": listed}}
+
+
+def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline | None) -> AuditStudy:
+    """The audit that is asked for; refused if `rules` or `earlier` ask for what it does not measure."""
+    study = AuditStudy(_audit_request(options))
+    if earlier is not None:
+        if len(study.request.models) > 1:
+            raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
+        earlier.check(study.request, study.request.models[0])
+    with usage_errors(f"--fail-on {shown(','.join(rules))}"):
+        if rules:
+            study.refuse_unmeasured(rules)
+    return study
+
+
+def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
+    names = ("model", "changes", "compare", "others", "sweep")
+    source, changes, compare, others, sweep = (options.pop(name) for name in names)
+    binds, arguments = options.pop("binds"), options.pop("arguments")
+    drawn, recipes = options.pop("recipe"), options.pop("recipes")
+    if is_target(source):
+        for option, given in (
+            ("--set", changes), ("--compare-set", others), ("--recipe", drawn), ("--compare-recipe", recipes),
+        ):  # fmt: skip
+            if given:
+                raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
+        inputs = {name: options.pop(name) for name in ("ids", "tokens")}
+        swept = _swept(sweep)
+        if swept is not None:
+            field, values = swept
+            _refuse_compared(compare)
+            built = (_program(source, binds, [*arguments, f"{field}={value}"], inputs) for value in values)
+            programs = tuple(p.replace(f"{p.name}, {field}={v:g}") for p, v in zip(built, values, strict=True))
+        else:
+            programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
+        if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
+            options["widths"] = options["widths"] or "actual"
+        return _audit_config.Request(programs, swept=swept, **options)
+    for option, values in (("--bind", binds), ("--arg", arguments)):
+        if values:
+            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
+    plain = changed(model_of("MODEL", source), "--set", changes)
+    model = plain if drawn is None else _by("--recipe", plain, drawn)
+    models, swept = [model], _swept(sweep)
+    if others and len(compare) > 1:
+        raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
+    models += [_by("--compare-recipe", plain, name) for name in recipes]
+    if swept is not None:
+        _refuse_compared(compare or others or recipes)
+    models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
+    if others and not compare:
+        models.append(changed(model, "--compare-set", others))
+    if swept is not None:
+        with usage_errors(f"--sweep {shown(sweep)}"):
+            every, swept = _audit_config.sweep(model, *swept)
+        models = list(every)
+    ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
+    if ids is not None and tokens is not None:
+        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
+    lengths = integers("--tokens", tokens, "16,128")
+    return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
+
+
+def _refuse_compared(compared: Sequence[str]) -> None:
+    if compared:
+        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
+
+
+def _swept(text: str | None) -> tuple[str, tuple[float, ...]] | None:
+    """A field, and numbers: whole ones where the field is one of whole numbers."""
+
+    def read(text: str) -> tuple[str, tuple[float, ...]]:
+        field, values = text.split("=")
+        numbers = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
+        return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in numbers)
+
+    return parsed("--sweep", text, read, "written field=number,number,…, as std=0.005,0.01,0.02")
+
+
+def _by(option: str, model: Transformer, name: str) -> Transformer:
+    with usage_errors(f"{option} {shown(name)}"):
+        return recipe(model, name)
+
+
+def _program(
+    target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, str | None]
+) -> ProgramModel:
+    if not is_target(target):
+        raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
+    loaded = find(target, arguments)
+    module = loaded.module_factory()
+    if module is not None:
+        first, *longer = networks_of(target, module, inputs)
+        return ProgramModel(first, {}, longer)
+    for name, text in inputs.items():
+        if text is not None:
+            raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
+    net = loaded.build()
+    widths = bound(net, binds)
+    infinite = next((name for name, size in widths.items() if size == math.inf), None)
+    if infinite is not None:
+        raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
+    with usage_errors(f"FILE:PROGRAM {shown(target)}"):
+        return ProgramModel(net, widths)
+
+
+def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
+    """The coordinate check that is asked for."""
+    options["depths"] = integers("--depths", options["depths"], "2,4,8")
+    lr = options.pop("lr")
+    model, by = _trained(options)
+    if callable(model) and not isinstance(model, Transformer):
+        given = None if lr is None else _rates_of_function(lr, model)
+        model, by, rates, options["ids"] = of_module(model, options["widths"], by, given, options["ids"])
+        if rates is None:
+            raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+    else:
+        rates = parsed("--lr", lr, _rates, "a number, or kind=number,… as query=0.1,head=0.01")
+    model, rules = subject_of(model, options.pop("rules") or None, by)
+    return CoordCheckStudy(_check_config.Request(model, rules, optimiser=by, lr=rates, **options))
+
+
+def transfer_study(options: dict[str, Any]) -> TransferStudy:
+    """The learning-rate sweep that is asked for."""
+    grid = "numbers with commas between, as 0.01,0.02,0.04"
+    options["lr"] = parsed("--lr", options["lr"], lambda text: [float(word) for word in text.split(",")], grid)
+    model, by = _trained(options)
+    model, rules = subject_of(model, options.pop("rules") or None, by)
+    return TransferStudy(_transfer_config.Request(model, rules, optimiser=by, **options))
+
+
+def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
+    """The model or the function of the width, and the optimiser; other options are read in their place."""
+    source, changes, layers = (options.pop(name) for name in ("model", "changes", "layers"))
+    by, options["vectors"] = options.pop("optimiser"), _words(options["vectors"])
+    for name in ("widths", "ids", "targets"):
+        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
+    changes = changes if layers is None else (*changes, f"layers={layers}")
+    if is_target(source):
+        if changes:
+            raise click.UsageError("--set is for models; a function of the width has its fields in it")
+        model = find(source).value
+        return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
+    return changed(model_of("MODEL", source), "--set", changes), by
+
+
+def _words(text: str | None) -> list[str]:
+    return [] if text is None else [word.strip() for word in text.split(",")]
+
+
+def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
+    """What has a name in the file of a function."""
+    value = getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
+    if value is None:
+        raise click.UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
+    return value
+
+
+def _rates_of_function(lr: str, function: Any) -> Any:
+    try:
+        float(lr)
+        return RATE.convert(lr, None, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"--lr {error.message}") from None
+    except ValueError:
+        return _named_in_file("--lr", lr, function, "a number, or the name of rates")
+
+
+def _rates(text: str) -> float | dict[str, float]:
+    """A number, or one for each of some kinds."""
+    if "=" not in text:
+        return float(text)
+    return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}

@@ -14,8 +14,22 @@ import click
 
 from .._validate import real, shown
 from ..optim import NAMES
-from ._backend_options import BackendChoice, pop_backend, where_options
-from ._options import ABOVE, DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli
+from ._options import (
+    ABOVE,
+    DRAWS,
+    MIN_DRAWS,
+    PORT,
+    POSITIVE,
+    SEED,
+    TRIALS,
+    WORKERS,
+    BackendChoice,
+    Number,
+    all_of,
+    cli,
+    pop_backend,
+    where_options,
+)
 from ._output import check_name, echo, echo_notice, stdout_to_stderr
 from ._signals import Watch
 
@@ -32,9 +46,9 @@ def study_options(options: dict[str, Any], out: str | None, auto: bool = False) 
     return where
 
 
-def _list_models(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Print the names of the models that ship, and stop."""
-    if asked:
+    if wanted:
         from ..models import names
 
         echo("\n".join(names()))
@@ -102,8 +116,8 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
 @click.option(
     "--gradients/--no-gradients",
     default=None,
-    help="Measure gradients by block and kind of weight, or not.  [default: at the shortest length, if that at most "
-    "doubles the time]",
+    help="Measure gradients by block and kind of weight, or not; the last of several counts.  [default: at the "
+    "shortest length, if that at most doubles the time]",
 )
 @click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
@@ -130,20 +144,20 @@ def audit_command(
     --out an interrupted audit of a model resumes where it stopped. Files in the folder that no earlier audit wrote are
     never overwritten.
     """
-    from ._study import printed, run_study, usage_errors
-    from ._study_requests import against, audit_study, earlier_of, rules_of
+    from ._load_program import usage_errors
+    from ._study import against, audit_study, earlier_of, printed, rules_of, run_study
 
     rules = rules_of(fail_on, options)
     earlier = earlier_of(baseline)
     where = study_options(options, out, auto=True)
     with stdout_to_stderr(as_json):
-        found = run_study(watch, where, lambda: audit_study(options, rules, earlier))
-    verdict, left = against(found, earlier)
+        result = run_study(watch, where, lambda: audit_study(options, rules, earlier))
+    verdict, left = against(result, earlier)
     with usage_errors(
-        f"--fail-on {shown(fail_on)}: "
+        f"--fail-on {shown(fail_on)}"
     ):  # known after the draws only, such as that no branch adds anything
-        failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
-    printed(found, out, as_json, verbose, verdict, left)
+        failed = [verdict] * any(each["departures"] for each in left.values()) + result.failed(rules)
+    printed(result, out, as_json, verbose, verdict, left)
     for each in failed:
         echo_notice(each)
     if failed:
@@ -156,7 +170,7 @@ TOLERANCE = Number(real, above=0, most=1)
 
 def training_options(command: Any, widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str) -> Any:
     """The options of a study of networks that are trained for a few steps; texts are those that differ."""
-    options = (
+    options: list[Any] = [
         click.argument("model"),
         click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL."),
         click.option("--layers", type=POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
@@ -198,10 +212,8 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
         click.option("--verbose", is_flag=True, help=verbose),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         click.pass_obj,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    ]
+    return all_of(options)(command)
 
 
 @cli.command("coord-check")
@@ -241,14 +253,13 @@ def coord_check_command(
     names with ns.probe what to measure; FILE is run. With --out an interrupted check of a model resumes where it
     stopped. Files in the folder that no earlier check wrote are never overwritten.
     """
-    from ._study import printed, run_study
-    from ._study_requests import coord_check_study
+    from ._study import coord_check_study, printed, run_study
 
     where = study_options(options, out)
     with stdout_to_stderr(as_json):
-        found = run_study(watch, where, lambda: coord_check_study(options))
-    printed(found, out, as_json, verbose)
-    bad = [check for check in found if not check.kept]
+        result = run_study(watch, where, lambda: coord_check_study(options))
+    printed(result, out, as_json, verbose)
+    bad = [check for check in result if not check.kept]
     if fail and bad:
         failed = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
         echo_notice(f"not as expected: {failed}")
@@ -274,13 +285,12 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
     function of the width that returns a program whose output is the loss; FILE is run. With --out an interrupted sweep
     of a model resumes where it stopped. Files in the folder that no earlier sweep wrote are never overwritten.
     """
-    from ._study import printed, run_study
-    from ._study_requests import transfer_study
+    from ._study import printed, run_study, transfer_study
 
     where = study_options(options, out)
     with stdout_to_stderr(as_json):
-        found = run_study(watch, where, lambda: transfer_study(options))
-    printed(found, out, as_json, verbose)
+        result = run_study(watch, where, lambda: transfer_study(options))
+    printed(result, out, as_json, verbose)
 
 
 @cli.command("reproduce")
@@ -370,10 +380,10 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     warnings.simplefilter("ignore", RuntimeWarning)
     target = None
     if program is not None:
-        found = find(program, arguments)
-        found.build()  # an error in the program is reported here
-        part = None if found.index is None else ast.literal_eval(found.index.strip())
-        target = Target(found.module, found.name, found.value, part, found.arguments)
+        loaded = find(program, arguments)
+        loaded.build()  # an error in the program is reported here
+        part = None if loaded.index is None else ast.literal_eval(loaded.index.strip())
+        target = Target(loaded.module, loaded.name, loaded.value, part, loaded.arguments)
     watch.message = "stopped"
     try:
         serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))

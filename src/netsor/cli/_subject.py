@@ -1,36 +1,116 @@
-"""What a command is about: the built-in layer with its options, or your own program with its widths."""
+"""What a command is about: the built-in layer with its options, or your own program with its widths; and what it costs.
+
+Memory and time are estimated from plans: a command is refused if it takes too much, and announced if it takes long.
+What a device takes for draws is not estimated: nothing is refused or announced for it.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import click
 from click.core import ParameterSource
 
 from .._bound_program import picked
+from .._executors import threads_start
 from .._program import Program
 from .._validate import shown
 from ..engine import Plan
-from ..engine._parallel import check_memory, memory
+from ..engine._parallel import check_memory, cores, in_bytes, memory
+from ..engine._plan import in_time
+from ..engine._sampler import MAX_STORED_REPLICAS
 from ..engine.backends import Backend, Numpy
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
-from ..studies._cost import planning_bytes
-from ._budget import Cost, check_budget, layer_bytes, plan_cost, slow_notice
+from ..studies._cost import BASE, Draw, planning_bytes
 from ._load_program import bound, load
 from ._options import MAX_EXACT_INT, SIGMAS
+from ._output import echo_error
 
+ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
+SILENT = 2.0  # seconds: if planning takes longer, that is printed
+LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
 TIMED_TOKENS = 125, 500  # tokens of the limits that are timed, if there are more
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
+
+
+class Cost(NamedTuple):
+    """Peak memory in bytes, and seconds on all cores."""
+
+    bytes: float
+    seconds: float
+
+
+def layer_bytes(tokens: int, heads: int, coordinates: float = 0.0) -> float:
+    """About the memory that the built-in layer needs, whatever its plan: what does not fit is not planned.
+
+    `coordinates` are those of a token that are drawn.
+    """
+    return (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
+
+
+def plan_cost(plans: Sequence[Plan], draws: int, planning: float, backend: Backend) -> Cost:
+    """So many draws of each plan. `planning` are the seconds to make plans again."""
+    held = sum(
+        8.0
+        * (min(draws, MAX_STORED_REPLICAS) if p.mean.shape[0] == 1 else draws)
+        * (p.mean.shape[0] + p.mean.shape[0] ** 2)
+        for p in plans
+    )
+    if backend.kind != "cpu":
+        return Cost(held, planning)
+    workers = cores() if backend.threads else 1  # every thread has a block
+    block = max((Draw.of(p, backend).in_worker(draws, backend) - BASE for p in plans), default=0.0)
+    return Cost(BASE + workers * block + held, planning + sum(backend.seconds(p, draws) for p in plans) / workers)
+
+
+def check_budget(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
+    """The seconds that it will take; refuse what is too large or too long, naming the options that make it so.
+
+    `given` are the arguments of `cost`, and `modest` small values for those that an option sets: an option is named if
+    its small value alone would make the command fit.
+    """
+    estimate = cost(**given)
+    for name, limit, text in (
+        ("bytes", memory(), f"need {in_bytes(estimate.bytes)} of memory, and there are {in_bytes(memory())}"),
+        ("seconds", LONGEST, f"take about {in_time(estimate.seconds)}"),
+    ):
+        if getattr(estimate, name) > limit:
+            less = {k: getattr(cost(**{**given, k: v}), name) for k, v in modest.items()}
+            blamed = [k for k, size in less.items() if size <= limit] or [min(less, key=less.__getitem__)]
+            options = " and ".join(f"--{k.replace('_', '-')} {given[k]}" for k in blamed)
+            raise click.UsageError(f"{options} would {text}; smaller numbers need less")
+    return estimate.seconds
+
+
+def announce(seconds: float) -> None:
+    """Print the time if it is long."""
+    if seconds > ANNOUNCE_SECONDS:
+        echo_error(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
+
+
+@contextmanager
+def slow_notice(what: str) -> Iterator[None]:
+    """Say what is being done, if it is not done within SILENT seconds."""
+    timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C ends it"])
+    timer.daemon = True
+    if threads_start():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -95,24 +175,24 @@ def subject(
             raise click.UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
-    asked = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinates"])
-    sides = [asked.widths, *([asked.limit().widths] if both else [])]
+    own_target = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinates"])
+    sides = [own_target.widths, *([own_target.limit().widths] if both else [])]
     _refuse_large(net, sides)
     if not draws:
-        return asked
+        return own_target
     if sum(math.prod(value.shape) for value in net.outputs) > 1:
         raise click.UsageError(f"{net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
     if both:
-        _refuse_limit("--bind", asked.widths)
+        _refuse_limit("--bind", own_target.widths)
 
     def cost(draws: int, bind: str) -> Cost:
         most = math.inf if bind == given else 64  # the cost at smaller widths shows whether --bind is to blame
         narrow = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
         return _sampled(net, narrow, draws, backend)
 
-    given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
+    given = " --bind ".join(f"{k}={v}" for k, v in own_target.widths.items())
     seconds = check_budget(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
-    return replace(asked, seconds=seconds)
+    return replace(own_target, seconds=seconds)
 
 
 def _sampled(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend) -> Cost:
@@ -199,8 +279,8 @@ def _built_in(
         seconds = _limit_seconds(make, limit, tokens) if limit in sides else 0.0  # a limit needs no draws
         if sides == [limit]:
             return Cost(size, seconds)
-        found = _sampled(make(token=min(token, tokens) - 1), sides, draws, backend)
-        return Cost(found.bytes + size, found.seconds + seconds)
+        sampled = _sampled(make(token=min(token, tokens) - 1), sides, draws, backend)
+        return Cost(sampled.bytes + size, sampled.seconds + seconds)
 
     given = {"draws": draws, "width": width, "tokens": model["tokens"], "heads": model["heads"]}
     seconds = check_budget(cost, given, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})

@@ -4,7 +4,7 @@ What is computed (a view: settings in, pictures, numbers and code out) knows not
 it in the tests. The page is a marimo app, `_app.py`, and `serve` shows it on this machine alone.
 """
 
-from ._law_views import Target
+from ._program_view import Target
 from ._server import serve
 
 __all__ = ["Target", "serve"]

@@ -13,8 +13,8 @@ app = marimo.App(width="full", app_title="netsor explore", css_file="_app.css")
 def _():
     import marimo as mo
 
-    from netsor.explore import _law_views as program
     from netsor.explore import _page as page
+    from netsor.explore import _program_view as program
     from netsor.explore import _server as served
 
     return mo, page, program, served
@@ -53,9 +53,9 @@ def _(mo, page):
 @app.cell
 def _(chosen, mo, model, page, sharper):
     mo.stop(chosen.value != "One model")
-    asked, sharp = model.value, sharper.value  # here: the button is up again when the cell has run
+    values, sharp = model.value, sharper.value  # here: the button is up again when the cell has run
     page.show_slowly(
-        page.model_html(model, sharper), lambda tell: page.model_settings(asked, sharp).views(tell), "model"
+        page.model_html(model, sharper), lambda tell: page.model_settings(values, sharp).views(tell), "model"
     )
     return
 

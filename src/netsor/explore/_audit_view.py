@@ -15,13 +15,14 @@ import numpy as np
 
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
+from ..studies.audit._cases import AuditCase
+from ..studies.audit._cases import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
 from ..studies.audit._findings import join_words
 from ..studies.audit._measurements import Draws
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
-from ..studies.audit._request import LENGTHS, AuditCase, Request, longest
-from ..studies.audit._request import Model as AuditedModel
+from ..studies.audit._request import LENGTHS, Request, longest
 from ..studies.audit._results import Audit, Comparison
 from ..studies.audit._study import AuditStudy, joined, result_of
 from ._view import MAX_SECONDS, Band, Curve, Panel, Rows, View
@@ -93,11 +94,11 @@ class AuditViewRequest:
     def _view(self, result: Audit | Comparison, code: str) -> View:
         firsts = [audit.lengths[0] for audit in result.audits]
         sides: list[Side] = []
-        names = strip_common_prefix([found.model.name for found in firsts])
-        for k, found in enumerate(firsts):
+        names = strip_common_prefix([first.model.name for first in firsts])
+        for k, first in enumerate(firsts):
             labels = (AT, LIMIT) if len(firsts) == 1 else (names[k], f"{names[k]}, {LIMIT}")
             looks = LOOKS[0] if len(firsts) == 1 else LOOKS[k + 1]
-            for label, look, measured in zip(labels, looks, (found.actual, found.limit), strict=True):
+            for label, look, measured in zip(labels, looks, (first.actual, first.limit), strict=True):
                 sides += [] if measured is None else [(label, look, measured)]
         rows: Rows = {"status": {label: measured.subject.status for label, _, measured in sides}}
         for q in FINAL:
@@ -153,7 +154,7 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
                 del _kept[next(iter(_kept))]
             _kept[key] = joined(subject, arrays, parts[subject][0].backend.precision)
         measured[subject] = _kept[key]
-    return result_of(request, measured)
+    return result_of(request, measured.values())
 
 
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
@@ -242,10 +243,10 @@ class Variant:
     @property
     def code(self) -> str:
         """Python that makes it."""
-        made = f"ns.models.read({self.source!r})"
-        made = made if self.recipe == UNCHANGED else f"ns.models.recipe({made}, {self.recipe!r})"
+        code = f"ns.models.read({self.source!r})"
+        code = code if self.recipe == UNCHANGED else f"ns.models.recipe({code}, {self.recipe!r})"
         given = ", ".join(f"{name}={value!r}" for name, value in self._replaced.items())
-        return made + (f".replace({given})" if given else "")
+        return code + (f".replace({given})" if given else "")
 
 
 @dataclass(frozen=True)
@@ -265,8 +266,8 @@ class Model:
         The first view is of the first model at the first length alone; the last has all that was asked for.
         """
         models = tuple(each.model for each in (self.first, self.second) if each is not None)
-        asked = AuditViewRequest(models, self.tokens, self.limit, self.gradients, self.sharp)
-        yield from asked.views(self._code(asked.lengths), tell)
+        request = AuditViewRequest(models, self.tokens, self.limit, self.gradients, self.sharp)
+        yield from request.views(self._code(request.lengths), tell)
 
     def _code(self, lengths: tuple[int, ...] | None) -> str:
         assert lengths is not None

@@ -1,4 +1,4 @@
-"""Views of laws: one attention layer of the paper, or a program of your own, with sliders for its numbers and widths.
+"""Views of laws, and that of one attention layer of the paper; `_program_view` has that of your own program.
 
 A view has up to three laws: the law at the chosen widths, its limit, and the Gaussian of equal variance. The picture
 and the moments take some milliseconds; distances take longer, and are asked for afterwards.
@@ -7,25 +7,21 @@ and the moments take some milliseconds; distances take longer, and are asked for
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from .._program import Program
-from ..engine import ExactError, NoLimitError, Plan
+from ..engine import Plan
 from ..engine._parallel import cores, in_bytes, memory
 from ..language import inf
 from ..laws import Estimate, HeadSum, Law, kl
-from ..models._metric_program import ProgramModel
 from ..paper import layer
 from ..studies._cost import Draw
-from ._audit_view import AuditViewRequest, Tell
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
 
 DENSITY_POINTS = 241
@@ -37,7 +33,7 @@ SLOW = 3.0  # seconds that even the fewest draws may take
 WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
-GAUSSIAN, INFINITE_HEADS = "the Gaussian of its variance", "infinitely many heads"
+INFINITE_HEADS = "infinitely many heads"
 GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
 
 
@@ -101,22 +97,24 @@ def distances(laws: list[Named]) -> Rows:
     return rows
 
 
-def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
+def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     """How many draws these plans are given, and a note if that is fewer than usual; those asked for if they fit."""
 
     def seconds(draws: int) -> float:
         return sum(plan.seconds(draws) for plan in plans)
 
-    draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if asked is None else asked
+    draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if wanted is None else wanted
     block = cores() * max((Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)
     if block > memory() / 2:
         raise ValueError(
             f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
         )
-    if asked is not None:
-        if seconds(asked) > MAX_SECONDS:
-            raise ValueError(f"{asked:,} draws would take about {seconds(asked):.0f} s: choose fewer, or smaller sizes")
-        return asked, ""
+    if wanted is not None:
+        if seconds(wanted) > MAX_SECONDS:
+            raise ValueError(
+                f"{wanted:,} draws would take about {seconds(wanted):.0f} s: choose fewer, or smaller sizes"
+            )
+        return wanted, ""
     if seconds(draws) > SLOW:
         raise ValueError(
             f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "
@@ -169,16 +167,16 @@ def text(width: float) -> str:
     return "∞" if width == inf else f"{width:,}"
 
 
-def _arguments(widths: Mapping[str, float], draws: int) -> str:
+def call_arguments(widths: Mapping[str, float], draws: int) -> str:
     """The arguments of `net.law`, as Python."""
-    return "".join(f"{name}={_written(width)}, " for name, width in widths.items()) + f"draws={draws:_}"
+    return "".join(f"{name}={width_code(width)}, " for name, width in widths.items()) + f"draws={draws:_}"
 
 
-def _written(width: float) -> str:
+def width_code(width: float) -> str:
     return "ns.inf" if width == inf else f"{width:_}"
 
 
-def _at(widths: Mapping[str, float]) -> str:
+def widths_text(widths: Mapping[str, float]) -> str:
     return ", ".join(f"{name} = {text(width)}" for name, width in widths.items())
 
 
@@ -230,12 +228,14 @@ class Layer:
         heads = isinstance(limit, HeadSum)
         many = limit.infinite_heads() if isinstance(limit, HeadSum) else limit.gaussian()
         laws = [
-            Named("the limit", "limit", limit, f"net.law({_arguments(end, draws)})"),
+            Named("the limit", "limit", limit, f"net.law({call_arguments(end, draws)})"),
             Named(INFINITE_HEADS, "gaussian", many, f"limit.{'infinite_heads' if heads else 'gaussian'}()"),
         ]
         if self.widths != end:
             law = cast(Law, net.law(draws=draws, progress=False, **self.widths))  # type: ignore[arg-type]
-            laws.insert(0, Named(_at(self.widths), "finite", law, f"net.law({_arguments(self.widths, draws)})"))
+            laws.insert(
+                0, Named(widths_text(self.widths), "finite", law, f"net.law({call_arguments(self.widths, draws)})")
+            )
         given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         notes = [note, _enough(limit) if isinstance(limit, HeadSum) else ""]
         return view_laws(laws, [*IMPORTS, f"net = ns.paper.layer({given})"], plan, notes)
@@ -255,169 +255,3 @@ def _enough(limit: HeadSum) -> str:
         "In the limit the excess kurtosis falls like 1/heads: "
         f"it is below {GAUSSIAN_KURTOSIS:g} from {heads:,} heads on."
     )
-
-
-@dataclass(frozen=True)
-class Target:
-    """A program as FILE:PROGRAM names it: what was found there, the part of it, and arguments for its function."""
-
-    module: str  # a file or a module
-    name: str
-    found: Callable[..., Program] | Program
-    part: int | tuple[int, ...] | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self, arguments: Mapping[str, Any]) -> Program:
-        """The program with these arguments in addition to its own."""
-        if isinstance(self.found, Program):
-            return self.found
-        net = self.found(**{**self.arguments, **arguments})
-        if not isinstance(net, Program):
-            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
-        return net
-
-    @functools.cached_property
-    def widths(self) -> tuple[str, ...]:
-        """The names of its widths."""
-        return self.build({}).widths
-
-    @functools.cached_property
-    def watched(self) -> bool:
-        """Whether it names something to be watched by an audit."""
-        return bool(self.build({}).probes)
-
-    @property
-    def lines(self) -> list[str]:
-        """Python that finds it."""
-        if not self.module.endswith(".py"):
-            return [f"from {self.module} import {self.name}"]
-        path = str(Path(self.module).resolve())
-        folder = str(Path(path).parent)
-        return [
-            "import runpy",
-            "import sys",
-            "",
-            f"sys.path.insert(0, {folder!r})",
-            f"{self.name} = runpy.run_path({path!r})[{self.name!r}]",
-        ]
-
-
-@dataclass(frozen=True)
-class Slider:
-    """A numeric argument: where its slider begins and ends, and its steps."""
-
-    name: str
-    start: float
-    low: float
-    high: float
-    step: float
-
-
-def sliders(target: Target) -> tuple[Slider, ...]:
-    """A slider for each argument that is a number, about the value that it has."""
-    if isinstance(target.found, Program):
-        return ()
-    made = []
-    try:
-        parameters = inspect.signature(target.found).parameters.values()
-    except ValueError:  # some functions written in C have no signature
-        return ()
-    for parameter in parameters:
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            continue
-        value = target.arguments.get(parameter.name, parameter.default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            continue
-        if isinstance(value, int):
-            low, high = (1, max(4 * value, 8)) if value > 0 else (4 * value, 8)
-            made.append(Slider(parameter.name, value, low, high, 1))
-        else:
-            size = abs(value) or 1.0
-            made.append(Slider(parameter.name, value, 0.0 if value >= 0 else -4 * size, 4 * size, size / 20))
-    return tuple(made)
-
-
-@dataclass(frozen=True)
-class ProgramSettings:
-    """The settings: the program, its arguments, its widths, which output, and draws (as many as are quick, if None)."""
-
-    target: Target
-    arguments: Mapping[str, Any]
-    widths: Mapping[str, float]
-    output: int = 0
-    draws: int | None = None
-
-    def view(self) -> View:
-        """The law at these widths, its limit if it has one, and the Gaussian of equal variance."""
-        net, key = self._part(self.target.build(self.arguments))
-        end = dict.fromkeys(self.widths, inf)
-        at_infinity = bool(self.widths) and dict(self.widths) == end
-        plan = net.plan(**self.widths)  # type: ignore[arg-type]
-        plans, notes = [plan], []
-        if self.widths and not at_infinity:
-            try:
-                plans.append(net.plan(**end))  # type: ignore[arg-type]
-            except (NoLimitError, ExactError) as error:
-                notes.append(f"no limit to compare with: {error}")
-        draws, note = afford(plans, self.draws)
-
-        def named(label: str, look: str, widths: Mapping[str, float]) -> Named:
-            law = cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
-            return Named(label, look, law, f"net.law({_arguments(widths, draws)})")
-
-        label, look = ("the limit", "limit") if at_infinity else (_at(self.widths) or "the law", "finite")
-        laws = [named(label, look, self.widths)]
-        if len(plans) == 2:
-            limit = named("the limit", "limit", end)
-            if has_density(limit.law):
-                laws.append(limit)
-            else:
-                notes.append(f"in the limit it is always {limit.law.mean():g}")
-        last = laws[-1]
-        laws.append(Named(GAUSSIAN, "gaussian", last.law.gaussian(), f"{last.variable}.gaussian()"))
-        return view_laws(laws, self._first(key), plan, [*notes, note])
-
-    def audited(self, sharp: bool, tell: Tell | None = None) -> Iterator[View]:
-        """What its probes watch, block by block, with findings."""
-        for name, width in self.widths.items():
-            if width == inf:
-                raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
-        net = self.target.build(self.arguments)
-        at = "".join(f", {name}={_written(width)}" for name, width in self.widths.items())
-        how = ", widths='actual'" if sharp else ", quick=True"
-        code = [
-            *self._first(""),
-            f"found = ns.audit(net{at}{how})",
-            "print(found)",
-            "# found.save('audit') writes a report",
-        ]
-        yield from AuditViewRequest((ProgramModel(net, self.widths),), sharp=sharp).views("\n".join(code), tell)
-
-    def _first(self, key: str) -> list[str]:
-        """Python that makes the program, or a part of it."""
-        given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
-        call = "" if isinstance(self.target.found, Program) else f"({given})"
-        return [
-            *self.target.lines,
-            *IMPORTS,
-            f"net = {self.target.name}{call}{key}",
-        ]
-
-    def _part(self, net: Program) -> tuple[Program, str]:
-        """One output: the part that FILE:PROGRAM[i] names, or the one of this number among all of them."""
-        keys = () if self.target.part is None else (self.target.part,)
-        for key in keys:
-            net = net[key]
-        places: list[tuple[Any, ...]] = []
-        for i, value in enumerate(net.outputs):
-            first = (i,) if isinstance(net.output, tuple) else ()
-            places += [(*first, *([at] if at else [])) for at in itertools.product(*map(range, value.shape))]
-        if not 0 <= self.output < len(places):
-            raise ValueError(f"output {self.output} is not there: the program has {len(places)}, from 0 on")
-        for key in places[self.output]:
-            net = net[key]
-        return net, "".join(f"[{_index(key)}]" for key in (*keys, *places[self.output]))
-
-
-def _index(key: int | tuple[int, ...]) -> str:
-    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -19,7 +19,8 @@ import marimo as mo
 from ..models import RECIPES, names
 from ..paper import ACTIVATIONS
 from ._audit_view import STDS, UNCHANGED, Model, Tell, Variant, lengths
-from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Layer, ProgramSettings, Slider, Target, text
+from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Layer, text
+from ._program_view import ProgramSettings, Slider, Target
 from ._view import Rows, View, as_csv, as_file, error_text, fold, message, view_html
 
 REST = 0.12  # seconds without a move of the sliders before distances are computed
@@ -196,14 +197,14 @@ def layer_html(controls: Any) -> str:
 
 def program_controls(target: Target, sliders: tuple[Slider, ...]) -> Any:
     """What may be changed in a custom program; its arguments and widths may have any names."""
-    made: dict[str, Any] = {f"width {name}": width_slider(f"Width {name}") for name in target.widths}
+    controls: dict[str, Any] = {f"width {name}": width_slider(f"Width {name}") for name in target.widths}
     for slider in sliders:
-        made[f"argument {slider.name}"] = mo.ui.slider(
+        controls[f"argument {slider.name}"] = mo.ui.slider(
             slider.low, slider.high, slider.step, slider.start, label=slider.name, show_value=True, full_width=True
         )
-    made["output"] = mo.ui.number(0, 999, 1, value=0, label="Output")
-    made["draws"] = draws_choice()
-    return mo.ui.dictionary(made)
+    controls["output"] = mo.ui.number(0, 999, 1, value=0, label="Output")
+    controls["draws"] = draws_choice()
+    return mo.ui.dictionary(controls)
 
 
 def program_settings(target: Target, sliders: tuple[Slider, ...], values: Mapping[str, Any]) -> ProgramSettings:
@@ -239,7 +240,7 @@ def model_controls() -> Any:
         return mo.ui.dropdown([UNCHANGED, *options], value=UNCHANGED, label=label, full_width=True)
 
     def variant(before: str, which: Any) -> dict[str, Any]:
-        made = {
+        controls = {
             "name": which,
             "path": mo.ui.text(label="or a config.json", placeholder="path/to/config.json", full_width=True),
             "recipe": choice("Recipe", list(RECIPES)),
@@ -248,7 +249,7 @@ def model_controls() -> Any:
             "qk_norm": choice("QK-norm", ["on", "off"]),
             "fields": mo.ui.text(label="Other fields", placeholder="heads=8, norm=rms", full_width=True),
         }
-        return {f"{before}{name}": control for name, control in made.items()}
+        return {f"{before}{name}": control for name, control in controls.items()}
 
     known = list(names())
     return mo.ui.dictionary(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ._law_views import Target
+from ._program_view import Target
 
 HOSTS = ("127.0.0.1", "localhost", "::1")  # this machine, also through a tunnel from another port
 SHARED = b"access-control-"  # headers that would let pages of other sites read an answer
@@ -42,10 +42,10 @@ def own_origin(app: App) -> App:
 
 def _is_own(scope: Message) -> bool:
     """Whether a request to an address of this machine comes from the page itself, or from no page at all."""
-    found: dict[bytes, list[bytes]] = {}
+    headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.lower(), []).append(value)
-    hosts, origins = found.get(b"host", []), found.get(b"origin", [])
+        headers.setdefault(name.lower(), []).append(value)
+    hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
     if len(hosts) != 1 or len(origins) > 1:
         return False
     try:

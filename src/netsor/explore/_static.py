@@ -88,7 +88,7 @@ def layer_form(only: Sequence[str] | None = None) -> str:
     """The controls of one layer, or some of them."""
     sigmas = tuple(round(0.05 * k, 2) for k in range(1, 81))
     dims = {dim: "the width" if dim is None else text(dim) for dim in HEAD_DIMS}
-    made = {
+    controls = {
         "heads": _slider("heads", "Heads H", range(1, 65), START["heads"]),
         "tokens": _slider("tokens", "Tokens s", range(1, 33), 4),
         "width": _slider("width", "Width n", WIDTHS, START["width"], {width: text(width) for width in WIDTHS}),
@@ -101,7 +101,7 @@ def layer_form(only: Sequence[str] | None = None) -> str:
         **{f"sigma_{name}": _slider(f"sigma_{name}", f"σ of W^{name.upper()}", sigmas, 1.0) for name in "qkvo"},
         "distances": _check("distances", "KL divergences (seconds)"),
     }
-    return _form("layer", [made[name] for name in only or made])
+    return _form("layer", [controls[name] for name in only or controls])
 
 
 def model_form(only: Sequence[str] | None = None) -> str:
@@ -109,7 +109,7 @@ def model_form(only: Sequence[str] | None = None) -> str:
     known, recipes = list(names()), [UNCHANGED, *RECIPES]
     switch = [UNCHANGED, "on", "off"]
     own = {std: UNCHANGED if std is None else f"{std:g}" for std in STDS}
-    made = {
+    controls = {
         "name": _choice("name", "Model", known, "gpt2"),
         "config": '<label>or paste a config.json<textarea name="config" rows="4" spellcheck="false" '
         'placeholder="{&quot;model_type&quot;: &quot;gpt2&quot;, …}"></textarea></label>'
@@ -126,7 +126,7 @@ def model_form(only: Sequence[str] | None = None) -> str:
         "second_recipe": _choice("second_recipe", "Recipe of the other", recipes, UNCHANGED),
         "second_fields": _text("second_fields", "Fields of the other", "qk_norm=true"),
     }
-    return _form("model", [made[name] for name in only or made])
+    return _form("model", [controls[name] for name in only or controls])
 
 
 def _form(kind: str, controls: Sequence[str]) -> str:

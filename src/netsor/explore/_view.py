@@ -283,9 +283,9 @@ def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "", code: 
     """What a page shows of a view: `saved` are buttons for files, `code` is its Python as HTML."""
     many = " netsor-many" if view.columns > 1 else ""
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
-    found = "" if view.result is None else view.result._repr_html_()
+    rules = "" if view.result is None else view.result._repr_html_()
     return (
-        f'{found}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
     )
 

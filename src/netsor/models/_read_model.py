@@ -105,9 +105,10 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             cached = hub_cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
             if cached is not None:
                 return _build(fields(cached), str(source))
-            why = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            readable = "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
             advice = hub_advice(source) if isinstance(source, str) else ""
-            raise ValueError(f"model {shown(str(source))} {why}, and {_unknown(str(source))}{advice}") from None
+            allowed = f"the path of a file{readable}, or {_shipped(str(source))}{advice}"
+            raise ArgumentError("model", str(source), allowed) from None
         folder = path.absolute().parent.name
         return _build(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping):
@@ -120,11 +121,11 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     )
 
 
-def _unknown(name: str) -> str:
-    """What to say of a name that no shipped model has."""
+def _shipped(name: str) -> str:
+    """Names that are allowed, for one that no shipped model has."""
     near = difflib.get_close_matches(name.lower(), names(), 3, 0.4)
     meant = f": did you mean {' or '.join(near)}?" if near else "."
-    return f"no model that ships has this name{meant} `netsor audit --models` lists all"
+    return f"the name of a model that ships{meant} `netsor audit --models` lists all"
 
 
 def _build(given: dict[str, Any], name: str | None = None) -> Transformer:

@@ -66,8 +66,8 @@ class Store:
 
     def any(self) -> bool:
         """Whether there are parts at all, of whatever."""
-        with suppress(OSError), os.scandir(self.folder) as found:
-            return any(entry.name.endswith(".npz") for entry in found)
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            return any(entry.name.endswith(".npz") for entry in entries)
         return False
 
     def load(self, key: Mapping[str, Any]) -> Arrays | None:
@@ -78,15 +78,15 @@ class Store:
             if hashlib.sha256(content[:-32]).digest() != content[-32:]:
                 return None
             with np.load(io.BytesIO(content[:-32]), allow_pickle=False) as arrays:
-                found = {name: arrays[name] for name in arrays.files}
+                loaded = {name: arrays[name] for name in arrays.files}
         except (OSError, ValueError, zipfile.BadZipFile):
             return None
-        return found if str(found.pop("key", "")) == self._text(key) else None
+        return loaded if str(loaded.pop("key", "")) == self._text(key) else None
 
 
-def cache_key(made: dict[str, Any], backend: Backend) -> dict[str, Any]:
+def cache_key(key: dict[str, Any], backend: Backend) -> dict[str, Any]:
     """A key, with the backend unless it is the default."""
-    return made if backend == Numpy() else {**made, "backend": str(backend)}
+    return key if backend == Numpy() else {**key, "backend": str(backend)}
 
 
 def derive_seed(*numbers: int) -> int:

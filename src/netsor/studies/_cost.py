@@ -86,20 +86,22 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
         return cost(model.replace(layers=layers, decoder_layers=decoder_layers))
 
     first, second = shallow(few), shallow(more)
-    found = (a + (b - a) * (depth - few) / (more - few) for a, b in zip(first, second, strict=True))
-    return Draw(*found)._replace(planning=second.planning * depth / more)  # the first plan may have imported libraries
+    numbers = (a + (b - a) * (depth - few) / (more - few) for a, b in zip(first, second, strict=True))
+    return Draw(*numbers)._replace(
+        planning=second.planning * depth / more
+    )  # the first plan may have imported libraries
 
 
 def planning_bytes(values: Iterable[Value], infinite: bool) -> float:
     """About the memory that it takes to plan a program, and to keep it; entries that are taken have their positions."""
-    found = 0.0
+    total = 0.0
     for value in values:
         if isinstance(value, Vector):
             each = VECTOR_BYTES
         else:
             each = TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
-        found += math.prod(value.shape) * each
-    return found
+        total += math.prod(value.shape) * each
+    return total
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:

@@ -83,11 +83,11 @@ class Folder:
     def _manifest(self) -> dict[str, Any] | None:
         """The manifest of an earlier run; None if there is none, or it is of another program."""
         try:
-            found = fields(self.path / MANIFEST)
+            manifest = fields(self.path / MANIFEST)
         except (OSError, ValueError):
             return None
-        ours = str(found.get("command", "")).startswith(self.command)
-        return found if ours and _hashes(found) and isinstance(found.get("options"), dict) else None
+        ours = str(manifest.get("command", "")).startswith(self.command)
+        return manifest if ours and _hashes(manifest) and isinstance(manifest.get("options"), dict) else None
 
     def _refuse_foreign(self, names: Iterable[str], manifest: dict[str, Any] | None) -> None:
         known = _hashes(manifest)
@@ -134,13 +134,13 @@ def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
     """The hashes under which the files of a manifest may be found, by name; none if it is not as we write them."""
     try:
         assert manifest is not None
-        found = {name: {digest} for name, digest in manifest["files"].items()}
+        known = {name: {digest} for name, digest in manifest["files"].items()}
         for name, digest in manifest["replaced"].items():
-            found.setdefault(name, set()).add(digest)
+            known.setdefault(name, set()).add(digest)
     except (AssertionError, KeyError, TypeError, AttributeError):
         return {}
-    plain = all(isinstance(name, str) and Path(name).name == name for name in found)
-    return found if plain and all(isinstance(d, str) for digests in found.values() for d in digests) else {}
+    plain = all(isinstance(name, str) and Path(name).name == name for name in known)
+    return known if plain and all(isinstance(d, str) for digests in known.values() for d in digests) else {}
 
 
 def environment() -> dict[str, Any]:

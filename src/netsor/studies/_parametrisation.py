@@ -6,6 +6,7 @@ as it is described. n is the width, "matrices" are those of the blocks, whose fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,8 +160,8 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
         else:
             for kind in MATRICES if key == "matrices" else (key,):
                 old = kinds.get(kind, Scaling())._asdict()
-                made = {n: _power(value[n], old[n], f"{key}.{n}") for n in _names(value, old, key)}
-                kinds[kind] = Scaling(**(old | made))
+                powers_given = {n: _power(value[n], old[n], f"{key}.{n}") for n in _names(value, old, key)}
+                kinds[kind] = Scaling(**(old | powers_given))
     words = f"{called}, from a file" if start == "fixed" else f"{called}, from a file that begins with {start}"
     return Parametrisation(
         called, words, kinds, powers["logits"], powers["scores"], promise["features"], promise["logits"]
@@ -235,13 +236,7 @@ def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, gr
 
 def _times(count: int, width: int, model: Transformer, what: str) -> int:
     if count * width % model.width:
-        unit = model.width // _common(count, model.width)
+        unit = model.width // math.gcd(count, model.width)
         allowed = f"a multiple of {unit} for {model.name}: {what} ({count} at {model.width}) grows with the width"
         raise ArgumentError("widths", width, allowed)
     return count * width // model.width
-
-
-def _common(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a

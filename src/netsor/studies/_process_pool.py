@@ -26,7 +26,6 @@ from ..engine._plan import in_time
 
 T = TypeVar("T")
 
-NOTHING: Iterator[None] = iter(())
 LOG = logging.getLogger("netsor")
 LINE_SECONDS = 30.0  # between two lines of progress in a log
 # Read by each BLAS library when a worker loads it, at its start or later.
@@ -78,20 +77,20 @@ def with_progress(results: Iterable[T], count: int, what: str, unit: str, progre
     long work is not silent and short work says nothing. A function is called with (done, in all).
     """
     progress = False if progress is True and quiet() else progress
-    found: list[T] = []
+    collected: list[T] = []
     start = shown = time.monotonic()
     lines = progress is True and not on_terminal()
     with _bar(count, what, unit) if progress is True and on_terminal() else nullcontext() as bar:
         for result in results:
-            found.append(result)
+            collected.append(result)
             if bar is not None:
                 bar.update()
             if callable(progress):
-                progress(len(found), count)
+                progress(len(collected), count)
             elif lines and (now := time.monotonic()) - shown >= LINE_SECONDS:
                 shown = now
-                LOG.info("%s: %d of %d %ss, %s", what, len(found), count, unit, in_time(now - start))
-    return found
+                LOG.info("%s: %d of %d %ss, %s", what, len(collected), count, unit, in_time(now - start))
+    return collected
 
 
 def _bar(count: int, what: str, unit: str) -> Any:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -25,10 +25,11 @@ from .._document import Document, to_text
 from .._executors import thread_pool
 from .._html_report import to_cell, to_page
 from .._validate import ArgumentError, Positive, Seed
+from ..engine import Sampling
 from ..engine._parallel import Progress, check_executor
 from ..engine.backends import Backend, Numpy
 from . import _process_pool
-from ._cache import Arrays, Store
+from ._cache import Arrays, Store, cache_key, derive_seed
 from ._cost import Cost
 from ._output_dir import Folder, environment
 
@@ -49,6 +50,41 @@ class Task(Protocol):
         """Its numbers."""
 
 
+@dataclass(frozen=True)
+class DrawTask(ABC):
+    """Some draws of a network: the task of a study that samples."""
+
+    case: Any  # of the study's own type: the network; its `key` has all that its draws depend on
+    index: int  # of the part
+    draws: int
+    seed: int
+    backend: Backend
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its numbers depend on."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("case", "backend")}
+        return cache_key({type(self).__name__: self.case.key, **own}, self.backend)
+
+    @property
+    def stream(self) -> int:
+        """The seed of its draws."""
+        return derive_seed(self.seed, self.index)
+
+    def sampling(self, **how: Any) -> Sampling:
+        """How it draws."""
+        return Sampling(self.draws, self.stream, backend=self.backend, **{"progress": False, **how})
+
+    @abstractmethod
+    def run(self) -> Arrays:
+        """Draw."""
+
+
+def part_sizes(draws: int, most: int) -> list[int]:
+    """How many draws each part has."""
+    return [min(most, draws - start) for start in range(0, draws, most)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request(ABC):
     """The options of a study, validated; these are the ones that all studies have."""
@@ -63,6 +99,9 @@ class Request(ABC):
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     progress: Progress = True
     typed: str | None = None  # the command line; None if it was called from Python
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # while it is validated; later on it is frozen
 
     @property
     @abstractmethod
@@ -247,8 +286,8 @@ class Run:
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Do some other work in a worker, or here if none is free."""
         if self.workers is not None and not self.busy:
-            found: Future[T] = self.workers.submit(work, *args)
-            return found
+            begun: Future[T] = self.workers.submit(work, *args)
+            return begun
         future: Future[T] = Future()
         future.set_result(work(*args))
         return future

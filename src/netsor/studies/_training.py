@@ -8,16 +8,16 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from .._program import Program
 from .._validate import ArgumentError, Positive, check_fields, choice, one_of, whole
-from ..engine import Plan, Sampling
+from ..engine import Plan
 from ..engine._parallel import check_memory
 from ..engine._precision import LEAST, PATIENCE, check_single
 from ..engine.backends import Backend, Numpy
@@ -27,9 +27,8 @@ from ..models import Transformer, read
 from ..models._training import VECTORS, refuse
 from ..optim import NAMED
 from . import _study
-from ._cache import cache_key, derive_seed
+from ._cache import derive_seed
 from ._cost import Cost, Draw, at_depth, overhead_seconds, planning_bytes, refuse_large, worker_count
-from ._output_dir import to_dataframe
 from ._parametrisation import GROW, Parametrisation, parametrisation
 
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
@@ -40,7 +39,6 @@ NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 NOT_IN_KEYS = ("width", "own")  # the model has its width; nothing of a program is kept on disk
 
 Build = Callable[[Any], Program]
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,9 @@ class TrainingCase:
     def key(self) -> dict[str, Any]:
         """All that its draws depend on; a name is nothing to them."""
         assert self.model is not None
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
-        found["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
-        plain: dict[str, Any] = json.loads(json.dumps(found))
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
+        values["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
 
     def part_draws(self, backend: Backend, rates: int = 1) -> int:
@@ -101,41 +99,27 @@ class TrainingCase:
 
 @lru_cache(maxsize=256)
 def _draw(case: TrainingCase, backend: Backend) -> Draw:
+    def planned(model: Transformer | None) -> Draw:
+        start, same = time.process_time(), dataclasses.replace(case, model=model)
+        plan = same.plan
+        seconds = time.process_time() - start
+        return Draw.of(plan, backend, seconds, planning_bytes(topological_order(same.program.outputs), False))
+
     if case.empty:
         return NO_DRAW
-    if case.model is None:
-        return _planned(case, backend)
-    return at_depth(case.model, lambda shallow: _planned(dataclasses.replace(case, model=shallow), backend))
-
-
-def _planned(case: TrainingCase, backend: Backend) -> Draw:
-    start = time.process_time()
-    plan = case.plan
-    seconds = time.process_time() - start
-    return Draw.of(plan, backend, seconds, planning_bytes(topological_order(case.program.outputs), False))
+    return planned(None) if case.model is None else at_depth(case.model, planned)
 
 
 @dataclass(frozen=True)
-class TrainingTask:
-    """Some draws of a network: a task of a study."""
+class TrainingTask(_study.DrawTask):
+    """Some draws of a network that is trained."""
 
-    case: Any  # of the study's own type
     place: int  # of the width: widths are drawn independently of each other, so that errors of a slope add up
-    index: int
-    draws: int
-    seed: int
-    backend: Backend
 
     @property
-    def key(self) -> dict[str, Any]:
-        """All that its numbers depend on."""
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("case", "backend")}
-        return cache_key({type(self).__name__: self.case.key, **found}, self.backend)
-
-    def sampling(self, **how: Any) -> Sampling:
-        """How it draws."""
-        stream = derive_seed(self.seed, self.place, self.index)
-        return Sampling(self.draws, stream, progress=False, backend=self.backend, **how)
+    def stream(self) -> int:
+        """The seed of its draws."""
+        return derive_seed(self.seed, self.place, self.index)
 
 
 @dataclass(frozen=True)
@@ -169,9 +153,6 @@ class TrainingRequest(_study.Request):
             self._check_program()
         if len(self.at) < 2:
             raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
 
     def _vectors(self) -> tuple[str, ...]:
         """The vectors of a model that are trained."""
@@ -210,6 +191,16 @@ class TrainingRequest(_study.Request):
     def name(self) -> str:
         """What is trained."""
         return self.model.name if isinstance(self.model, Transformer) else getattr(self.model, "__name__", "program")
+
+    @property
+    def stem(self) -> str:
+        """The name of its data files: that of the command."""
+        return self.command.removeprefix("netsor ")
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files."""
+        return ["report.html", *(f"{self.stem}.{kind}" for kind in ("csv", "json", "pdf", "png"))]
 
     @property
     def own(self) -> bool:
@@ -252,8 +243,7 @@ class TrainingRequest(_study.Request):
 
     def parts(self, place: int) -> list[tuple[int, int]]:
         """The numbers of the parts at a width, with their draws."""
-        size = self.part_draws[place]
-        return list(enumerate(min(size, self.draws - start) for start in range(0, self.draws, size)))
+        return list(enumerate(_study.part_sizes(self.draws, self.part_draws[place])))
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options."""
@@ -324,39 +314,6 @@ class TrainingStudy(_study.Study[_study.Found]):
         return int(numbers), seconds
 
 
-class ByParametrisation(_study.Result, Generic[Part]):
-    """A result with a part for each parametrisation, by its name or its place."""
-
-    def __init__(self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float) -> None:
-        self.request, self.parts = request, tuple(parts)
-        self.random_numbers, self.seconds = random_numbers, seconds
-
-    def _spent(self) -> dict[str, Any]:
-        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[Part]:
-        return iter(self.parts)
-
-    def __getitem__(self, key: str | int) -> Part:
-        if isinstance(key, int):
-            return self.parts[key]
-        names: list[str] = [part.name for part in self.parts]  # type: ignore[attr-defined]
-        if key not in names:
-            raise KeyError(f"{key!r} was not asked for; {', '.join(names)} were")
-        return self.parts[names.index(key)]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All numbers, one row each, as in the CSV file."""
-        return [row for part in self.parts for row in part.rows()]  # type: ignore[attr-defined]
-
-    def to_dataframe(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return to_dataframe(self.rows())
-
-
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
 def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
     if not case.empty and case.draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
@@ -383,7 +340,7 @@ def subject_of(model: Any, given: Any, optimiser: Any) -> tuple[Any, tuple[Param
 
 
 def is_function(model: Any) -> bool:
-    """Whether it is a function of the width; some configurations of Hugging Face can be called too."""
+    """Whether it is a function, or a PyTorch module; some configurations of Hugging Face can be called too."""
     return callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
 
 
@@ -404,14 +361,12 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     if given is None:
         return None
     try:
-        found = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
+        sizes = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
     except TypeError:
         raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
-    if any(2**53 <= v < math.inf for v in found):
-        raise ArgumentError(name, given, "below 2^53")
-    if not found or len(set(found)) < len(found):
+    if not sizes or len(set(sizes)) < len(sizes):
         raise ArgumentError(name, given, "one number or more, each once")
-    return tuple(found)
+    return tuple(sizes)
 
 
 def batch_of(

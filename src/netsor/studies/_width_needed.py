@@ -64,7 +64,7 @@ class WidthNeeded:
 
     @property
     def _rows(self) -> list[tuple[str, str]]:
-        return [(f"{n:,}", str(found)) for n, found in sorted(self.differences.items())]
+        return [(f"{n:,}", str(difference)) for n, difference in sorted(self.differences.items())]
 
     @property
     def summary(self) -> str:
@@ -78,7 +78,7 @@ class WidthNeeded:
         return f"{said} from {self.width} between {self.low:,} and {int(self.high):,} on"
 
     def __str__(self) -> str:
-        return "\n".join([*(f"{self.width} = {n:>10}: {found}" for n, found in self._rows), self.summary])
+        return "\n".join([*(f"{self.width} = {n:>10}: {difference}" for n, difference in self._rows), self.summary])
 
     def __repr__(self) -> str:
         return f"<WidthNeeded of {self.name}: {self.summary}>"
@@ -147,32 +147,38 @@ def width_needed(
     seed = chosen_seed(seed, rng)
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
-    allowed = real(tolerance, "tolerance", above=0)
-    if of not in ("kl", "tv", "variance", "kurtosis"):
-        if isinstance(of, str) or not 0 < of < 1:
-            raise ArgumentError("of", of, OF)
-        of = float(of)
+    allowed, of = checked(tolerance, of)
     name = growing_width(net, width, others)
 
     def law(n: float) -> Law:
         bound: dict[str, Any] = {**others, name: n}
-        found = net.law(draws=draws, seed=seed, progress=False, **bound)
-        if isinstance(found, Joint):
+        law_of_n = net.law(draws=draws, seed=seed, progress=False, **bound)
+        if isinstance(law_of_n, Joint):
             raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")
-        return found
+        return law_of_n
 
     limit = law(inf)
     differences: dict[int, Estimate] = {}
 
     def above(n: int) -> bool | None:
         """Whether the difference is certainly above the tolerance; None if it is undecided."""
-        found = differences[n] = differences.get(n) or difference(law(n), limit, of)
-        if found.value - SURE * found.error >= allowed:
+        gap = differences[n] = differences.get(n) or difference(law(n), limit, of)
+        if gap.value - SURE * gap.error >= allowed:
             return True
-        return False if found.value + SURE * found.error <= allowed else None
+        return False if gap.value + SURE * gap.error <= allowed else None
 
     low, high = _bracket(above, _start(limit, of, allowed))
     return WidthNeeded(net.name, name, of, allowed, low, high, differences)
+
+
+def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
+    """The tolerance and what it is about, validated."""
+    allowed = real(tolerance, "tolerance", above=0)
+    if of in ("kl", "tv", "variance", "kurtosis"):
+        return allowed, of
+    if isinstance(of, str) or not 0 < of < 1:
+        raise ArgumentError("of", of, OF)
+    return allowed, float(of)
 
 
 def _start(limit: Law, of: str | float, tolerance: float) -> int:
@@ -196,12 +202,12 @@ def _bracket(above: Callable[[int], bool | None], start: int) -> tuple[int, floa
     """The largest width known to be above, and the smallest known to be below: by doubling, then by bisection."""
     low, high, n = LEAST - 1, inf, start
     while high == inf and n <= MOST:
-        found = above(n)
-        low, high, n = (n, high, 2 * n) if found else (low, n, n) if found is False else (low, high, 2 * n)
+        is_above = above(n)
+        low, high, n = (n, high, 2 * n) if is_above else (low, n, n) if is_above is False else (low, high, 2 * n)
     n = start // 2
     while low < LEAST <= n:
-        found = above(n)
-        low, high, n = (n, high, n) if found else (low, n, n // 2) if found is False else (low, high, n // 2)
+        is_above = above(n)
+        low, high, n = (n, high, n) if is_above else (low, n, n // 2) if is_above is False else (low, high, n // 2)
     if low >= LEAST and high < inf:
         low = _end(low, int(high), lambda n: above(n) is True)
         high = _end(int(high), low, lambda n: above(n) is False)

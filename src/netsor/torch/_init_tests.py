@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..engine._parallel import cores
+from ..engine._plan import in_time
 from ..models import Transformer, read
 from ..models._loss import ModelEnd
 from ..models._metric_program import Probes, ProgramModel
@@ -23,6 +26,8 @@ from ._structure import Structure
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 ATTENTION = ("query", "key", "value")
+LOG = logging.getLogger("netsor")
+LONG = 10.0  # seconds: draws that take longer are announced
 Place = tuple[int | None, str]  # a block, or None, and a kind of matrix
 MOST = 2**20  # entries of a parameter that are tested for their shape
 PREFIX = 4096  # entries of a parameter that are compared with those of others
@@ -45,6 +50,9 @@ class Reference:
     @cache  # noqa: B019 (a reference lives as long as it is checked against)
     def measure(self, draws: int, seed: int) -> dict[str, Any]:
         """Draws of the quantities of a pass."""
+        seconds = self.probes.plan().seconds(draws) / cores()
+        if seconds > LONG:
+            LOG.info("%d draws of the declared law take about %s", draws, in_time(seconds))
         draws_of = self.probes.measure(draws, seed=seed, progress=False)
         if all(f"grad_{kind}" in draws_of for kind in ATTENTION):
             draws_of["grad_qkv"] = np.sum([draws_of[f"grad_{kind}"] for kind in ATTENTION], axis=0)

@@ -20,10 +20,11 @@ from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
 from netsor.studies._cache import Store
-from netsor.studies.audit import _plots, _request
+from netsor.studies.audit import _cases, _document, _plots, _request
+from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._measurements import LengthResult
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
-from netsor.studies.audit._request import AuditCase, Request
+from netsor.studies.audit._request import Request
 from netsor.studies.audit._results import Audit, Comparison
 from netsor.studies.audit._study import AuditStudy
 
@@ -38,13 +39,13 @@ SMALL = {"tokens": 3, "draws": 40}
 def inline(monkeypatch):
     """In this process, and in parts of 16 draws."""
     monkeypatch.setattr(_process_pool, "Workers", Inline)
-    monkeypatch.setattr(_request, "PART_DRAWS", 16)
+    monkeypatch.setattr(_cases, "PART_DRAWS", 16)
 
 
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(_plots, "figure_svg", lambda models, name: b"<svg/>")
+    monkeypatch.setattr(_document, "figure_svg", lambda models, name: b"<svg/>")
 
 
 def bits(audit):
@@ -59,7 +60,7 @@ def bits(audit):
 
 @pytest.mark.slow
 def test_the_same_bits_for_any_number_of_worker_processes(monkeypatch):
-    monkeypatch.setattr(_request, "PART_DRAWS", 16)  # it is the parent that makes the parts
+    monkeypatch.setattr(_cases, "PART_DRAWS", 16)  # it is the parent that makes the parts
     two = bits(ns.audit(TINY, workers=2, **SMALL))
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     one = bits(ns.audit(TINY, workers=1, **SMALL))
@@ -217,16 +218,16 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
         replace(part, index=1),
         replace(part, draws=7),
         replace(part, backend=choose("numpy", precision="float32")),
-        replace(part, subject=replace(part.subject, infinite=True)),
-        replace(part, subject=replace(part.subject, tokens=4)),
-        replace(part, subject=replace(part.subject, gradients=True)),
-        replace(part, subject=replace(part.subject, ids=(0, 1, 2))),
-        *(replace(part, subject=replace(part.subject, model=TINY.replace(**change)))
+        replace(part, case=replace(part.case, infinite=True)),
+        replace(part, case=replace(part.case, tokens=4)),
+        replace(part, case=replace(part.case, gradients=True)),
+        replace(part, case=replace(part.case, ids=(0, 1, 2))),
+        *(replace(part, case=replace(part.case, model=TINY.replace(**change)))
           for change in ({"std_q": 0.03}, {"eps": 1e-4}, {"tied": False}, {"score_cap": 30.0})),
     ]  # fmt: skip
     names = {Store(Path("parts")).path(p.key).name for p in (part, *others)}
     assert len(names) == 1 + len(others)
-    renamed = replace(part, subject=replace(part.subject, model=TINY.replace(name="mine")))
+    renamed = replace(part, case=replace(part.case, model=TINY.replace(name="mine")))
     assert renamed.key == part.key
     assert pickle.loads(pickle.dumps(part)) == part
 
@@ -243,7 +244,7 @@ def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
     """With a figure of each kind: a logarithmic axis, a line at 0, and a threshold."""
     real, kinds = _plots.figure_svg, ("mean_square", "cosine", "entropy")
     drawn = lambda models, name: real(models, name) if name in kinds else b"<svg/>"  # noqa: E731
-    monkeypatch.setattr(_plots, "figure_svg", drawn)
+    monkeypatch.setattr(_document, "figure_svg", drawn)
     audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)[0]
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD)  # all but cross-attention's share, and the first one of the summary
@@ -394,7 +395,8 @@ WRONG = [
     ({"widths": "real"}, "widths='real' must be 'actual', 'inf'"),
     ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "one token id or more"), ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
-    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "not a file"),
+    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"),
+    ({"compare": "nothing"}, "must be the path of a file"),
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
     ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
     ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
@@ -431,7 +433,7 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
         monkeypatch.setattr(f"netsor.studies.{name}", 0.0)
     together = min(block_of(subject.plan), 64)
     assert together > 2
-    plan, (_, _, planning) = subject.plan, _request._planned(subject)
+    plan, (_, _, planning) = subject.plan, _cases._planned(subject)
     found = AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)

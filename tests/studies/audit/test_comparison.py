@@ -201,7 +201,7 @@ def test_a_model_in_ten_lines_of_a_test(inline):
     plain.assert_ok("growth", "entropy")
     with pytest.raises(ValueError, match="limit is not measured of gpt2: infinite width was not asked for"):
         plain.assert_ok("limit")
-    with pytest.raises(ValueError, match="'entrophy' is not a rule; the rules are growth, "):
+    with pytest.raises(ValueError, match="rule='entrophy' must be one of growth, "):
         plain.assert_ok("entrophy")
     assert plain["entropy"].blocks.tolist() == [1, 2, 3, 4]
     assert plain["mean_square"].blocks.tolist() == [0, 1, 2, 3, 4]

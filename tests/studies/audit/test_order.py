@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies.audit._order_statistics import LEVEL, band, quantile_confidence_interval
+from netsor.studies.audit._findings import LEVEL, band, quantile_confidence_interval
 
 
 @pytest.mark.parametrize("draws", [10, 16, 50, 200, 1001])

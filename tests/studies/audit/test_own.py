@@ -11,7 +11,7 @@ from scipy import special, stats
 import netsor as ns
 from netsor.engine import _precision
 from netsor.models._metric_program import ProgramModel
-from netsor.studies.audit import _request
+from netsor.studies.audit import _cases
 from netsor.studies.audit._findings import Finding, within_error
 
 from ...keep import keep
@@ -195,7 +195,7 @@ def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path, monkeypatch):
     assert kept[0]["widths"] == {"n": 16}
     assert "probe experts" in kept[0]["program"]
     assert not list((tmp_path / "parts").iterdir())  # nobody knows all that the numbers of a program depend on
-    monkeypatch.setattr(_request, "PART_DRAWS", 16)
+    monkeypatch.setattr(_cases, "PART_DRAWS", 16)
     one, two = (ns.audit(net, n=16, draws=20, widths="actual", workers=k, progress=False) for k in (1, 2))
     np.testing.assert_array_equal(one.actual["entropy"], two.actual["entropy"])
 

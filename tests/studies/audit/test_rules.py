@@ -9,9 +9,8 @@ import pytest
 import netsor as ns
 from netsor._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from netsor.studies import _process_pool
-from netsor.studies.audit._findings import RuleInput, above, below
+from netsor.studies.audit._findings import FEWEST, RuleInput, above, below, draws_needed
 from netsor.studies.audit._measurements import Draws, LengthResult
-from netsor.studies.audit._order_statistics import FEWEST, draws_needed
 from netsor.studies.audit._request import Request
 from netsor.studies.audit._rules import BACKWARD_RULES, RULES, judged
 

@@ -3,13 +3,14 @@
 import pytest
 
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
-from netsor.studies.coord_check._regression import Exponent, Fit
 from netsor.studies.coord_check._rules import (
     GROWS,
     KEPT,
     SHRINKS,
     STILL,
     UNDECIDED,
+    Exponent,
+    Fit,
     Verdict,
     advice,
     judged,

@@ -15,6 +15,7 @@ from ...models import Transformer, read
 from ...models import recipe as by_recipe
 from ...models._metric_program import ProgramModel
 from .._output_dir import out_path
+from .._training import is_function
 from . import _request
 from ._results import Audit, Comparison
 from ._study import AuditStudy
@@ -120,10 +121,10 @@ def audit(
     'gpt2, std=0.02'
     """
     check_executor(executor, "processes")
-    asked = ids, tokens
+    inputs = ids, tokens
     if model is None:
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
-    if _is_module(model):
+    if is_function(model):
         if widths not in (None, "actual"):
             raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
         model, ids, tokens, widths = _networks(model, ids, tokens), None, None, "actual"
@@ -141,7 +142,7 @@ def audit(
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     if recipe is not None and own is not None:
         raise ArgumentError("recipe", recipe, f"left out: {own} is a program, which defines its weights")
-    first, *more = map(audited, (model, *(_networks(o, *asked) if _is_module(o) else o for o in others)))
+    first, *more = map(audited, (model, *(_networks(o, *inputs) if is_function(o) else o for o in others)))
     first = first if recipe is None else by_recipe(first, recipe)
 
     swept = None
@@ -172,11 +173,6 @@ def audit(
         progress=progress,
     )
     return AuditStudy(request).run(executor)
-
-
-def _is_module(given: Any) -> bool:
-    """Whether it is a PyTorch module, or a function that makes one; torch need not be installed."""
-    return callable(given) and not isinstance(given, Program | Transformer) and not hasattr(given, "to_dict")
 
 
 def _networks(module: Any, ids: Sequence[int] | None, tokens: Any) -> ProgramModel:

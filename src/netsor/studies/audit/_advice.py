@@ -11,10 +11,11 @@ from ...engine._plan import in_time
 from ...models import RECIPES, Transformer
 from ...models._description import idle
 from .._cost import Cost
+from ._cases import Model
 from ._findings import join_words, number
 from ._measurements import LengthResult
 from ._quantities import EVERY
-from ._request import Model, Request
+from ._request import Request
 
 ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
 MATRICES = {
@@ -74,15 +75,15 @@ def recipe_notes(models: Sequence[Model]) -> list[str]:
     return [f"{name}: {RECIPES[name].words} ({RECIPES[name].source})." for name in names if name in RECIPES]
 
 
-def drawbacks(found: Sequence[LengthResult], preferred: str | None) -> list[str]:
+def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
     """Where the preferred model is worse than all others: bands do not overlap, and medians are a factor of 2 apart."""
-    best = next((each for each in found if each.model.name == preferred), None)
-    others = [each for each in found if each is not best]
+    best = next((each for each in results if each.model.name == preferred), None)
+    others = [each for each in results if each is not best]
     if best is None or not others:
         return []
     said = []
     for name, above in WORSE_ABOVE.items():
-        if not all(name in each.best for each in found):
+        if not all(name in each.best for each in results):
             continue
         (low, median, high), *rest = (_last_band(each, name) for each in (best, *others))
         medians = sorted(band[1] for band in rest)
@@ -96,9 +97,9 @@ def drawbacks(found: Sequence[LengthResult], preferred: str | None) -> list[str]
     return said
 
 
-def _last_band(found: LengthResult, name: str) -> tuple[float, float, float]:
+def _last_band(result: LengthResult, name: str) -> tuple[float, float, float]:
     """The ends of the band and the median, after the last block or at the output."""
-    band = found[name]
+    band = result[name]
     low, median, high = (float(values.reshape(-1)[-1]) for values in (band.low, band.median, band.high))
     return low, median, high
 

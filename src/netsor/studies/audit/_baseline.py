@@ -25,10 +25,10 @@ import scipy
 
 from ..._files import fields
 from ..._validate import ArgumentError, shown
-from ._findings import EQUALITY_RTOL, join_words
-from ._order_statistics import DECIDE, LEVEL, LOW, MAX_USEFUL_DRAWS
+from ._cases import Model
+from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, join_words
 from ._quantities import BLOCKS, EVERY, FINAL
-from ._request import Model, Request
+from ._request import Request
 
 Floats = npt.NDArray[np.float64]
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity
@@ -50,14 +50,6 @@ class Departure(NamedTuple):
         The new one.
     low, high : float
         The ends of the earlier band.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> old = ns.audit(tiny, quick=True).as_dict()
-    >>> departure = ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(old)[0]
-    >>> departure.quantity, departure.tokens, departure.median > departure.high
-    ('mean_square', 16, True)
     """
 
     quantity: str
@@ -69,15 +61,7 @@ class Departure(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """From the median to the nearer end of the band.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> old = ns.audit(tiny, quick=True).as_dict()
-        >>> ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(old)[0].distance > 0
-        True
-        """
+        """From the median to the nearer end of the band."""
         return max(self.low - self.median, self.median - self.high)
 
     def __str__(self) -> str:
@@ -124,16 +108,16 @@ class Baseline:
             raise ArgumentError("baseline", given, "the path of a JSON file, or what as_dict() gave")
         source = given if isinstance(given, Mapping) else str(given)
         try:
-            found: Mapping[str, Any] = given if isinstance(given, Mapping) else fields(Path(given))
+            content: Mapping[str, Any] = given if isinstance(given, Mapping) else fields(Path(given))
         except (OSError, ValueError) as error:
             why = error.strerror or error if isinstance(error, OSError) else error
             raise ArgumentError("baseline", source, f"a readable JSON file of an audit: {why}") from None
         try:
-            every = found.get("lengths", [found])
+            every = content.get("lengths", [content])
             lengths = {_whole(each["tokens"]): _earlier(each) for each in every}
-            if not lengths or not isinstance(found["sizes"], str):
+            if not lengths or not isinstance(content["sizes"], str):
                 raise ValueError("no length")
-            return cls(source, found["sizes"], lengths)
+            return cls(source, content["sizes"], lengths)
         except KeyError as error:
             why = f"it has no {error.args[0]!r}"
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -180,11 +164,13 @@ class Baseline:
     def _level(self, request: Request, model: Model) -> float:
         return LEVEL / (2 * self.compared(request, model))
 
-    def departures(self, request: Request, model: Model, found: Mapping[int, Mapping[str, Floats]]) -> list[Departure]:
+    def departures(
+        self, request: Request, model: Model, draws_of: Mapping[int, Mapping[str, Floats]]
+    ) -> list[Departure]:
         """The numbers that have left their bands, the largest change first; `found` has all draws."""
         level = self._level(request, model)
         left = []
-        for tokens, draws in found.items():
+        for tokens, draws in draws_of.items():
             earlier = self.lengths[tokens]
             for quantity, array in draws.items():
                 ordered = np.sort(array.reshape(len(array), -1), axis=0)
@@ -225,22 +211,22 @@ def _blocks(model: Model) -> int:
     return model.layers + model.decoder_layers
 
 
-def _earlier(found: Mapping[str, Any]) -> _Earlier:
+def _earlier(content: Mapping[str, Any]) -> _Earlier:
     """What the JSON object of an audit says of one length."""
     bands: dict[Place, tuple[float, float]] = {}
-    final = {name: band for name, band in found["final"].items() if band is not None}  # as without logits
-    for block, row in [(0, found["embedding"]), *enumerate(found["layers"], 1), (None, final)]:
+    final = {name: band for name, band in content["final"].items() if band is not None}  # as without logits
+    for block, row in [(0, content["embedding"]), *enumerate(content["layers"], 1), (None, final)]:
         for quantity, band in row.items():
             low, median, high = (float(band[end]) for end in ("low", "median", "high"))
             if not -math.inf < low <= median <= high < math.inf:
                 raise ValueError(f"{quantity} has no band")
             bands[block, quantity] = low, high
-    draws = _whole(found["draws"])
+    draws = _whole(content["draws"])
     if draws < DECIDE:
         raise ValueError(f"{draws} draws")
-    if found["widths"] not in ("actual", "inf"):
+    if content["widths"] not in ("actual", "inf"):
         raise ValueError("no widths")
-    return _Earlier(draws, found["widths"], bands)
+    return _Earlier(draws, content["widths"], bands)
 
 
 def _whole(value: Any) -> int:

@@ -13,6 +13,8 @@ from ...models import Transformer
 from ...models._description import idle
 from ._findings import (
     EQUALITY_RTOL,
+    HIGH,
+    LOW,
     Array,
     Finding,
     join_words,
@@ -21,7 +23,6 @@ from ._findings import (
     times,
 )
 from ._measurements import Lengths, merged
-from ._order_statistics import HIGH, LOW
 from ._quantities import BLOCKS, EVERY, FINAL
 
 SHOWN = 6  # largest differences
@@ -45,13 +46,6 @@ class RulePreference(NamedTuple):
         Whether it is found in one and not found in another.
     why : str
         In words.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> rule = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences.rules[0]
-    >>> rule.rule, rule.preferred, rule.changes
-    ('entropy', ('gpt2, std=0.02',), True)
     """
 
     rule: str
@@ -81,13 +75,6 @@ class SeparatedMetric(NamedTuple):
         logarithmic axis: above 1, the bands part.
     error : float
         The standard deviation of the distance over resampled draws.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> part = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences.quantities[0]
-    >>> part.models, part.distance > 1
-    (('gpt2, std=0.02', 'gpt2, std=1'), True)
     """
 
     quantity: str
@@ -116,21 +103,14 @@ class Differences(NamedTuple):
     ----------
     fields : dict of str to tuple
         Those that are not the same in all, with the value in each.
-    rules : tuple of Preference
+    rules : tuple of RulePreference
         Those that have a preference, verdicts that change before others.
-    quantities : tuple of Parting
+    quantities : tuple of SeparatedMetric
         Those whose bands part most.
     preferred : str or None
         The model that the rules prefer.
     verdict : str
         In words: which is better, by which rules.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences
-    >>> found.verdict
-    'prefer “std=0.02”, by entropy and loss'
     """
 
     fields: dict[str, tuple[Any, ...]]  # those that are not the same in all, with the value in each
@@ -188,8 +168,8 @@ def _quoted(names: Iterable[str]) -> list[str]:
 def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Lengths]) -> RulePreference:
     verdicts = [finding.verdict for finding in row]
     bad = min(row, key=lambda finding: STATUSES.index(finding.verdict))
-    same = tuple(next(found for found in lengths if found.tokens == bad.tokens[0]) for lengths in models)
-    findings = tuple(found.finding(bad.name) for found in same)
+    same = tuple(next(result for result in lengths if result.tokens == bad.tokens[0]) for lengths in models)
+    findings = tuple(result.finding(bad.name) for result in same)
     changes = {FLAG, OK} <= set(verdicts)
     if bad.name in NEUTRAL or bad.verdict != FLAG or NOT_APPLICABLE in verdicts:
         return RulePreference(bad.name, findings, tuple(names), changes, "")
@@ -241,7 +221,7 @@ def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[st
 
 def _partings(models: Sequence[Lengths]) -> tuple[SeparatedMetric, ...]:
     """One for each quantity, where two models are the farthest apart; the farthest first."""
-    found: dict[str, tuple[float, Any]] = {}
+    farthest: dict[str, tuple[float, Any]] = {}
     for first, second in combinations(models, 2):
         for here, there in zip(first, second, strict=True):
             for quantity in (*BLOCKS, *FINAL):
@@ -253,9 +233,9 @@ def _partings(models: Sequence[Lengths]) -> tuple[SeparatedMetric, ...]:
                     x, y = (d if i is None else d[:, k] for d, k in ((a, i), (b, j)))
                     rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
                     away = _distance(x, y, quantity.log, rounding)
-                    if away > found.get(name, (1.0,))[0]:
-                        found[name] = away, (block, here, there, x, y, rounding)
-    made = [
+                    if away > farthest.get(name, (1.0,))[0]:
+                        farthest[name] = away, (block, here, there, x, y, rounding)
+    partings = [
         SeparatedMetric(
             name,
             block,
@@ -265,10 +245,10 @@ def _partings(models: Sequence[Lengths]) -> tuple[SeparatedMetric, ...]:
             away,
             _error(x, y, EVERY[name].log, rounding),
         )
-        for name, (away, (block, here, there, x, y, rounding)) in found.items()
+        for name, (away, (block, here, there, x, y, rounding)) in farthest.items()
     ]
-    made.sort(key=lambda parting: 2 * parting.error - parting.distance)
-    return tuple(made[:SHOWN])
+    partings.sort(key=lambda parting: 2 * parting.error - parting.distance)
+    return tuple(partings[:SHOWN])
 
 
 def _places(first: Array | None, second: Array | None) -> list[tuple[int | None, Any, Any]]:

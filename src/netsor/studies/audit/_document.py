@@ -17,9 +17,11 @@ from ._advice import adam_note, drawbacks, recipe_notes
 from ._differences import Differences, RulePreference, strip_common_prefix
 from ._findings import Finding, join_words, lengths_text
 from ._measurements import Draws, LengthResult, Lengths, merged
+from ._plots import figure_names, figure_svg, swept_names, swept_svg
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rules import BACKWARD_RULES
 
+Column = tuple[Draws, int | None]  # of a table: draws, and a block or the output
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")  # rows of the short table
 RULE_NOTE = (
     "A rule compares a median over initialisations with its threshold, by a confidence interval of level 1e-4 that "
@@ -57,21 +59,21 @@ def document(
 
 def headline(lengths: Lengths) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
-    drawn = join_words([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
+    drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in lengths])
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(lengths[0]))
     return f"{lengths[0].model.sizes}; {drawn}; {lengths[0].best.subject.status}{missing}"
 
 
-def unavailable(found: LengthResult) -> dict[str, str]:
+def unavailable(result: LengthResult) -> dict[str, str]:
     """What could not be computed, with the reason: the limit, or its gradients."""
-    model, request = found.model, found.request
+    model, request = result.model, result.request
     if model in request.refused:
         return {"no limit": request.refused[model]}
     return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
 
 
-def _reasons(found: LengthResult) -> list[Paragraph]:
-    return [Paragraph(f"{what[0].upper()}{what[1:]}: {why}.") for what, why in unavailable(found).items()]
+def _reasons(result: LengthResult) -> list[Paragraph]:
+    return [Paragraph(f"{what[0].upper()}{what[1:]}: {why}.") for what, why in unavailable(result).items()]
 
 
 def _audit_sections(lengths: Lengths) -> list[Section]:
@@ -91,9 +93,9 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
     if reasons := _reasons(first):
         sections.append(Section("Not computed", reasons, "verbose"))
     if len(lengths) > 1:
-        head = ["status", *(f"{found.tokens:,} tokens" for found in lengths)]
+        head = ["status", *(f"{result.tokens:,} tokens" for result in lengths)]
         sections.append(
-            Section("Lengths", [Table(head, status_rows([found.findings for found in lengths]))], "verbose")
+            Section("Lengths", [Table(head, status_rows([result.findings for result in lengths]))], "verbose")
         )
     if first.request.ranges:
         sections.append(Section("Activation ranges and short formats", _ranges.blocks(first.best.arrays)))
@@ -115,7 +117,7 @@ def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Ite
         if finding.verdict in (FLAG, UNDECIDED):
             where = f"{lengths_text(finding).removeprefix('at ')}: " if several else ""
             more = [finding.advice] if finding.verdict == FLAG and finding.advice else []
-            fine = [found.tokens for found in lengths if found.finding(finding.name).verdict == OK]
+            fine = [result.tokens for result in lengths if result.finding(finding.name).verdict == OK]
             if fine and finding.verdict == FLAG:
                 tokens = join_words([f"{n:,}" for n in fine])
                 more.append(f"It is ok at {tokens} tokens: audit the length you train on.")
@@ -132,27 +134,32 @@ def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Ite
 
 
 def _block_table(
-    found: LengthResult, quantities: Sequence[Quantity], bands: bool = True
+    result: LengthResult, quantities: Sequence[Quantity], bands: bool = True
 ) -> tuple[list[str], list[list[str]]]:
     """Medians, and bands if asked for, at the embedding and after three blocks; with the limit of the last."""
-    chosen = sorted({1, (found.blocks + 1) // 2, found.blocks})
-    limit = found.limit if found.limit is not found.best else None
-    head = [f"{found.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
+    chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
+    limit = result.limit if result.limit is not result.best else None
+    head = [f"{result.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
     head += [] if limit is None else [f"block {chosen[-1]}, n = ∞" if bands else "n = ∞"]
-    rows = []
-    for quantity in quantities:
-        if quantity.name in found.best:
-            cells = [cell_text(found.best, quantity.name, i, bands) for i in (0, *chosen)]
-            cells += [] if limit is None else [cell_text(limit, quantity.name, chosen[-1], bands)]
-            rows.append([quantity.title, *cells])
-    return head, rows
+    columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
+    columns += [] if limit is None else [(limit, chosen[-1])]
+    return head, _quantity_rows(quantities, columns, bands)
 
 
-def cell_text(found: Draws, name: str, block: int | None, bands: bool = True) -> str:
+def _quantity_rows(quantities: Sequence[Quantity], columns: Sequence[Column], bands: bool = True) -> list[list[str]]:
+    """A row for each quantity that some column has."""
+    return [
+        [quantity.title, *(cell_text(draws, quantity.name, block, bands) for draws, block in columns)]
+        for quantity in quantities
+        if any(quantity.name in draws for draws, _ in columns)
+    ]
+
+
+def cell_text(draws: Draws, name: str, block: int | None, bands: bool = True) -> str:
     """A median with its band, after a block or at the output."""
-    if name not in found:
+    if name not in draws:
         return "–"
-    band = found.band(name)
+    band = draws.band(name)
     i = 0 if block is None or band.blocks is None else block - int(band.blocks[0])
     if i < 0:
         return "–"
@@ -165,7 +172,7 @@ def cell_text(found: Draws, name: str, block: int | None, bands: bool = True) ->
 
 def _output_table(firsts: Sequence[LengthResult]) -> Table:
     """Quantities of the output, with gradients at both ends, at each set of widths."""
-    measured = [each for found in firsts for each in found.measured]
+    measured = [each for result in firsts for each in result.measured]
     names = strip_common_prefix([each.subject.model.name for each in measured])
     several = len(firsts) > 1
     head = ["median and 5–95 % band"]
@@ -188,33 +195,35 @@ def status_rows(columns: Sequence[Sequence[Finding]]) -> list[list[str | Cell]]:
     return rows
 
 
-def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[Section]:
+def _comparison_sections(models: Sequence[Lengths], differences: Differences) -> list[Section]:
     names = [lengths[0].model.name for lengths in models]
     short, firsts = strip_common_prefix(names), [lengths[0] for lengths in models]
     sections = []
-    if found.rules:
-        rows = [_preference_row(names, rule) for rule in found.rules]
+    if differences.rules:
+        rows = [_preference_row(rule) for rule in differences.rules]
         sections.append(
-            Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, found)])
+            Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, differences)])
         )
-    sections.append(Section("", [_main_figure(firsts, [f for rule in found.rules for f in rule.findings])], "html"))
-    against = drawbacks(firsts, found.preferred)
-    best = dict(zip(names, short, strict=True)).get(found.preferred or "")
+    sections.append(
+        Section("", [_main_figure(firsts, [f for rule in differences.rules for f in rule.findings])], "html")
+    )
+    against = drawbacks(firsts, differences.preferred)
+    best = dict(zip(names, short, strict=True)).get(differences.preferred or "")
     advice = [f"Against “{best}”: {'; '.join(against)}."] if against else []
-    advice += [GRADIENT_NOTE] if found.preferred and _by_gradients(found) else []
+    advice += [GRADIENT_NOTE] if differences.preferred and _by_gradients(differences) else []
     advice += recipe_notes([first.model for first in firsts])
     if advice:
         sections.append(Section("", [Paragraph(text) for text in advice]))
-    if found.quantities:
+    if differences.quantities:
         rows = []
-        for q in found.quantities:
+        for q in differences.quantities:
             medians = dict(zip(q.models, q.medians, strict=True))
             cells = [_median(medians.get(name), q.quantity) for name in names]
             rows.append([f"{EVERY[q.quantity].title}, {_place(q.block)}", *cells, f"{q.distance:.2g} ± {q.error:.1g}"])
         head = ["largest differences", *short, "bands apart"]
         sections.append(Section("", [Table(head, rows)]))
-    if found.fields:
-        sections.append(Section("Fields that differ", [Table(["field", *short], field_rows(found))]))
+    if differences.fields:
+        sections.append(Section("Fields that differ", [Table(["field", *short], field_rows(differences))]))
     request = firsts[0].request
     if request.swept is not None:
         field = request.swept[0]
@@ -238,24 +247,24 @@ def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[
     return sections
 
 
-def _preference_row(names: Sequence[str], rule: RulePreference) -> list[str | Cell]:
+def _preference_row(rule: RulePreference) -> list[str | Cell]:
     cells = [Cell(f"{f.verdict} {f.value_text}".strip(), status=COLOUR_CLASSES[f.verdict]) for f in rule.findings]
     return [f"{rule.rule} ({rule.findings[0].limit_text})", *cells]
 
 
-def _preferences(names: Sequence[str], found: Differences) -> list[Paragraph]:
+def _preferences(names: Sequence[str], differences: Differences) -> list[Paragraph]:
     short = dict(zip(names, strip_common_prefix(names), strict=True))
-    made = []
-    for rule in found.rules:
+    paragraphs = []
+    for rule in differences.rules:
         if rule.why:
             best = join_words([f"“{short[name]}”" for name in rule.preferred])
-            made.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
-    return made
+            paragraphs.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
+    return paragraphs
 
 
-def _by_gradients(found: Differences) -> bool:
+def _by_gradients(differences: Differences) -> bool:
     """Whether the preferred model is preferred by rules about gradients alone."""
-    deciding = {rule.rule for rule in found.rules if found.preferred in rule.preferred and rule.why}
+    deciding = {rule.rule for rule in differences.rules if differences.preferred in rule.preferred and rule.why}
     return deciding <= {rule.name for rule in BACKWARD_RULES}
 
 
@@ -267,22 +276,17 @@ def _median(value: float | None, quantity: str) -> str:
     return "" if value is None else f"{value:.{EVERY[quantity].digits}g}"
 
 
-def field_rows(found: Differences) -> list[list[str]]:
+def field_rows(differences: Differences) -> list[list[str]]:
     """The fields that differ; fields with the same values share a row."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    for name, row in found.fields.items():
+    for name, row in differences.fields.items():
         alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
     return [[", ".join(some), *row] for row, some in alike.items()]
 
 
 def _across(firsts: Sequence[LengthResult], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Medians after the last block of every model, a row for each quantity."""
-    rows = []
-    for quantity in BLOCKS:
-        if any(quantity.name in found.best for found in firsts):
-            cells = [cell_text(found.best, quantity.name, found.blocks, bands=False) for found in firsts]
-            rows.append([quantity.title, *cells])
-    return ["median", *names], rows
+    return ["median", *names], _quantity_rows(BLOCKS, [(result.best, result.blocks) for result in firsts], bands=False)
 
 
 def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:
@@ -295,33 +299,27 @@ def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:
 
 
 def _figure(firsts: Sequence[LengthResult], name: str, prefix: str = "") -> doc.Figure:
-    from ._plots import figure_svg  # matplotlib is slow to import
-
     quantity = EVERY[name]
     caption = f"{quantity.title[0].upper()}{quantity.title[1:]}: {quantity.meaning}."
     return doc.Figure(f"{prefix}-{name}" if prefix else name, caption, partial(figure_svg, firsts, name))
 
 
 def _all_figures(firsts: Sequence[LengthResult]) -> doc.Figures:
-    from ._plots import figure_names
-
     return doc.Figures([_figure(firsts, name) for name in figure_names(firsts)])
 
 
 def _swept_figures(firsts: Sequence[LengthResult], field: str, values: Sequence[float]) -> list[doc.Figure]:
-    from ._plots import swept_names, swept_svg
-
     final = {quantity.name for quantity in FINAL}
-    made = []
+    figures = []
     for name in swept_names(firsts):
         place = "at the output" if name in final else "after the last block"
         caption = f"{EVERY[name].title[0].upper()}{EVERY[name].title[1:]} {place}, against {field}."
-        made.append(doc.Figure(f"{name}-swept", caption, partial(swept_svg, firsts, name, field, values)))
-    return made
+        figures.append(doc.Figure(f"{name}-swept", caption, partial(swept_svg, firsts, name, field, values)))
+    return figures
 
 
 def _provenance(models: Sequence[Lengths], manifest: dict[str, Any]) -> Paragraph:
-    statuses = {each.subject.status for lengths in models for found in lengths for each in found.measured}
+    statuses = {each.subject.status for lengths in models for result in lengths for each in result.measured}
     words = {
         "exact": "exact in law at finite width",
         "same limit": "drawn with Gaussian weights where the model's are not Gaussian (the limit is the same)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,12 +14,12 @@ import numpy.typing as npt
 
 from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, OK
-from ..._validate import shown
+from ..._validate import ArgumentError
 from ...models._metric_program import ProgramModel
-from ._findings import Finding, RuleInput, within_error, worst
-from ._order_statistics import band
+from ._cases import AuditCase, Model
+from ._findings import Finding, RuleInput, band, within_error, worst
 from ._quantities import BLOCKS, FINAL
-from ._request import AuditCase, Model, Request
+from ._request import Request
 from ._rules import RULES, judged
 
 Array = npt.NDArray[np.float64]
@@ -40,13 +41,6 @@ class Band(NamedTuple):
         5 % are above.
     error : numpy.ndarray
         The quadrature error, at infinite width: of all three, and the same for all initialisations. 0 at finite widths.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> band = ns.audit(tiny, quick=True)["cosine"]
-    >>> band.blocks, bool((band.low <= band.median).all())
-    (array([0, 1, 2]), True)
     """
 
     blocks: Array | None
@@ -62,7 +56,7 @@ class Draws(Mapping[str, Array]):
 
     Parameters
     ----------
-    subject : Subject
+    subject : AuditCase
         The model, its inputs and its widths.
     arrays : mapping of str to numpy.ndarray
         By quantity: (draws, blocks), or (draws,) at the end.
@@ -72,18 +66,11 @@ class Draws(Mapping[str, Array]):
         Of its numbers.
     moved : mapping of str to numpy.ndarray
         By quantity, at infinite width: (moves, blocks), how far it moves if Gaussian expectations move by their errors.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> measured = ns.audit(tiny, quick=True).actual
-    >>> measured["loss"].shape, "grad_query" in measured
-    ((16,), False)
     """
 
     subject: AuditCase
-    arrays: Mapping[str, Array]  # by quantity: (draws, blocks), or (draws,) at the end
-    seconds: float  # of one core
+    arrays: Mapping[str, Array]
+    seconds: float
     precision: str = "float64"
     moved: Mapping[str, Array] = field(default_factory=dict)
 
@@ -120,13 +107,21 @@ class Draws(Mapping[str, Array]):
     def band(self, name: str) -> Band:
         """The median and the band of a quantity, from the embedding on where it is measured there."""
         draws = self.from_embedding(name)
-        made = band(draws)
+        ends = band(draws)
         error = np.zeros(draws.shape[1:])
         if self.moved:
             error = np.sqrt(np.mean(np.square(_from_embedding(self.moved, name)), axis=0))
         if draws.ndim == 1:
-            return Band(None, *made, error)
-        return Band(np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :], *made, error)
+            return Band(None, *ends, error)
+        return Band(np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :], *ends, error)
+
+    def numbers(self) -> Iterator[tuple[int | None, str, dict[str, float]]]:
+        """Every number: its block (0 is the embedding, None the output), its quantity, and its band."""
+        for name in (q.name for q in (*BLOCKS, *FINAL) if q.name in self.arrays):
+            blocks, *values = self.band(name)
+            for i, block in enumerate([None] if blocks is None else blocks.tolist()):
+                ends = (float(np.reshape(value, -1)[i]) for value in values)
+                yield block, name, dict(zip(("median", "low", "high", "error"), ends, strict=True))
 
     @property
     def shifted(self) -> list[Mapping[str, Array]]:
@@ -139,29 +134,44 @@ class Draws(Mapping[str, Array]):
         return [{q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()} for way, sign in signed]
 
 
+class BandsByName(Mapping[str, Band]):
+    """A mapping of quantities to their bands, of the draws in `best`."""
+
+    @property
+    @abstractmethod
+    def best(self) -> Draws:
+        """What was measured at its own widths, or at infinity if nothing else was asked."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
+    def __getitem__(self, name: str) -> Band:
+        if name not in self.best:
+            raise KeyError(f"{name!r} was not measured; what was: {', '.join(self.best)}")
+        return self.best.band(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.best)
+
+    def __len__(self) -> int:
+        return len(self.best)
+
+
 @dataclass(frozen=True, eq=False)
-class LengthResult(Mapping[str, Band]):
+class LengthResult(BandsByName):
     """What was measured of a model on so many tokens: a mapping of quantities to a `Band`, as `found["entropy"]`.
 
     Parameters
     ----------
     request : Request
         What was asked.
-    model : Transformer or Own
+    model : Transformer or ProgramModel
         The model, or the program.
     tokens : int
         The length.
-    actual : Measured or None
+    actual : Draws or None
         At its own widths.
-    limit : Measured or None
+    limit : Draws or None
         At infinite ones.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> found = ns.audit(tiny, quick=True).at(16)
-    >>> found.tokens, found["entropy"].median.shape
-    (16, (2,))
     """
 
     request: Request
@@ -170,26 +180,12 @@ class LengthResult(Mapping[str, Band]):
     actual: Draws | None
     limit: Draws | None
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
-
-    def __getitem__(self, name: str) -> Band:
-        found = self.best
-        if name not in found:
-            raise KeyError(f"{name!r} was not measured; what was: {', '.join(found)}")
-        return found.band(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.best)
-
-    def __len__(self) -> int:
-        return len(self.best)
-
     @property
     def best(self) -> Draws:
         """What was measured at its own widths, or at infinity if nothing else was asked."""
-        found = self.actual or self.limit
-        assert found is not None
-        return found
+        draws = self.actual or self.limit
+        assert draws is not None
+        return draws
 
     @property
     def blocks(self) -> int:
@@ -206,10 +202,10 @@ class LengthResult(Mapping[str, Band]):
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
         both = self.actual is not None and self.limit is not None
-        found = self._judged(self.best.arrays, self.limit.arrays if both and self.limit else None)
+        findings = self._judged(self.best.arrays, self.limit.arrays if both and self.limit else None)
         shifted = [] if self.limit is None else self.limit.shifted
         others = [self._judged(self.best.arrays, s) if both else self._judged(s, None) for s in shifted]
-        return tuple(within_error(*same) for same in zip(found, *others, strict=True))
+        return tuple(within_error(*same) for same in zip(findings, *others, strict=True))
 
     def _judged(self, draws: Mapping[str, Array], limit: Mapping[str, Array] | None) -> tuple[Finding, ...]:
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
@@ -234,16 +230,14 @@ class LengthResult(Mapping[str, Band]):
     @property
     def measured(self) -> list[Draws]:
         """All that was measured: at its own widths, at infinity, or both."""
-        return [found for found in (self.actual, self.limit) if found is not None]
+        return [draws for draws in (self.actual, self.limit) if draws is not None]
 
     def rows(self) -> list[dict[str, Any]]:
         """The table as data: a row for each quantity and block. 0 is the embedding, and the end has no block."""
         return [
-            {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if found.subject.infinite else "actual",
-             "block": at, "quantity": q.name, "median": float(median), "low": float(low), "high": float(high),
-             "error": float(error)}
-            for found in self.measured for q in (*BLOCKS, *FINAL) if q.name in found
-            for at, median, low, high, error in _blocks(found.band(q.name))
+            {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if draws.subject.infinite else "actual",
+             "block": "" if block is None else block, "quantity": name, **numbers}
+            for draws in self.measured for block, name, numbers in draws.numbers()
         ]  # fmt: skip
 
 
@@ -252,12 +246,12 @@ Lengths = Sequence[LengthResult]  # one model, the shortest input first
 
 def merged(lengths: Lengths) -> tuple[Finding, ...]:
     """A verdict for each rule: that of the length where it is worst, with all lengths that have it."""
-    return tuple(map(worst, zip(*(found.findings for found in lengths), strict=True)))
+    return tuple(map(worst, zip(*(result.findings for result in lengths), strict=True)))
 
 
 def changing(lengths: Lengths) -> tuple[str, ...]:
     """The rules that are found at one length and not found at another."""
-    rules = zip(*(found.findings for found in lengths), strict=True)
+    rules = zip(*(result.findings for result in lengths), strict=True)
     return tuple(rule[0].name for rule in rules if {FLAG, OK} <= {finding.verdict for finding in rule})
 
 
@@ -265,12 +259,8 @@ def rule_name(name: str) -> str:
     """The name of a rule, checked."""
     names = [rule.name for rule in RULES]
     if name not in names:
-        raise ValueError(f"{shown(name)} is not a rule; the rules are {', '.join(names)}")
+        raise ArgumentError("rule", name, f"one of {', '.join(names)}")
     return name
-
-
-def _blocks(band: Band) -> list[tuple[Any, ...]]:
-    return [("", *band[1:])] if band.blocks is None else list(zip(*band, strict=True))  # type: ignore[arg-type]
 
 
 def _from_embedding(arrays: Mapping[str, Array], name: str) -> Array:

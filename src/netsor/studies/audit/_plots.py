@@ -25,9 +25,9 @@ MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit side by si
 
 def figure_names(models: Sequence[LengthResult]) -> list[str]:
     """The quantities that have a figure; kinds of weights share one."""
-    found = [q for q in BLOCKS if any(q.name in each.best for each in models)]
+    measured = [q for q in BLOCKS if any(q.name in each.best for each in models)]
     groups = [group.name for group in TOGETHER if _kinds(models, group) and len(models) <= len(STYLES)]
-    return [*(q.name for q in found if not q.kind), *groups]
+    return [*(q.name for q in measured if not q.kind), *groups]
 
 
 def figure_svg(models: Sequence[LengthResult], name: str) -> bytes:
@@ -146,18 +146,18 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None
     """Medians as lines, bands as areas, thresholds of rules as dotted lines."""
     ends, names = [], _names(models)
     for k, (each, colour) in enumerate(zip(models, _colours(len(models)), strict=True)):
-        for found in each.measured:
-            if quantity.name not in found:
+        for draws in each.measured:
+            if quantity.name not in draws:
                 continue
-            blocks, median, low, high, _ = found.band(quantity.name)
+            blocks, median, low, high, _ = draws.band(quantity.name)
             assert blocks is not None
-            label = names[k] + (", n = ∞" if found.subject.infinite else "")
-            several = len(models) > 1 and not found.subject.infinite
+            label = names[k] + (", n = ∞" if draws.subject.infinite else "")
+            several = len(models) > 1 and not draws.subject.infinite
             mark = MARKS[k % len(MARKS)] if several or len(blocks) == 1 else ""
-            if found is each.best:
+            if draws is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
             thick = 2.2 if k == 0 and several else 1.2  # so that neither hides the other
-            line = DASHED if found.subject.infinite else "-"
+            line = DASHED if draws.subject.infinite else "-"
             marks = _marks(mark, k, len(blocks))
             axes.plot(blocks, median, linestyle=line, color=colour, label=label, lw=thick, **marks)
             ends += [float(low.min()), float(high.max())]

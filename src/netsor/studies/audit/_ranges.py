@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from ..._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
 from ...models._metrics import BLOCK, ENDS, FORMATS, Format
-from ._findings import above
-from ._order_statistics import band
+from ._findings import above, band
 
 Array = npt.NDArray[np.float64]
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
@@ -97,16 +96,16 @@ def _held(name: str, f: Format, arrays: Mapping[str, Array], largest: Array) -> 
 
 def blocks(arrays: Mapping[str, Array]) -> list[Block]:
     """The table of activations and formats, and how to read it."""
-    found = ranges_of(arrays)
-    if not found:
+    ranges = ranges_of(arrays)
+    if not ranges:
         return []
     rows: list[list[str | Cell]] = []
-    for each in found:
+    for each in ranges:
         median, low, high = each.largest
         where = "" if each.block is None else f", in block {each.block}"
         first = Cell(TITLES[each.activation], f"{median:.3g} ({low:.3g}–{high:.3g}){where}")
         rows.append([first, f"{median:.3g}", *map(_cell, each.held)])
-    head = ["activation", "largest", *(held.format for held in found[0].held)]
+    head = ["activation", "largest", *(held.format for held in ranges[0].held)]
     return [Table(head, rows), Paragraph(NOTE)]
 
 

@@ -1,213 +1,36 @@
-"""What an audit is asked: models, tokens, widths, draws; and the parts of work that this makes."""
+"""What an audit is asked: models, tokens, widths and draws; which networks that makes, and which tasks."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
-
-from ..._bound_program import AtWidths
 from ..._validate import ArgumentError, check_fields, choice, shown, whole
-from ...engine import ExactError, Plan, Sampling
-from ...engine._parallel import Progress, check_memory
+from ...engine import ExactError
+from ...engine._parallel import check_memory
 from ...engine._precision import resolve_precision
 from ...engine.backends import AUTO, Backend, Numpy
-from ...language import TraceError, hyperparameter
-from ...language._graph import topological_order
-from ...models import Probes, Transformer
-from ...models._description import SCALAR_STDS, with_scalar_std
+from ...models import Transformer
+from ...models._description import SCALAR_STDS
 from ...models._metric_program import ProgramModel
 from .. import _study
-from .._cache import Arrays, cache_key, derive_seed
-from .._cost import BACKWARD, Draw, at_depth, planning_bytes, refuse_large
-from ._order_statistics import DECIDE
+from .._cost import planning_bytes, refuse_large
+from ._cases import AuditCase, AuditTask, Model
+from ._findings import DECIDE
 
-Model = Transformer | ProgramModel  # what an audit is of
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LENGTHS = (16, 128)  # tokens, where none are given: two show what changes with the length
 DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
 MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
-PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
-PART_DRAWS = 256  # at most
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_NAMED = 3  # fields, in a name
-MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
-STD = "std"  # the hyperparameter of a sweep of standard deviations
 MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
 MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
 MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
-
-
-@dataclass(frozen=True)
-class AuditCase:
-    """A model with its input, at its own widths or at infinite ones."""
-
-    model: Model
-    tokens: int
-    ids: tuple[int, ...] | None
-    infinite: bool
-    gradients: bool = False
-    ranges: bool = False
-    backend: Backend = field(default_factory=Numpy)  # for which it is planned
-    swept: str | None = None  # a standard deviation that is an input of the plan
-
-    @property
-    def shared(self) -> AuditCase:
-        """The case with the program of all values of what is swept; at finite widths they have one plan too."""
-        if self.swept is None or isinstance(self.model, ProgramModel):
-            return self
-        return dataclasses.replace(self, model=self.model.replace(name=self.model.family, **{self.swept: 1.0}))
-
-    @property
-    def planned(self) -> AuditCase:
-        """The case whose plan serves: at infinite width Gaussian expectations depend on what is swept."""
-        return self if self.infinite else self.shared
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The inputs of the plan."""
-        name = "std_q" if self.swept == STD else self.swept  # which STD sets too
-        return {} if name is None else {STD: getattr(self.model, name)}
-
-    @property
-    def widths(self) -> dict[str, float]:
-        """The widths by their names.
-
-        With rotary positions heads keep their dimension: at d = ∞ scores need a normal for each pair of tokens and each
-        difference of positions, and gradients have no law yet.
-        """
-        own = self.model.widths()
-        if not self.infinite:
-            return dict(own)
-        rotary = isinstance(self.model, Transformer) and self.model.positions == "rotary"
-        return {name: own[name] if rotary and name == "d" else math.inf for name in own}
-
-    @property
-    def status(self) -> str:
-        """How its law relates to the model."""
-        return self.model.status(**self.widths)
-
-    def probes(self) -> Probes:
-        """The program of all that is measured."""
-        given: dict[str, Any] = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
-        model = self.model
-        if self.swept is not None and isinstance(model, Transformer):
-            model = with_scalar_std(model, self.swept, hyperparameter(STD))
-        return model.probes(**given, gradients=self.gradients, ranges=self.ranges)
-
-    def at(self) -> AtWidths:
-        """That program at its widths."""
-        return probes_of(self.shared)._at(self.widths)._at({**self.widths, **self.numbers})
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is measured of it, but for ranges."""
-        probes = probes_of(self.shared)
-        return (*probes.names, *probes.final, *probes.starts)
-
-    @property
-    def plan(self) -> Plan:
-        """What a draw of it takes."""
-        return _planned(self)[0]
-
-    @property
-    def draw(self) -> Draw:
-        """What a draw of it takes, in numbers."""
-        plan, seconds, size = _planned(self)
-        return Draw.of(plan, self.backend, seconds, size)
-
-    @property
-    def draw_at_depth(self) -> Draw:
-        """About the same, without a plan of a deep model."""
-        if isinstance(self.model, ProgramModel):
-            return self.draw
-        return at_depth(self.model, lambda shallow: dataclasses.replace(self, model=shallow).draw)
-
-    @property
-    def part_draws(self) -> int:
-        """The draws of a part: a matter of what they cost at the model's own widths, and of nothing else.
-
-        So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them. A
-        device draws many at once.
-        """
-        if not self.backend.threads:
-            return PART_DRAWS
-        one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
-        most = PART_SECONDS * (BACKWARD if self.gradients else 1)
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
-        fields = {name: value for name, value in self.model.fields().items() if name != "name"}
-        found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
-        found |= {"gradients": True} if self.gradients else {}
-        found |= {"ranges": True} if self.ranges else {}
-        found |= {"swept": self.swept} if self.swept else {}  # such a program numbers its draws in another order
-        plain: dict[str, Any] = json.loads(json.dumps(found))
-        return plain
-
-
-@lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
-def probes_of(subject: AuditCase) -> Probes:
-    """The program of all that is measured, for a subject that comes again."""
-    return subject.probes()
-
-
-@lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
-def _planned(subject: AuditCase) -> tuple[Plan, float, float]:
-    """A plan, and the seconds and bytes that it takes to make it: every worker does so again."""
-    if subject.planned != subject:
-        plan, seconds, size = _planned(subject.planned)
-        return plan.bind(subject.numbers), seconds, size
-    start = time.process_time()
-    try:
-        widths: dict[str, Any] = {**subject.widths, **subject.numbers}
-        plan = probes_of(subject.shared).plan(backend=subject.backend, **widths)
-        seconds = time.process_time() - start
-        return plan, seconds, planning_bytes(topological_order(subject.at().outputs), subject.infinite)
-    except TraceError as error:
-        raise ValueError(f"{subject.model.name}: {error.plain}") from None
-
-
-@dataclass(frozen=True)
-class DrawTask:
-    """Some draws of a subject: a task of an audit."""
-
-    subject: AuditCase
-    index: int
-    draws: int
-    seed: int
-    backend: Backend
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """All that its numbers depend on."""
-        made = {"audit": self.subject.key, "part": self.index, "draws": self.draws, "seed": self.seed}
-        return cache_key(made, self.backend)
-
-    @property
-    def stream(self) -> int:
-        """Its seed, the same for a model and its limit: they are compared with common random numbers."""
-        return derive_seed(self.seed, self.index)
-
-    def run(self, progress: Progress = False) -> Arrays:
-        """Draw; the first task of a subject at infinite width also has the quadrature error of all."""
-        probes, at = probes_of(self.subject.shared), self.subject.at()
-        how = Sampling(self.draws, self.stream, workers=1, progress=progress, backend=self.backend)
-        arrays: Arrays = dict(probes.named(at.unchecked(how)))
-        if self.subject.infinite and self.index == 0:
-            moves = at.moves(self.backend)
-            signed = np.zeros((1, self.subject.plan.mean.shape[0])) if moves is None else moves.signed
-            arrays |= {MOVED + name: moved for name, moved in probes.named(at.split(signed)).items()}
-        return arrays
 
 
 @dataclass(frozen=True)
@@ -253,9 +76,6 @@ class Request(_study.Request):
                     check_memory(planning_bytes(model.on(tokens).values, infinite), model.name, remedy)
                 else:
                     refuse_large(model, tokens, infinite, bool(self.gradients))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options."""
@@ -320,10 +140,10 @@ class Request(_study.Request):
             wanted = LENGTHS[:1] if self.quick else LENGTHS
             return tuple(sorted({length if length <= most else int(most) for length in wanted}))
         given = self.tokens if isinstance(self.tokens, Sequence) else (self.tokens,)
-        found = tuple(sorted(whole(length, "tokens") for length in given))
-        if not found or len(set(found)) < len(found):
+        lengths = tuple(sorted(whole(length, "tokens") for length in given))
+        if not lengths or len(set(lengths)) < len(lengths):
             raise ArgumentError("tokens", self.tokens, "one length or more, each once")
-        return found
+        return lengths
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -385,23 +205,23 @@ class Request(_study.Request):
     @cached_property
     def refused(self) -> dict[Model, str]:
         """Why there is no limit of a model: it has none, or the engine cannot do it. If it alone is asked, an error."""
-        found = {}
+        reasons = {}
         for model in self.models if self.widths != "actual" else ():
             try:
                 self.subject(model, self.lengths[0], True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
                 if self.widths == "inf":
                     raise
-                found[model] = error.plain
-        return found
+                reasons[model] = error.plain
+        return reasons
 
     @cached_property
     def no_gradients(self) -> dict[Model, str]:
         """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
-        found: dict[Model, str] = {}
+        reasons: dict[Model, str] = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
             if isinstance(model, Transformer) and self.lengths[0] > MAX_LIMIT_TOKENS:
-                found[model] = (
+                reasons[model] = (
                     f"at {self.lengths[0]} tokens they would take longer than at the model's own widths; take at most "
                     f"{MAX_LIMIT_TOKENS} tokens"
                 )
@@ -409,8 +229,8 @@ class Request(_study.Request):
             try:
                 self._subject(model, self.lengths[0], True, True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
-                found[model] = error.plain
-        return found
+                reasons[model] = error.plain
+        return reasons
 
     @property
     def asked(self) -> list[AuditCase]:
@@ -432,18 +252,17 @@ class Request(_study.Request):
     def subjects(self) -> tuple[AuditCase, ...]:
         """All that is measured: what is asked for and can be had."""
         return tuple(
-            self.subject(asked.model, asked.tokens, asked.infinite)
-            for asked in self.asked
-            if not (asked.infinite and asked.model in self.refused)
+            self.subject(case.model, case.tokens, case.infinite)
+            for case in self.asked
+            if not (case.infinite and case.model in self.refused)
         )
 
-    def tasks(self, subject: AuditCase) -> list[DrawTask]:
+    def tasks(self, subject: AuditCase) -> list[AuditTask]:
         """The work for a subject."""
-        size = subject.part_draws
         draws = self.draws_of(subject.tokens)
-        starts = range(0, draws, size)
         backend = resolve_precision(subject.plan, self.backend, draws)
-        return [DrawTask(subject, i, min(size, draws - at), self.seed, backend) for i, at in enumerate(starts)]
+        sizes = _study.part_sizes(draws, subject.part_draws)
+        return [AuditTask(subject, i, size, self.seed, backend) for i, size in enumerate(sizes)]
 
 
 def sweep(
@@ -480,16 +299,16 @@ def _ids(given: Sequence[int] | None) -> tuple[int, ...] | None:
 
 def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
     """The models, each with a name of its own: what is otherwise in it than in the first of its name."""
-    made: list[Model] = []
+    named: list[Model] = []
     for model in models:
-        first = next((other for other in made if other.name == model.name), None)
+        first = next((other for other in named if other.name == model.name), None)
         name = model.name
         if first is not None:
             before = first.fields()
             differ = [f"{key}={value}" for key, value in model.fields().items() if value != before[key]]
             differ = [] if isinstance(model, ProgramModel) else differ
             name += f", {', '.join(differ[:MOST_NAMED])}" + ", …" * (len(differ) > MOST_NAMED) if differ else ", again"
-        while name in {other.name for other in made}:
+        while name in {other.name for other in named}:
             name += ", again"
-        made.append(model if name == model.name else model.replace(name=name))
-    return tuple(made)
+        named.append(model if name == model.name else model.replace(name=name))
+    return tuple(named)

@@ -15,12 +15,14 @@ from .._output_dir import to_csv, to_dataframe
 from .._study import Result
 from . import _ranges
 from ._baseline import Baseline, Departure
+from ._cases import Model
 from ._differences import Differences, differences
 from ._document import document
 from ._findings import Finding, lengths_text
-from ._measurements import Band, Draws, LengthResult, Lengths, changing, merged
+from ._measurements import BandsByName, Draws, LengthResult, Lengths, changing, merged
+from ._plots import plot_quantity
 from ._quantities import BLOCKS, FINAL
-from ._request import Model, Request
+from ._request import Request
 
 
 class AuditResult(Result):
@@ -36,11 +38,11 @@ class AuditResult(Result):
         return document([audit.lengths for audit in self.audits], self._compared(), manifest)
 
     def _files(self) -> dict[str, bytes]:
-        rows = (row for audit in self.audits for found in audit.lengths for row in found.rows())
+        rows = (row for audit in self.audits for result in audit.lengths for row in result.rows())
         return {"audit.csv": to_csv(rows), "audit.json": json.dumps(self.as_dict(), indent=1).encode()}
 
     def _spent(self) -> dict[str, Any]:
-        every = [each for audit in self.audits for found in audit.lengths for each in found.measured]
+        every = [each for audit in self.audits for result in audit.lengths for each in result.measured]
         parts = [
             {"model": each.subject.model.name, "tokens": each.subject.tokens, "infinite": each.subject.infinite,
              "draws": each.draws, "random_numbers": each.random_numbers, "seconds": round(each.seconds, 3),
@@ -57,18 +59,18 @@ class AuditResult(Result):
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints."""
         models, compared = [audit.lengths for audit in self.audits], self._compared()
-        made = _model_json(models[0]) if compared is None else _comparison_json(models, compared)
-        return {**made, "random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
+        content = _model_json(models[0]) if compared is None else _comparison_json(models, compared)
+        return {**content, "random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     @property
     def random_numbers(self) -> int:
         """How many random numbers were drawn, over all models, lengths and widths."""
-        return sum(m.random_numbers for audit in self.audits for found in audit.lengths for m in found.measured)
+        return sum(m.random_numbers for audit in self.audits for result in audit.lengths for m in result.measured)
 
     @property
     def seconds(self) -> float:
         """Seconds of one core that the draws took, including those kept from an earlier run."""
-        return sum(m.seconds for audit in self.audits for found in audit.lengths for m in found.measured)
+        return sum(m.seconds for audit in self.audits for result in audit.lengths for m in result.measured)
 
     def failed(self, names: Sequence[str]) -> list[str]:
         """One line for each model and each named rule whose verdict is *found* or *undecided*."""
@@ -95,7 +97,7 @@ class AuditResult(Result):
 
     def to_dataframe(self) -> Any:
         """Medians and bands as a pandas DataFrame: a row for each model, length, set of widths, quantity and block."""
-        return to_dataframe(row for audit in self.audits for found in audit.lengths for row in found.rows())
+        return to_dataframe(row for audit in self.audits for result in audit.lengths for row in result.rows())
 
     def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
         """Plot a quantity against depth: medians, 5–95 % bands, and dashed lines at infinite width.
@@ -107,12 +109,10 @@ class AuditResult(Result):
         ax : matplotlib.axes.Axes, optional
             Where to plot; pyplot's current axes by default.
         """
-        from ._plots import plot_quantity  # matplotlib is slow to import
-
         return plot_quantity([audit.lengths[0] for audit in self.audits], quantity, ax)
 
 
-class Audit(AuditResult, Mapping[str, Band]):
+class Audit(AuditResult, BandsByName):
     """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
@@ -147,20 +147,14 @@ class Audit(AuditResult, Mapping[str, Band]):
         self.audits = (self,)
 
     def __repr__(self) -> str:
-        found = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
+        flagged = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
         draws = self.request.draws_of(self.lengths[0].tokens)
-        return f"<Audit of {self.model.name}: {draws} draws; flagged: {found}; print it for the table>"
+        return f"<Audit of {self.model.name}: {draws} draws; flagged: {flagged}; print it for the table>"
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
-
-    def __getitem__(self, name: str) -> Band:
-        return self.lengths[0][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.lengths[0])
-
-    def __len__(self) -> int:
-        return len(self.lengths[0])
+    @property
+    def best(self) -> Draws:
+        """The draws of the first length at the model's own widths, or at infinity if nothing else was asked."""
+        return self.lengths[0].best
 
     @property
     def model(self) -> Model:
@@ -179,10 +173,10 @@ class Audit(AuditResult, Mapping[str, Band]):
 
     def at(self, tokens: int) -> LengthResult:
         """The measurements at one length, with `findings` and quantities by name."""
-        for found in self.lengths:
-            if found.tokens == tokens:
-                return found
-        known = ", ".join(str(found.tokens) for found in self.lengths)
+        for result in self.lengths:
+            if result.tokens == tokens:
+                return result
+        known = ", ".join(str(result.tokens) for result in self.lengths)
         raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
 
     @cached_property
@@ -205,8 +199,10 @@ class Audit(AuditResult, Mapping[str, Band]):
         earlier = Baseline.of(baseline)
         earlier.check(self.request, self.model)
         draws = {
-            found.tokens: {q.name: found.best.from_embedding(q.name) for q in (*BLOCKS, *FINAL) if q.name in found.best}
-            for found in self.lengths
+            result.tokens: {
+                q.name: result.best.from_embedding(q.name) for q in (*BLOCKS, *FINAL) if q.name in result.best
+            }
+            for result in self.lengths
         }
         return earlier.departures(self.request, self.model, draws)
 
@@ -272,23 +268,23 @@ class Comparison(AuditResult):
 
 def _model_json(lengths: Lengths) -> dict[str, Any]:
     """The numbers of the first length and the verdicts of all; the numbers of each, if there are more."""
-    made = {**_of(lengths[0]), "findings": [dataclasses.asdict(finding) for finding in merged(lengths)]}
+    content = {**_of(lengths[0]), "findings": [dataclasses.asdict(finding) for finding in merged(lengths)]}
     if len(lengths) > 1:
-        made["lengths"] = [_of(found) for found in lengths]
-        made["changing"] = list(changing(lengths))
-    return made
+        content["lengths"] = [_of(result) for result in lengths]
+        content["changing"] = list(changing(lengths))
+    return content
 
 
-def _comparison_json(models: Sequence[Lengths], found: Differences) -> dict[str, Any]:
+def _comparison_json(models: Sequence[Lengths], differences: Differences) -> dict[str, Any]:
     """The first model, the others under `compare`, and `differences`."""
     request = models[0][0].request
-    made = {**_model_json(models[0]), "compare": [_model_json(lengths) for lengths in models[1:]]}
+    content = {**_model_json(models[0]), "compare": [_model_json(lengths) for lengths in models[1:]]}
     if request.swept is not None:
-        made["sweep"] = {"field": request.swept[0], "values": list(request.swept[1])}
-    made["differences"] = {
-        "fields": {name: list(values) for name, values in found.fields.items()},
-        "preferred": found.preferred,
-        "verdict": found.verdict,
+        content["sweep"] = {"field": request.swept[0], "values": list(request.swept[1])}
+    content["differences"] = {
+        "fields": {name: list(values) for name, values in differences.fields.items()},
+        "preferred": differences.preferred,
+        "verdict": differences.verdict,
         "rules": [
             {
                 "rule": rule.rule,
@@ -299,57 +295,48 @@ def _comparison_json(models: Sequence[Lengths], found: Differences) -> dict[str,
                 "values": [finding.value for finding in rule.findings],
                 "tokens": rule.findings[0].tokens[0],
             }
-            for rule in found.rules
+            for rule in differences.rules
         ],
-        "quantities": [parting._asdict() for parting in found.quantities],
+        "quantities": [parting._asdict() for parting in differences.quantities],
     }
-    return made
+    return content
 
 
-def _of(found: LengthResult) -> dict[str, Any]:
-    model, request = found.model, found.request
-    made: dict[str, Any] = {
+def _of(result: LengthResult) -> dict[str, Any]:
+    model, request = result.model, result.request
+    content: dict[str, Any] = {
         "model": model.name,
         "sizes": model.sizes,
-        "status": found.best.subject.status,
-        "widths": "inf" if found.best.subject.infinite else "actual",
-        "tokens": found.tokens,
-        "draws": found.best.draws,
-        **_summaries(found.best),
-        "findings": [dataclasses.asdict(finding) for finding in found.findings],
+        "status": result.best.subject.status,
+        "widths": "inf" if result.best.subject.infinite else "actual",
+        "tokens": result.tokens,
+        "draws": result.best.draws,
+        **_summaries(result.best),
+        "findings": [dataclasses.asdict(finding) for finding in result.findings],
     }
     if request.ranges:
-        made["ranges"] = _ranges.as_list(found.best.arrays)
+        content["ranges"] = _ranges.as_list(result.best.arrays)
     if model in request.refused:
-        made["limit"] = None
-        made["no_limit"] = request.refused[model]
-    elif found.limit is not None and found.limit is not found.best:
-        made["limit"] = {"status": found.limit.subject.status, **_summaries(found.limit)}
+        content["limit"] = None
+        content["no_limit"] = request.refused[model]
+    elif result.limit is not None and result.limit is not result.best:
+        content["limit"] = {"status": result.limit.subject.status, **_summaries(result.limit)}
     if model in request.no_gradients:
-        made["no_gradients"] = request.no_gradients[model]
-    return made
+        content["no_gradients"] = request.no_gradients[model]
+    return content
 
 
-def _summaries(found: Draws) -> dict[str, Any]:
+def _summaries(draws: Draws) -> dict[str, Any]:
     """`embedding`, `layers` (a list of objects, one a block), and `final`, whose entries are null without logits."""
-    bands = {q.name: found.band(q.name) for q in (*BLOCKS, *FINAL) if q.name in found}
-    blocks = {name: band for name, band in bands.items() if band.blocks is not None}
-    count = max(int(band.blocks[-1]) for band in blocks.values() if band.blocks is not None)
-    infinite = found.subject.infinite
-    layers = [
-        {name: _numbers(infinite, *(v[i - count - 1] for v in band[1:])) for name, band in blocks.items()}
-        for i in range(1, count + 1)
-    ]
-    starts = {name: band for name, band in blocks.items() if len(band.median) > count}
-    embedding = {name: _numbers(infinite, *(v[0] for v in band[1:])) for name, band in starts.items()}
-    shown = [q.name for q in FINAL if q.name in bands or not q.name.startswith("grad")]
-    final = {name: _numbers(infinite, *bands[name][1:]) if name in bands else None for name in shown}
-    return {"embedding": embedding, "layers": layers, "final": final}
-
-
-def _numbers(infinite: bool, *values: Any) -> dict[str, float]:
-    """Median and band; at infinite width with the quadrature error."""
-    if not all(map(math.isfinite, values)):
-        raise ValueError("what was measured is not finite: the numbers leave double precision")
-    names = ("median", "low", "high", "error") if infinite else ("median", "low", "high")
-    return dict(zip(names, map(float, values), strict=False))
+    places: dict[int | None, dict[str, Any]] = {
+        0: {},
+        None: {q.name: None for q in FINAL if not q.name.startswith("grad")},
+    }
+    for block, name, numbers in draws.numbers():
+        if not all(map(math.isfinite, numbers.values())):
+            raise ValueError("what was measured is not finite: the numbers leave double precision")
+        if not draws.subject.infinite:
+            del numbers["error"]  # only expectations at infinite width have one
+        places.setdefault(block, {})[name] = numbers
+    final, embedding = places.pop(None), places.pop(0)
+    return {"embedding": embedding, "layers": list(places.values()), "final": final}

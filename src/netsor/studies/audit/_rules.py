@@ -9,6 +9,9 @@ import numpy as np
 
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._findings import (
+    FEWEST,
+    HIGH,
+    LOW,
     Array,
     Finding,
     Rule,
@@ -18,10 +21,10 @@ from ._findings import (
     below,
     compared,
     number,
+    quantile_confidence_interval,
     ratio,
     times,
 )
-from ._order_statistics import FEWEST, HIGH, LOW, quantile_confidence_interval
 from ._quantities import BLOCKS, EVERY
 
 NO_GRADIENTS = Verdict("gradients were not asked for", NOT_APPLICABLE)
@@ -86,8 +89,8 @@ def _scores(facts: RuleInput, threshold: float) -> Verdict:
 
 def _sizes(facts: RuleInput, block: int, kinds: tuple[str, ...]) -> str:
     """Of some kinds of weights, √(gradient²/weight²)."""
-    found = [(kind, facts.draws.get(f"grad_{kind}_ratio")) for kind in kinds]
-    said = [f"{np.sqrt(np.median(a[:, block])):.2g} ({kind})" for kind, a in found if a is not None]
+    ratios = [(kind, facts.draws.get(f"grad_{kind}_ratio")) for kind in kinds]
+    said = [f"{np.sqrt(np.median(a[:, block])):.2g} ({kind})" for kind, a in ratios if a is not None]
     return ", ".join(said) or "not defined"
 
 
@@ -366,11 +369,11 @@ RULES = (
 
 def judged(facts: RuleInput, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """A finding for each rule."""
-    found = []
+    findings = []
     for rule in rules:
         said = rule.judge(facts, rule.threshold)
         value = said.value if said.value is None or math.isfinite(said.value) else None
-        found.append(
+        findings.append(
             Finding(
                 rule.name,
                 rule.rule.format(threshold=f"{rule.threshold:,g}"),
@@ -386,4 +389,4 @@ def judged(facts: RuleInput, rules: Sequence[Rule] = RULES) -> tuple[Finding, ..
                 rule.advice,
             )
         )
-    return tuple(found)
+    return tuple(findings)

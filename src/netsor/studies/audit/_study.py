@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,11 @@ from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
 from .._study import Run, Study
 from ._advice import cheaper
+from ._cases import MOVED, AuditCase, AuditTask
+from ._findings import DECIDE
 from ._measurements import Draws, LengthResult
-from ._order_statistics import DECIDE
 from ._quantities import FINAL
-from ._request import MOVED, AuditCase, DrawTask, Request
+from ._request import Request
 from ._results import Audit, Comparison
 
 COPIES = 4  # of the draws, at most, while they are put together and sorted
@@ -30,7 +31,7 @@ class AuditStudy(Study[Audit | Comparison]):
 
     request: Request
 
-    def tasks(self) -> list[DrawTask]:
+    def tasks(self) -> list[AuditTask]:
         """The draws of all subjects."""
         return [task for subject in self.request.subjects for task in self.request.tasks(subject)]
 
@@ -89,37 +90,28 @@ class AuditStudy(Study[Audit | Comparison]):
             extra = each.infinite and request.widths == "both"
             return not extra or ("limit" in rules and each.model not in request.refused)
 
-        subjects = [each for each in request.asked if wanted(each)]
-        made = {(each.model, each.tokens, each.infinite): ones(each) for each in subjects}
-        for model in request.models:
-            lengths = [
-                LengthResult(
-                    request, model, tokens, *(made.get((model, tokens, infinite)) for infinite in (False, True))
-                )
-                for tokens in request.lengths
-            ]
-            Audit(request, lengths).failed(rules)
+        result_of(request, [ones(each) for each in request.asked if wanted(each)]).failed(rules)
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""
         run.wait()
-        found: dict[AuditCase, list[DrawTask]] = {}
+        tasks: dict[AuditCase, list[AuditTask]] = {}
         for task in run.tasks:
-            found.setdefault(task.subject, []).append(task)
-        measured = {
-            subject: joined(subject, [run[task] for task in some], some[0].backend.precision)
-            for subject, some in found.items()
-        }
-        return result_of(self.request, measured)
+            tasks.setdefault(task.case, []).append(task)
+        draws = [
+            joined(subject, [run[task] for task in some], some[0].backend.precision) for subject, some in tasks.items()
+        ]
+        return result_of(self.request, draws)
 
 
-def result_of(request: Request, measured: Mapping[AuditCase, Draws]) -> Audit | Comparison:
+def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
     """What was measured, as it was asked for."""
+    measured = {(draws.subject.model, draws.subject.tokens, draws.subject.infinite): draws for draws in every}
     audits = []
     for model in request.models:
         lengths = []
         for tokens in request.lengths:
-            actual, limit = (measured.get(request.subject(model, tokens, infinite)) for infinite in (False, True))
+            actual, limit = (measured.get((model, tokens, infinite)) for infinite in (False, True))
             lengths.append(LengthResult(request, model, tokens, actual, limit))
         audits.append(Audit(request, lengths))
     return audits[0] if len(audits) == 1 else Comparison(audits)

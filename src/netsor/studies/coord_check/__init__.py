@@ -17,8 +17,7 @@ from ...optim import NAMED
 from .._output_dir import out_path
 from .._training import is_function, subject_of
 from ._request import DRAWS, Request
-from ._results import CoordCheck
-from ._study import CoordCheckStudy
+from ._study import CoordCheck, CoordCheckStudy
 
 __all__ = ["coord_check"]
 

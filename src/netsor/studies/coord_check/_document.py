@@ -1,4 +1,4 @@
-"""A coordinate check as a document: see `netsor._document`."""
+"""A coordinate check as a document, with its figures: see `netsor._document`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
-from ..._html_report import COLOUR_CLASSES, provenance
+from ..._html_report import COLOUR_CLASSES
+from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
+from .._training_report import GROWTH, batch_text, panels, sections_of, steps_text, svg_figure
 from ._measurements import Check
-from ._network import CHANGE, UPDATE
-from ._regression import size
+from ._network import CHANGE, UPDATE, Entry
 from ._request import Request
-from ._rules import GROWS, LIMIT, RULE, Verdict
+from ._rules import GROWS, LIMIT, RULE, Verdict, size
 
 SHOWN = 5e-4  # relative error from which a limit is shown with its error
 MAX_WIDTH_COLUMNS = 6  # columns of widths; of more, the first and the last are shown
-WORDS_OF_VECTORS = {"bias": "biases", "gain": "gains of norms"}
-GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the head dimension grows with the width"}
 UPDATE_NOTE = (
     "The change ΔW x that the update of a weight makes to its inputs x, taken before the step. It is proportional to "
     "the learning rate of that weight alone, so its exponent says how that rate must scale with the {axis}."
 )
-FILES = {
-    "coord-check.csv": "every size", "coord-check.json": "", "coord-check.pdf": "", "coord-check.png": "the figure",
-    "manifest.json": "",
+COLOURS = {
+    "embedding": SKY, "scores": ORANGE, "attention": GREEN, "mlp": PURPLE, "stream": BLUE, "hidden": BLUE,
+    "final": GREY, "logits": VERMILLION, "loss": BLACK,
 }  # fmt: skip
+CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)
+MARKS = "osD^vP*X<>"
+LEFT_OUT = ("vocabulary",)
 
 
 def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) -> doc.Document:
     """The document of a coordinate check; with its manifest, for a folder."""
     request = checks[0].request
     verdict = "; ".join(f"{check.name}: {doc.count_statuses(statuses(check))}" for check in checks)
-    sections = [
-        Section("", [doc.Items([_item(check) for check in checks])]),
-        Section("", [doc.Figures([_picture(checks, CHANGE)])], "html"),
-        Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)]),
-    ]
+    sections = [Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)])]
     if request.steps > 1:
         sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
     sections += [section for check in checks for section in _details(check)]
@@ -48,26 +48,13 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
         doc.Figures([_picture(checks, UPDATE)]),
     ]
     sections.append(Section("What each learning rate does", updates, "html"))
-    sections.append(Section("How verdicts are reached", [Paragraph(rule(request))], "verbose"))
-    if manifest is not None:
-        cost = (
-            f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
-        )
-        exact = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
-        sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
+    items, main = [_item(check) for check in checks], _picture(checks, CHANGE)
     return doc.Document(
-        f"Coordinate check of {request.name}", f"{request.name}, {verdict}", headline(request), sections
+        f"Coordinate check of {request.name}",
+        f"{request.name}, {verdict}",
+        headline(request),
+        sections_of(request, items, main, sections, rule(request), "every size", manifest),
     )
-
-
-def trained(vectors: Sequence[str]) -> str:
-    """What moves in a model."""
-    moved, kept = (
-        " and ".join(words for name, words in WORDS_OF_VECTORS.items() if (name in vectors) is there)
-        for there in (True, False)
-    )
-    said = "Matrices and embeddings are trained" + (f", and {moved}" if moved else "")
-    return said + (f"; {kept} keep their initial values." if kept else ".")
 
 
 def statuses(check: Check) -> list[str]:
@@ -75,16 +62,12 @@ def statuses(check: Check) -> list[str]:
     return [v.status for v in (*check.verdicts, *check.updates)]
 
 
-def _steps(r: Request) -> str:
-    return "One step" if r.steps == 1 else f"{r.steps} steps"
-
-
 def headline(r: Request) -> str:
     """What was checked."""
-    batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own or r.axis == "depth" else f"; {GROWTH[r.grow]}"
     at = ", ".join(f"{v:,}" for v in r.at)
-    return f"{_steps(r)} of {r.optimiser}{batch}, {r.draws} initialisations at {r.axis}s {at}{scale}"
+    done = f"{steps_text(r).capitalize()} of {r.optimiser}{batch_text(r)}"
+    return f"{done}, {r.draws} initialisations at {r.axis}s {at}{scale}"
 
 
 def rule(r: Request) -> str:
@@ -171,15 +154,15 @@ def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> tuple[list[st
     shown = list(range(len(at))) if few else [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
     head = [title, *(f"{check.request.letter} = {at[k]:,}" for k in shown)]
     head += ["∞"] * (check.limit is not None) + ["exponent", "expected", "status"]
-    made: list[list[str | Cell]] = []
+    table: list[list[str | Cell]] = []
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
         if check.limit is not None:
             numbers.append(limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
         promised = "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         word = Cell(f"FLAG {v.verdict}" if v.status == FLAG else v.status, status=COLOUR_CLASSES[v.status])
-        made.append([entry_name(v, check.request.axis), *numbers, exponent_text(v), promised, word])
-    return head, made
+        table.append([entry_name(v, check.request.axis), *numbers, exponent_text(v), promised, word])
+    return head, table
 
 
 def limit_text(value: float, low: float, high: float) -> str:
@@ -206,24 +189,59 @@ def exponent_text(verdict: Verdict) -> str:
 
 
 def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
-    from ._plots import figure_files  # matplotlib is slow to import
-
     r = checks[0].request
     if what == UPDATE:
         caption = f"√(mean square) of ΔW x, against the {r.axis}."
     else:
         limit = any(check.limit is not None for check in checks)
         caption = (
-            f"√(mean square) of what {_steps(r).lower()} of {r.optimiser} changes, against the {r.axis}: geometric "
+            f"√(mean square) of what {steps_text(r)} of {r.optimiser} changes, against the {r.axis}: geometric "
             "means over initialisations with two standard errors, in the block that the verdict is about. Maximal "
             "updates ask for "
             f"flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
         )
-    return doc.Figure(
-        "coord-check" if what == CHANGE else "updates", caption, partial(_svg, figure_files, checks, what)
+    return svg_figure("coord-check" if what == CHANGE else "updates", caption, partial(figure, checks, what))
+
+
+def figure(checks: Sequence[Check], what: str) -> Any:
+    """Sizes of changes, or of updates, against width or depth: a panel for each parametrisation."""
+    labels = (
+        "depth L" if checks[0].request.axis == "depth" else "width n",
+        "change of coordinates" if what == CHANGE else "size of ΔW x",
     )
+    return panels(checks, partial(_panel, what=what), labels, (0.72, 0.9), share_x=True)
 
 
-def _svg(figure_files: Any, checks: Sequence[Check], what: str) -> bytes:
-    (svg,) = figure_files(checks, what, "svg")
-    return bytes(svg)
+def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
+    """A line for each activation, or kind of weight, in the block that its verdict is of."""
+    at = np.array(check.request.at)
+    lines: dict[str, Any] = {}
+    for k, entry in enumerate(_shown(check, what)):
+        sizes = np.array([size(draws) for draws in check.draws[entry]])
+        if not (sizes > 0).all():
+            continue
+        colour = COLOURS.get(entry.name, CYCLE[k % len(CYCLE)]) if what == CHANGE else CYCLE[k % len(CYCLE)]
+        away = np.abs(sizes[:, 1:] - sizes[:, :1]).T
+        drawn = axes.errorbar(
+            at, sizes[:, 0], away, color=colour, marker=MARKS[k % len(MARKS)], ms=3.2, lw=1.2, elinewidth=0.7
+        )
+        if check.limit is not None and entry in check.limit:
+            value, low, high = check.limit_size(entry)
+            if low > 0:  # a limit that may be 0 has no place on a logarithmic axis
+                axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
+                axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
+        lines[entry.name] = drawn
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(at, [_brief(v) for v in at])
+    axes.minorticks_off()
+    return lines
+
+
+def _brief(value: float) -> str:
+    return f"{value:,.0f}" if value < 10_000 else f"{value / 1024:g}k" if value % 1024 == 0 else f"{value / 1000:g}k"
+
+
+def _shown(check: Check, what: str) -> list[Entry]:
+    """The block that each verdict is of."""
+    verdicts = check.verdicts if what == CHANGE else check.updates
+    return [v.entry for v in verdicts if v.entry.name not in LEFT_OUT]

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from .._parametrisation import Parametrisation
 from ._network import CHANGE, SIZE, UPDATE, Entry
-from ._regression import Fit, fit, size
 from ._request import Request
-from ._rules import Verdict, advice, broken, finite, judged, worst
+from ._rules import Fit, Verdict, advice, broken, finite, fit, judged, size, worst
 
 Floats = npt.NDArray[np.float64]
 
@@ -104,17 +103,17 @@ class Check(Mapping[str, Verdict]):
             The number of steps that a change is after; None: all of them.
         """
         every = []
-        for entry, found in self.fits.items():
+        for entry, power in self.fits.items():
             if entry.what == what and entry.step == step:
                 promised = self._promised(entry.name)
-                every.append(Verdict(entry, promised, found, judged(found, promised, self.request.tolerance)))
+                every.append(Verdict(entry, promised, power, judged(power, promised, self.request.tolerance)))
         return every
 
     def _worst(self, what: str, step: int | None = None) -> tuple[Verdict, ...]:
-        found: dict[str, list[Verdict]] = {}
+        by_name: dict[str, list[Verdict]] = {}
         for verdict in self.blocks(what, step):
-            found.setdefault(verdict.entry.name, []).append(verdict)
-        return tuple(map(worst, found.values()))
+            by_name.setdefault(verdict.entry.name, []).append(verdict)
+        return tuple(map(worst, by_name.values()))
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -139,11 +138,11 @@ class Check(Mapping[str, Verdict]):
     @property
     def no_limit(self) -> dict[str, str]:
         """Why activations have no limit, by name; empty if all have one or infinite width was not asked for."""
-        found: dict[str, list[str]] = {}
+        names_by_reason: dict[str, list[str]] = {}
         for entry, why in self.refused.items():
-            if entry.what == CHANGE and entry.step is None and entry.name not in found.get(why, ()):
-                found.setdefault(why, []).append(entry.name)
-        return {", ".join(names): why for why, names in found.items()}
+            if entry.what == CHANGE and entry.step is None and entry.name not in names_by_reason.get(why, ()):
+                names_by_reason.setdefault(why, []).append(entry.name)
+        return {", ".join(names): why for why, names in names_by_reason.items()}
 
     @property
     def advice(self) -> list[str]:
@@ -209,10 +208,10 @@ class Check(Mapping[str, Verdict]):
 
     def _object(self, v: Verdict, judge: bool = True) -> dict[str, Any]:
         sizes: Any = [_ends(size(d)) for d in self.draws[v.entry]]
-        found = None if v.fit is None else v.fit.exponent.as_dict()
-        made = {"name": v.entry.name, "block": v.entry.block, "sizes": sizes, "exponent": found}
-        made |= {"between": None if v.fit is None else [e.as_dict() for e in v.fit.local]}
-        return made | ({"promised": v.promised, "verdict": v.verdict, "status": v.status} if judge else {})
+        exponent = None if v.fit is None else v.fit.exponent.as_dict()
+        content = {"name": v.entry.name, "block": v.entry.block, "sizes": sizes, "exponent": exponent}
+        content |= {"between": None if v.fit is None else [e.as_dict() for e in v.fit.local]}
+        return content | ({"promised": v.promised, "verdict": v.verdict, "status": v.status} if judge else {})
 
 
 def _ends(size: tuple[float, float, float]) -> dict[str, float | None]:

@@ -73,14 +73,14 @@ def of_model(
     vectors: tuple[str, ...] = (),
 ) -> Network:
     """A transformer; `rates` and `eps` are those of its kinds of weights. Biases and gains have those of embeddings."""
-    made = training(model, ids, targets, vectors)
+    network = training(model, ids, targets, vectors)
     batch = unit_vectors(sorted({*ids, *targets}), model.vocabulary or 0)
-    logits = (model.vocabulary or 0) * mean_dot(made.logits, batch)
-    watched = {**made.watched, "logits": (logits,), "vocabulary": (made.logits,)}
-    kinds: dict[Any, str] = {**made.kinds(), **dict.fromkeys(made.vectors, "embedding")}
+    logits = (model.vocabulary or 0) * mean_dot(network.logits, batch)
+    watched = {**network.watched, "logits": (logits,), "vocabulary": (network.logits,)}
+    kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
     lr = {parameter: rates[kind] for parameter, kind in kinds.items()}
     small = {parameter: eps[kind] for parameter, kind in kinds.items() if kind in eps}
-    return Network(watched, made.masks, made.loss, made.acts, lr, small, made.loss_of, made.parameters)
+    return Network(watched, network.masks, network.loss, network.acts, lr, small, network.loss_of, network.parameters)
 
 
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
@@ -121,21 +121,21 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     kept, acted = net.kept(), [act.value for act in net.acts]
     every = [*(value for _, _, value in kept), *acted, *([net.loss] if net.again is None else [])]
     *earlier, after = _after_steps(net, every, optimiser, steps)
-    found: dict[Entry, Scalar] = {}
+    squares: dict[Entry, Scalar] = {}
     for (name, block, before), new in zip(kept, after, strict=False):
-        found[Entry(SIZE, name, block)] = square(before, net.mask(name, block))
-        found[Entry(CHANGE, name, block)] = square(new - before, net.mask(name, block))
+        squares[Entry(SIZE, name, block)] = square(before, net.mask(name, block))
+        squares[Entry(CHANGE, name, block)] = square(new - before, net.mask(name, block))
     for act, new in zip(net.acts, after[len(kept) : len(kept) + len(acted)], strict=True):
         if isinstance(new.op, SteppedMatMul):
             assert isinstance(act.value.op, MatMul)
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
-            found[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value, None)
-    found |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): _loss(net, kept, after) - net.loss}
+            squares[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value, None)
+    squares |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): _loss(net, kept, after) - net.loss}
     for number, some in enumerate(earlier, 1):
         for (name, block, before), new in zip(kept, some, strict=False):
-            found[Entry(CHANGE, name, block, number)] = square(new - before, net.mask(name, block))
-        found[Entry(CHANGE, "loss", None, number)] = _loss(net, kept, some) - net.loss
-    return found
+            squares[Entry(CHANGE, name, block, number)] = square(new - before, net.mask(name, block))
+        squares[Entry(CHANGE, "loss", None, number)] = _loss(net, kept, some) - net.loss
+    return squares
 
 
 def _after_steps(net: Network, every: list[Value], optimiser: str, steps: int) -> list[list[Any]]:
@@ -155,19 +155,19 @@ def _loss(net: Network, kept: list[tuple[str, int | None, Value]], after: list[A
     return net.again(after[[name for name, _, _ in kept].index("vocabulary")])
 
 
-def joined(found: Mapping[Entry, Scalar]) -> Program:
+def joined(entries: Mapping[Entry, Scalar]) -> Program:
     """One output, an entry each."""
-    return Program(stack(list(found.values())), "coordinate check")
+    return Program(stack(list(entries.values())), "coordinate check")
 
 
-def limits(found: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
     """What has a limit at n = ∞, and why all else has none that is known here."""
     try:
-        joined(found).plan(n=inf)
-        return dict(found), {}
+        joined(entries).plan(n=inf)
+        return dict(entries), {}
     except ExactError:
         kept, refused = {}, {}
-        for entry, number in found.items():
+        for entry, number in entries.items():
             try:
                 Program(number).plan(n=inf)
                 kept[entry] = number

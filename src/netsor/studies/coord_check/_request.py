@@ -1,23 +1,124 @@
-"""What a coordinate check is asked: a model, widths or depths, parametrisations, a batch."""
+"""What a coordinate check is asked, and the work that this makes: networks of each width or depth, and their draws."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar
 
-from ..._validate import ArgumentError, choice, real, whole
+import numpy as np
+
+from ..._program import Program
+from ..._validate import ArgumentError, choice, real, shown, whole
+from ...engine import Plan
+from ...engine._quadrature_error import node_bias
+from ...engine.backends import Numpy
+from ...language import Scalar, TraceError
 from ...models import Transformer
 from ...models._training import KINDS
 from ...optim import NAMED
+from .._cache import Arrays
 from .._parametrisation import Parametrisation, scaled
-from .._training import FEWEST, TrainingRequest, sizes_of
-from ._cases import CheckCase, OwnNetwork
+from .._training import FEWEST, Build, TrainingCase, TrainingRequest, TrainingTask, call_build, sizes_of
+from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
 DRAWS = 32
 TOLERANCE = 0.1  # of an exponent: promises hold where n is large, and a check has the widths that it has
 MOST_LAYERS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class OwnNetwork:
+    """A program of the user with its learning rates, as `ns.step` takes them; two are equal if they are one."""
+
+    build: Build
+    lr: Any
+    eps: Any = 0.0
+
+
+@dataclass(frozen=True)
+class CheckCase(TrainingCase):
+    """A network of one width and depth, with its batch and its learning rates."""
+
+    depth: int = 0
+    rates: tuple[tuple[str, float], ...] = ()
+    eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
+
+    def network(self) -> Network:
+        """What is measured, and the loss."""
+        if self.model is not None:
+            return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps), self.vectors)
+        built = call_build(self.own.build, self.width)
+        # a PyTorch module has the learning rates of its optimiser at this width
+        net, rates = built if isinstance(built, tuple) else (built, self.own.lr)
+        if not isinstance(net, Program):
+            allowed = f"a function of the width that returns a Program, not {shown(net)}"
+            raise ArgumentError("model", self.own.build, allowed)
+        return of_program(net, rates, self.own.eps)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The numbers of a draw, in order."""
+        return list(_made(self)[0])
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has a limit."""
+        return math.isinf(self.width) and not self.entries
+
+    @property
+    def refused(self) -> dict[Entry, str]:
+        """What has no limit, and why."""
+        return _made(self)[1]
+
+    @property
+    def program(self) -> Program:
+        """The program of all that is measured."""
+        return _joined(self)
+
+    @property
+    def plan(self) -> Plan:
+        """What a draw takes."""
+        return self.program.plan(**self.widths)  # type: ignore[arg-type]
+
+    @property
+    def errors(self) -> dict[Entry, float]:
+        """The quadrature error of every number, in the mean over draws."""
+        at = self.program._at(self.widths)
+        moves, bias = at.moves(Numpy()), node_bias(at.question())
+        return dict(zip(self.entries, bias if moves is None else bias + moves.each, strict=True))
+
+
+@lru_cache(maxsize=8)  # a program that is the same object is planned once
+def _joined(case: CheckCase) -> Program:
+    return joined(_made(case)[0])
+
+
+@lru_cache(maxsize=8)
+def _made(case: CheckCase) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+    """What is measured, and what cannot be."""
+    try:
+        entries = measured(case.network(), case.optimiser, case.steps)
+        return limits(entries) if math.isinf(case.width) else (entries, {})
+    except TraceError as error:
+        if case.model is None:
+            raise
+        raise ValueError(f"{case.model.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class CheckTask(TrainingTask):
+    """Some draws of a network: a task of a coordinate check."""
+
+    def run(self) -> Arrays:
+        """Draw."""
+        program, widths = self.case.program, self.case.widths
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow after a step is reported as that
+            (numbers,) = program._at(widths).unchecked(self.sampling(workers=1))  # `Check` has the quadrature errors
+        plan = program.plan(backend=self.backend, **widths)
+        return {"numbers": numbers, "random_numbers": np.array(plan.random_numbers * self.draws)}
 
 
 @dataclass(frozen=True)
@@ -34,7 +135,6 @@ class Request(TrainingRequest):
 
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
-    files: ClassVar[Sequence[str]] = ("report.html", *(f"coord-check.{kind}" for kind in ("csv", "json", "pdf", "png")))
     default_widths: ClassVar[tuple[float, ...]] = (256, 1024, 4096)
 
     def __post_init__(self) -> None:
@@ -70,12 +170,12 @@ class Request(TrainingRequest):
         """The learning rate of each kind at the base."""
         own = NAMED[self.optimiser].lr
         given = own if self.lr is None else self.lr
-        found = given if isinstance(given, Mapping) else dict.fromkeys(KINDS, given)
-        for kind, rate in found.items():
+        rates = given if isinstance(given, Mapping) else dict.fromkeys(KINDS, given)
+        for kind, rate in rates.items():
             if kind not in KINDS:
                 raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
             real(rate, "lr", least=0, most=1e12)
-        return {kind: float(found.get(kind, own)) for kind in KINDS}
+        return {kind: float(rates.get(kind, own)) for kind in KINDS}
 
     @cached_property
     def _network(self) -> OwnNetwork:
@@ -132,14 +232,14 @@ class Request(TrainingRequest):
         if not isinstance(self.model, Transformer):
             how: dict[str, Any] = {"optimiser": self.optimiser, "steps": self.steps, "own": self._network}
             return tuple(CheckCase(width, None, **how) for width in self.sizes)
-        found = []
+        cases = []
         batch = tuple(self.ids or ()), tuple(self.targets or ())
         for width in self.sizes:
             for depth in self.depths or ():
-                made = scaled(self.model, int(width), depth, rule, self.grow)
+                model = scaled(self.model, int(width), depth, rule, self.grow)
                 ratios = width / self.model.width, depth / self.model.layers
                 rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
                 eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
                 how = {"vectors": tuple(self.vectors), "depth": depth, "rates": rates, "eps": eps}
-                found.append(CheckCase(width, made, *batch, self.optimiser, self.steps, **how))
-        return tuple(found)
+                cases.append(CheckCase(width, model, *batch, self.optimiser, self.steps, **how))
+        return tuple(cases)

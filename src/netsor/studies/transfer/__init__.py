@@ -16,8 +16,7 @@ from ...optim import Optimiser
 from .._output_dir import out_path
 from .._training import subject_of
 from ._request import DRAWS, STEPS, Request
-from ._results import Transfer
-from ._study import TransferStudy
+from ._study import Transfer, TransferStudy
 from ._sweep import Curve, Optimum, Sweep
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 
 from ... import _document as doc
-from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
-from ..._html_report import COLOUR_CLASSES, provenance
-from ..._mpl_style import COLUMN, MARKS, rendered, styled
-from ..coord_check._document import GROWTH, trained
-from ..coord_check._plots import TITLES
+from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
+from ..._html_report import COLOUR_CLASSES
+from ..._mpl_style import MARKS
+from .._training_report import GROWTH, batch_text, panels, sections_of, steps_text, svg_figure
 from ._request import Request, width_text
 from ._sweep import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 
 SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
-PANELS = 3  # in a row
 RULE = (
     "The loss at a learning rate is the geometric mean over initialisations, the same ones at every rate. The best "
     "rate is the vertex of the parabola through the lowest point of the curve and its neighbours, in the logarithms of "
@@ -31,47 +29,33 @@ RULE = (
     "width on lies outside. It shifts like n^a if every interval lies outside on the same side; a is the exponent over "
     "all widths. Otherwise the sweep is undecided. There is no verdict if the lowest loss is at an end of the grid."
 )
-FILES = {
-    "transfer.csv": "every loss", "transfer.json": "", "transfer.pdf": "", "transfer.png": "the figure",
-    "manifest.json": "",
-}  # fmt: skip
 
 
-def document(request: Request, sweeps: Sequence[Sweep], manifest: dict[str, Any] | None = None) -> doc.Document:
+def document(
+    request: Request, sweeps: Sequence[Sweep], verdict: str, manifest: dict[str, Any] | None = None
+) -> doc.Document:
     """The document of a sweep; with its manifest, for a folder."""
-    verdict = "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in sweeps)
-    sections = [
-        Section("", [doc.Items([_item(sweep) for sweep in sweeps])]),
-        Section("", [doc.Figures([_picture(request, sweeps)])], "html"),
-        Section("Best learning rates with 99 % intervals", [_best(request, sweeps)]),
-    ]
+    sections = [Section("Best learning rates with 99 % intervals", [_best(request, sweeps)])]
     sections += [
         Section(f"{sweep.name}: loss at each learning rate", [_losses(sweep)], "verbose", folded=True)
         for sweep in sweeps
     ]
-    sections.append(Section("How verdicts are reached", [Paragraph(RULE)], "verbose"))
-    if manifest is not None:
-        cost = (
-            f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
-        )
-        exact = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
-        sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
-    title = f"Learning-rate transfer of {request.name}"
-    return doc.Document(title, f"{request.name}: {verdict}", headline(request), sections)
+    items, main = [_item(sweep) for sweep in sweeps], _picture(request, sweeps)
+    return doc.Document(
+        f"Learning-rate transfer of {request.name}",
+        f"{request.name}: {verdict}",
+        headline(request),
+        sections_of(request, items, main, sections, RULE, "every loss", manifest),
+    )
 
 
 def headline(r: Request) -> str:
     """What was done."""
     name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
-    batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own else f"; {GROWTH[r.grow]}"
     at = ", ".join(map(width_text, r.sizes))
     rates = "" if r.lr is None else f", at {len(r.lr)} learning rates"
-    return f"Loss after {_steps(r)}{name}{batch}{rates}, {r.draws} initialisations at widths {at}{scale}"
-
-
-def _steps(r: Request) -> str:
-    return "one step" if r.steps == 1 else f"{r.steps} steps"
+    return f"Loss after {steps_text(r)}{name}{batch_text(r)}{rates}, {r.draws} initialisations at widths {at}{scale}"
 
 
 def status(sweep: Sweep) -> str:
@@ -103,8 +87,8 @@ def _at(widths: Sequence[float]) -> str:
 
 
 def _exponent(sweep: Sweep, start: float | None = None) -> str:
-    found = sweep.exponents[sweep.start if start is None else start]
-    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in found))
+    interval = sweep.exponents[sweep.start if start is None else start]
+    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in interval))
 
 
 def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
@@ -134,51 +118,36 @@ def _losses(sweep: Sweep) -> Table:
 
 
 def _picture(request: Request, sweeps: Sequence[Sweep]) -> doc.Figure:
+    where = "" if request.own else " at the width of the model"
     caption = (
-        f"Loss after {_steps(request)} against the learning rate{'' if request.own else ' at the width of the model'}: "
+        f"Loss after {steps_text(request)} against the learning rate{where}: "
         "geometric means over initialisations with two standard errors. The large marker is the best rate of its "
         "width; the rate transfers if these markers are above each other."
     )
-    return doc.Figure("transfer", caption, partial(_svg, request, sweeps))
-
-
-def _svg(request: Request, sweeps: Sequence[Sweep]) -> bytes:
-    with styled():
-        (svg,) = rendered(figure(request, sweeps), "svg")
-    return svg
+    return svg_figure("transfer", caption, partial(figure, request, sweeps))
 
 
 def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
     """Loss against learning rate: a panel for each parametrisation, a line for each width."""
-    with styled():
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
+    top = SEEN * max(curve.loss[0] for sweep in sweeps for curve in sweep.curves.values())
+    bottom = min(curve.loss.min() for sweep in sweeps for curve in sweep.curves.values()) / SEEN
 
-        columns = min(len(sweeps), PANELS)
-        rows = -(-len(sweeps) // columns)
-        made = Figure(figsize=(COLUMN * max(1.0, 0.8 * columns) + 0.7, 2.6 * rows), layout="constrained")
-        panels = made.subplots(rows, columns, sharey=True, squeeze=False)
-        colours = {n: colormaps["viridis"](0.9 * k / (len(request.sizes) - 1)) for k, n in enumerate(request.sizes)}
-        top = SEEN * max(curve.loss[0] for sweep in sweeps for curve in sweep.curves.values())
-        bottom = min(curve.loss.min() for sweep in sweeps for curve in sweep.curves.values()) / SEEN
+    def panel(axes: Any, sweep: Sweep) -> dict[str, Any]:
+        from matplotlib import colormaps  # slow to import
+
         lines: dict[str, Any] = {}
-        for axes, sweep in zip(panels.flat, sweeps, strict=False):
-            for k, width in enumerate(sweep.widths):
-                style = {"color": colours[width], "marker": MARKS[k % len(MARKS)]}
-                lines[width_text(width)] = _line(axes, sweep.curves[width], style, top)
-            axes.set(xscale="log", yscale="log", ylim=(bottom, top))
-            axes.yaxis.set_major_formatter("{x:g}")
-            name = TITLES.get(sweep.name, sweep.name.replace("$", r"\$"))  # which matplotlib reads as TeX
-            verdict = re.sub(r"n\^(-?[0-9.]+)", r"$n^{\1}$", sweep.verdict)
-            axes.set_title(f"{name} {verdict}")
-        for axes in list(panels.flat)[len(sweeps) :]:
-            axes.set_visible(False)
-        for axes in panels[:, 0]:
-            axes.set_ylabel(f"loss after {_steps(request)}")
-        for axes in panels.flat:
-            axes.set_xlabel("learning rate")
-        made.legend(lines.values(), lines.keys(), title="width", loc="outside right center")
-    return made
+        for k, width in enumerate(sweep.widths):
+            colour = colormaps["viridis"](0.9 * request.sizes.index(width) / (len(request.sizes) - 1))
+            style = {"color": colour, "marker": MARKS[k % len(MARKS)]}
+            lines[width_text(width)] = _line(axes, sweep.curves[width], style, top)
+        axes.set(xscale="log", yscale="log", ylim=(bottom, top))
+        axes.yaxis.set_major_formatter("{x:g}")
+        verdict = re.sub(r"n\^(-?[0-9.]+)", r"$n^{\1}$", sweep.verdict)
+        axes.set_title(f"{axes.get_title()} {verdict}")
+        return lines
+
+    labels = "learning rate", f"loss after {steps_text(request)}"
+    return panels(sweeps, panel, labels, (0.8, 0.7), share_x=False, legend="width")
 
 
 def _line(axes: Any, curve: Curve, style: dict[str, Any], top: float) -> Any:

@@ -3,18 +3,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from ..._document import Document
 from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy
-from ._cases import DrawTask, SweepCase
-from ._request import Request
-from ._results import Transfer
+from .._training_report import ByParametrisation
+from ._document import document, figure
+from ._request import Request, SweepCase, SweepTask
 from ._sweep import Curve, Sweep
 
 Pair = tuple[int, SweepCase]
+
+
+class Transfer(ByParametrisation[Sweep]):
+    """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its place; `ns.transfer` makes it.
+
+    Print it for the table; `save(folder)` writes the report, the figure and the tables.
+
+    Parameters
+    ----------
+    request : Request
+        The arguments of the sweep.
+    parts : sequence of Sweep
+        The curves of each parametrisation.
+    random_numbers : int
+        About how many random numbers were drawn.
+    seconds : float
+        Seconds of one core that the draws took, including those kept from an earlier run.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> found = ns.transfer(tiny, widths=[8, 64], steps=1, parametrisation="sp", lr=2.0 ** np.arange(-7, 2))
+    >>> found
+    <Transfer of gpt2: sp shifts like n^-0.6; print it for the table>
+    >>> print(found["sp"].best(8))
+    0.186 (0.13, 0.26)
+    >>> found.rows()[0]["lr"]
+    0.0078125
+    """
+
+    request: Request
+
+    @property
+    def _verdict(self) -> str:
+        return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
+
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        return document(self.request, self.parts, self._verdict, manifest)
+
+    def _figure(self) -> Any:
+        return figure(self.request, self.parts)
+
+    def plot(self) -> Any:
+        """Loss against learning rate, a line for each width and a panel for each parametrisation; a figure."""
+        return self._figure()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor transfer --json` prints."""
+        r = self.request
+        return {
+            "model": r.name,
+            "steps": r.steps,
+            "optimiser": r.optimiser if isinstance(r.optimiser, str) else None,
+            "ids": r.ids,
+            "targets": r.targets,
+            "draws": r.draws,
+            "grow": None if r.own else r.grow,
+            "sweeps": [sweep.as_dict() for sweep in self.parts],
+            "random_numbers": self.random_numbers,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass(frozen=True)
@@ -23,11 +86,11 @@ class TransferStudy(TrainingStudy[Transfer]):
 
     request: Request
 
-    def tasks_of(self, case: SweepCase, place: int, lr: tuple[float, ...] | None = None) -> list[DrawTask]:
+    def tasks_of(self, case: SweepCase, place: int, lr: tuple[float, ...] | None = None) -> list[SweepTask]:
         """The draws of one network, at the learning rates of the first round unless others are given."""
         request = self.request
         return [
-            DrawTask(case, place, index, draws, request.seed, request.backend, lr or request.grid)
+            SweepTask(case, index, draws, request.seed, request.backend, place, lr or request.grid)
             for index, draws in request.parts(place)
         ]
 
@@ -52,5 +115,5 @@ class TransferStudy(TrainingStudy[Transfer]):
 
     def _sweep(self, rule: Parametrisation, curves: dict[Pair, Curve]) -> Sweep:
         cases = list(enumerate(self.request.cases(rule)))
-        found = {pair[1].width: curves[pair] for pair in cases if pair in curves}
-        return Sweep(rule.name, found, {case.width: case.refused for _, case in cases if case.refused})
+        by_width = {pair[1].width: curves[pair] for pair in cases if pair in curves}
+        return Sweep(rule.name, by_width, {case.width: case.refused for _, case in cases if case.refused})

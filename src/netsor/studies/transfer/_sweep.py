@@ -1,14 +1,7 @@
 """What the losses of a learning-rate sweep say: the best rate at each width, and whether it moves with the width.
 
-The loss at a learning rate is the geometric mean over initialisations. The best rate is the vertex of the parabola
-through the lowest point of the curve and its neighbours, in the logarithms of both. Its interval is that of 99 % over
-bootstrap samples of initialisations, and reaches at least half a step of the grid to either side.
-
-A curve begins with seven rates, a factor of 2 apart. While fewer than two rates lie beyond its lowest point on one
-side, four more are added there: the best rate and those of most bootstrap samples are then inside.
-
-The exponent *from n on* is the least-squares slope of log best rate against log width over the widths n and above.
-Together the intervals of all these exponents have 99 %.
+`RULE` in `_document.py` states how. A curve gets more rates while fewer than two lie beyond its lowest point on one
+side: the best rate and those of most bootstrap samples are then inside.
 """
 
 from __future__ import annotations
@@ -44,12 +37,6 @@ class Optimum(NamedTuple):
         The best learning rate.
     low, high : float
         The ends of its interval: 0 or infinity if the lowest loss is at an end of the grid.
-
-    Examples
-    --------
-    >>> from netsor.studies.transfer import Optimum
-    >>> Optimum(0.1, 0.05, 0.2).lr
-    0.1
     """
 
     lr: float
@@ -178,15 +165,15 @@ class Sweep:
     def exponents(self) -> dict[float, tuple[float, float, float]]:
         """The exponent from each width on, but for the largest, with the ends of its interval."""
         finite = sorted(width for width in self.curves if width < math.inf)
-        starts, found = finite[:-1], {}
+        starts, exponents = finite[:-1], {}
         for k, start in enumerate(starts):
             x = np.log(finite[k:])
             by = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
             curves = [self.curves[width] for width in finite[k:]]
             value, samples = by @ [c.vertex for c in curves], by @ np.array([c.vertices for c in curves])
             low, high = np.quantile(samples, [LEVEL / len(starts) / 2, 1 - LEVEL / len(starts) / 2])
-            found[start] = float(value), min(float(value), float(low)), max(float(value), float(high))
-        return found
+            exponents[start] = float(value), min(float(value), float(low)), max(float(value), float(high))
+        return exponents
 
     @cached_property
     def _judged(self) -> tuple[str, float]:
@@ -251,8 +238,8 @@ class Sweep:
                 for width, curve in self.curves.items()
             ],
             "exponents": [
-                {"from": _plain(start), **dict(zip(ends, found, strict=True))}
-                for start, found in self.exponents.items()
+                {"from": _plain(start), **dict(zip(ends, interval, strict=True))}
+                for start, interval in self.exponents.items()
             ],
             "verdict": self.verdict,
             "start": _plain(self.start),

@@ -1,0 +1,169 @@
+"""The report of a coordinate check or a learning-rate sweep: a part for each parametrisation, rendered alike."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from .._document import Figure, Figures, Item, Items, Paragraph, Section
+from .._html_report import provenance
+from .._mpl_style import COLUMN, rendered, styled
+from ._output_dir import to_csv, to_dataframe
+from ._study import Result
+from ._training import TrainingRequest
+
+PANELS = 3  # in a row of a figure
+TITLES = {"sp": "SP", "mup": "µP", "ntk": "NTK"}  # of panels
+WORDS_OF_VECTORS = {"bias": "biases", "gain": "gains of norms"}
+GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the head dimension grows with the width"}
+
+Part = TypeVar("Part")
+
+
+class ByParametrisation(Result, Generic[Part]):
+    """A result with a part for each parametrisation, by its name or its place."""
+
+    request: TrainingRequest
+
+    def __init__(self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float) -> None:
+        self.request, self.parts = request, tuple(parts)
+        self.random_numbers, self.seconds = random_numbers, seconds
+
+    @property
+    @abstractmethod
+    def _verdict(self) -> str:
+        """The parametrisations and what was found, in a few words."""
+
+    @abstractmethod
+    def _figure(self) -> Any:
+        """The main figure."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """What the command prints with --json."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
+
+    def _files(self) -> dict[str, bytes]:
+        with styled():
+            pdf, png = rendered(self._figure(), "pdf", "png")
+        text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
+        contents = {"csv": to_csv(self.rows()), "json": text.encode(), "pdf": pdf, "png": png}
+        return {f"{self.request.stem}.{kind}": content for kind, content in contents.items()}
+
+    def _spent(self) -> dict[str, Any]:
+        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self.parts)
+
+    def __getitem__(self, key: str | int) -> Part:
+        if isinstance(key, int):
+            return self.parts[key]
+        names: list[str] = [part.name for part in self.parts]  # type: ignore[attr-defined]
+        if key not in names:
+            raise KeyError(f"{key!r} was not asked for; {', '.join(names)} were")
+        return self.parts[names.index(key)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All numbers, one row each, as in the CSV file."""
+        return [row for part in self.parts for row in part.rows()]  # type: ignore[attr-defined]
+
+    def to_dataframe(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return to_dataframe(self.rows())
+
+
+def sections_of(
+    request: TrainingRequest,
+    items: Sequence[Item],
+    figure: Figure,
+    sections: Sequence[Section],
+    rule: str,
+    data: str,
+    manifest: Mapping[str, Any] | None,
+) -> list[Section]:
+    """Conclusions and the main figure, then `sections`, then how it was done; `data` says what the CSV file has."""
+    every = [
+        Section("", [Items(items)]),
+        Section("", [Figures([figure])], "html"),
+        *sections,
+        Section("How verdicts are reached", [Paragraph(rule)], "verbose"),
+    ]
+    if manifest is not None:
+        cost = (
+            f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
+        )
+        exact = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
+        names = dict(zip(request.files[1:], (data, "", "", "the figure"), strict=True))
+        every.append(Section("How", [provenance(manifest, exact + cost, {**names, "manifest.json": ""})], "html"))
+    return every
+
+
+def trained(vectors: Sequence[str]) -> str:
+    """What moves in a model."""
+    moved, kept = (
+        " and ".join(words for name, words in WORDS_OF_VECTORS.items() if (name in vectors) is there)
+        for there in (True, False)
+    )
+    said = "Matrices and embeddings are trained" + (f", and {moved}" if moved else "")
+    return said + (f"; {kept} keep their initial values." if kept else ".")
+
+
+def steps_text(request: TrainingRequest) -> str:
+    """How many steps, in words."""
+    return "one step" if request.steps == 1 else f"{request.steps} steps"
+
+
+def batch_text(request: TrainingRequest) -> str:
+    """The size of the batch; a program has its batch in it."""
+    return "" if request.ids is None else f", {len(request.ids)} token{'s' * (len(request.ids) > 1)}"
+
+
+def svg_figure(name: str, caption: str, draw: Callable[[], Any]) -> Figure:
+    """A figure of the document, which `draw` makes when a page needs it."""
+
+    def svg() -> bytes:
+        with styled():
+            return rendered(draw(), "svg")[0]
+
+    return Figure(name, caption, svg)
+
+
+def panels(
+    parts: Sequence[Any],
+    draw: Callable[[Any, Any], Mapping[str, Any]],
+    labels: tuple[str, str],
+    size: tuple[float, float],
+    share_x: bool,
+    legend: str | None = None,
+) -> Any:
+    """A figure with a panel for each parametrisation; `draw(axes, part)` returns the lines by their names.
+
+    `size` is the width of a panel in columns of text, and that of the legend in inches.
+    """
+    columns = min(len(parts), PANELS)
+    rows = -(-len(parts) // columns)
+    with styled():
+        from matplotlib.figure import Figure as Canvas  # slow to import
+
+        canvas = Canvas(figsize=(COLUMN * max(1.0, size[0] * columns) + size[1], 2.6 * rows), layout="constrained")
+        grid = canvas.subplots(rows, columns, sharex=share_x, sharey=True, squeeze=False)
+        lines: dict[str, Any] = {}
+        for axes, part in zip(grid.flat, parts, strict=False):
+            axes.set_title(TITLES.get(part.name, part.name.replace("$", r"\$")))  # which matplotlib reads as TeX
+            lines |= draw(axes, part)
+        for axes in list(grid.flat)[len(parts) :]:
+            axes.set_visible(False)
+        for axes in grid[-1] if share_x else grid.flat:
+            axes.set_xlabel(labels[0])
+        for axes in grid[:, 0]:
+            axes.set_ylabel(labels[1])
+        canvas.legend(lines.values(), lines.keys(), title=legend, loc="outside right center")
+    return canvas

@@ -1,0 +1,181 @@
+"""The networks of an audit: a model with its input at its own widths or at infinite ones, and tasks of its draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..._bound_program import AtWidths
+from ...engine import Plan
+from ...engine._parallel import Progress
+from ...engine.backends import Backend, Numpy
+from ...language import TraceError, hyperparameter
+from ...language._graph import topological_order
+from ...models import Probes, Transformer
+from ...models._description import with_scalar_std
+from ...models._metric_program import ProgramModel
+from .._cache import Arrays
+from .._cost import BACKWARD, Draw, at_depth, planning_bytes
+from .._study import DrawTask
+
+Model = Transformer | ProgramModel  # what an audit is of
+PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
+PART_DRAWS = 256  # at most
+STD = "std"  # the hyperparameter of a sweep of standard deviations
+MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
+
+
+@dataclass(frozen=True)
+class AuditCase:
+    """A model with its input, at its own widths or at infinite ones."""
+
+    model: Model
+    tokens: int
+    ids: tuple[int, ...] | None
+    infinite: bool
+    gradients: bool = False
+    ranges: bool = False
+    backend: Backend = field(default_factory=Numpy)  # for which it is planned
+    swept: str | None = None  # a standard deviation that is an input of the plan
+
+    @property
+    def shared(self) -> AuditCase:
+        """The case with the program of all values of what is swept; at finite widths they have one plan too."""
+        if self.swept is None or isinstance(self.model, ProgramModel):
+            return self
+        return dataclasses.replace(self, model=self.model.replace(name=self.model.family, **{self.swept: 1.0}))
+
+    @property
+    def planned(self) -> AuditCase:
+        """The case whose plan serves: at infinite width Gaussian expectations depend on what is swept."""
+        return self if self.infinite else self.shared
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The inputs of the plan."""
+        name = "std_q" if self.swept == STD else self.swept  # which STD sets too
+        return {} if name is None else {STD: getattr(self.model, name)}
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The widths by their names.
+
+        With rotary positions heads keep their dimension: at d = ∞ scores need a normal for each pair of tokens and each
+        difference of positions, and gradients have no law yet.
+        """
+        own = self.model.widths()
+        if not self.infinite:
+            return dict(own)
+        rotary = isinstance(self.model, Transformer) and self.model.positions == "rotary"
+        return {name: own[name] if rotary and name == "d" else math.inf for name in own}
+
+    @property
+    def status(self) -> str:
+        """How its law relates to the model."""
+        return self.model.status(**self.widths)
+
+    def probes(self) -> Probes:
+        """The program of all that is measured."""
+        given: dict[str, Any] = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
+        model = self.model
+        if self.swept is not None and isinstance(model, Transformer):
+            model = with_scalar_std(model, self.swept, hyperparameter(STD))
+        return model.probes(**given, gradients=self.gradients, ranges=self.ranges)
+
+    def at(self) -> AtWidths:
+        """That program at its widths."""
+        return probes_of(self.shared)._at(self.widths)._at({**self.widths, **self.numbers})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is measured of it, but for ranges."""
+        probes = probes_of(self.shared)
+        return (*probes.names, *probes.final, *probes.starts)
+
+    @property
+    def plan(self) -> Plan:
+        """What a draw of it takes."""
+        return _planned(self)[0]
+
+    @property
+    def draw(self) -> Draw:
+        """What a draw of it takes, in numbers."""
+        plan, seconds, size = _planned(self)
+        return Draw.of(plan, self.backend, seconds, size)
+
+    @property
+    def draw_at_depth(self) -> Draw:
+        """About the same, without a plan of a deep model."""
+        if isinstance(self.model, ProgramModel):
+            return self.draw
+        return at_depth(self.model, lambda shallow: dataclasses.replace(self, model=shallow).draw)
+
+    @property
+    def part_draws(self) -> int:
+        """The draws of a part: a matter of what they cost at the model's own widths, and of nothing else.
+
+        So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them. A
+        device draws many at once.
+        """
+        if not self.backend.threads:
+            return PART_DRAWS
+        one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
+        most = PART_SECONDS * (BACKWARD if self.gradients else 1)
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
+        fields = {name: value for name, value in self.model.fields().items() if name != "name"}
+        values = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
+        values |= {"gradients": True} if self.gradients else {}
+        values |= {"ranges": True} if self.ranges else {}
+        values |= {"swept": self.swept} if self.swept else {}  # such a program numbers its draws in another order
+        plain: dict[str, Any] = json.loads(json.dumps(values))
+        return plain
+
+
+@lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
+def probes_of(subject: AuditCase) -> Probes:
+    """The program of all that is measured, for a subject that comes again."""
+    return subject.probes()
+
+
+@lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
+def _planned(subject: AuditCase) -> tuple[Plan, float, float]:
+    """A plan, and the seconds and bytes that it takes to make it: every worker does so again."""
+    if subject.planned != subject:
+        plan, seconds, size = _planned(subject.planned)
+        return plan.bind(subject.numbers), seconds, size
+    start = time.process_time()
+    try:
+        widths: dict[str, Any] = {**subject.widths, **subject.numbers}
+        plan = probes_of(subject.shared).plan(backend=subject.backend, **widths)
+        seconds = time.process_time() - start
+        return plan, seconds, planning_bytes(topological_order(subject.at().outputs), subject.infinite)
+    except TraceError as error:
+        raise ValueError(f"{subject.model.name}: {error.plain}") from None
+
+
+@dataclass(frozen=True)
+class AuditTask(DrawTask):
+    """Some draws of a subject: parts of a model and of its limit have the same seed, as they are compared."""
+
+    case: AuditCase
+
+    def run(self, progress: Progress = False) -> Arrays:
+        """Draw; the first task of a subject at infinite width also has the quadrature error of all."""
+        probes, at = probes_of(self.case.shared), self.case.at()
+        arrays: Arrays = dict(probes.named(at.unchecked(self.sampling(workers=1, progress=progress))))
+        if self.case.infinite and self.index == 0:
+            moves = at.moves(self.backend)
+            signed = np.zeros((1, self.case.plan.mean.shape[0])) if moves is None else moves.signed
+            arrays |= {MOVED + name: moved for name, moved in probes.named(at.split(signed)).items()}
+        return arrays
