@@ -171,7 +171,8 @@ class GaussianMixtureND:
 
     def pdf(self, y: Array) -> Array:
         """The density at points (k, entries)."""
-        return self._sums(y, squares=False)[0]
+        density: Array = self._sums(y, squares=False)[0]
+        return density
 
     def pdf_with_error(self, y: Array) -> Estimate:
         """The density, with its standard error over replicas."""
