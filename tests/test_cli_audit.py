@@ -266,7 +266,7 @@ BAD = {
     ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1: so many different ids",
     ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
     ("b" * 300,): "must be the path of a file that can be read (File name too long), or the name of a model",
-    ("twice.json",): "MODEL 'twice.json': 'twice.json' has the field 'n_layer' twice",
+    ("twice.json",): "MODEL 'twice.json': 'twice.json' is not valid JSON: it has the field 'n_layer' twice",
     ("deep.json",): "MODEL 'deep.json': 'deep.json' is nested too deeply",
     ("escape.json",): r"'\x1b[2J'=1",
     ("/dev/zero",): "MODEL '/dev/zero': '/dev/zero' must be a regular file",

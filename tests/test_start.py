@@ -27,6 +27,14 @@ def fresh(code):
     return made.stdout.splitlines()[-1]
 
 
+def _reexported(module):
+    """The names in `__all__` of a module; without one, those that it imports as themselves."""
+    imported = import_module(f"netsor.{module}")
+    tree = ast.parse(Path(imported.__file__).read_text())
+    aliases = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return getattr(imported, "__all__", [alias.name for alias in aliases if alias.asname == alias.name])
+
+
 def seen_by_type_checkers():
     """The names that `if TYPE_CHECKING` imports, each with its module; modules with themselves."""
     (block,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
@@ -35,7 +43,7 @@ def seen_by_type_checkers():
     seen = {name: module for name, module in pairs if name != "*"}
     for node in found:
         if node.names[0].name == "*":
-            seen |= dict.fromkeys(import_module(f"netsor.{node.module}").__all__, f".{node.module}")
+            seen |= dict.fromkeys(_reexported(node.module), f".{node.module}")
     return seen
 
 

@@ -107,7 +107,7 @@ def step(
     >>> after = ns.step(h, (f - 1.0) ** 2, lr=0.5)
     >>> moved = ns.Program(ns.mean_dot(after - h, after - h))
     >>> print(f"{moved.draw(n=1000, draws=50).mean():.2f}, {moved.law(n=ns.inf).with_error.mean()} at infinite width")
-    0.19, 0.187597 ± 7.7e-05 at infinite width
+    0.19, 0.187627 ± 5.7e-05 at infinite width
     """
     several = isinstance(outputs, list | tuple)
     listed = list(outputs) if several else [outputs]

@@ -32,7 +32,9 @@ def affine(
 
 def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
     """Standard deviations, checked; those of weights may be scalars."""
-    free = {name for name, sigma in sigmas.items() if isinstance(sigma, Scalar) and name != "sigma_b"}
+    free = {
+        name for name, sigma in sigmas.items() if isinstance(sigma, Scalar) and not sigma.shape and name != "sigma_b"
+    }
     return tuple(sigma if name in free else scale(sigma, name, operation) for name, sigma in sigmas.items())
 
 

@@ -185,14 +185,16 @@ def test_depths():
 
 
 def test_the_limit_has_its_quadrature_error():
-    """At infinite width the first output is 0 and the first loss exactly 1; netsor's is off by the quadrature error."""
+    """At infinite width √E[tanh(g)²], g ~ N(0, 1/2), is within the quadrature error of ours; the first loss is 1."""
     check = perceptron("mup")
-    loss = Entry("size", "loss")
-    value, low, high = check.limit_size(loss)
-    assert low < 1 < high < 1.05
-    assert abs(value - 1) > 1e-6
+    points, weights = np.polynomial.hermite_e.hermegauss(120)
+    exact = np.sqrt(np.tanh(np.sqrt(0.5) * points) ** 2 @ weights / weights.sum())
+    value, low, high = check.limit_size(Entry("size", "hidden", 1))
+    assert low < exact < high < low + 1e-3
+    assert abs(value - exact) > 1e-6
+    assert check.limit_size(Entry("size", "loss")) == (1, 1, 1)  # the first output is 0 by structure
     rows = {(row["what"], row["name"], row["block"]): row for row in check.rows() if np.isinf(row["width"])}
-    assert (rows["size", "loss", ""]["low"], rows["size", "loss", ""]["high"]) == (low, high)
+    assert (rows["size", "hidden", 1]["low"], rows["size", "hidden", 1]["high"]) == (low, high)
     entry = check["hidden"].entry
     written = [row for row in check.as_dict()["limit"] if (row["what"], row["name"], row["block"]) == entry[:3]]
     assert [(row["value"], row["low"], row["high"]) for row in written] == [check.limit_size(entry)]
