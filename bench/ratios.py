@@ -101,7 +101,7 @@ def steps(table, device, small):
         for seed in range(2):
             spent = defaultdict(float)
             with torch.no_grad():
-                work = _torch._Block(backend, seed, 0, replicas)
+                work = _torch._Block(backend, seed, 0, replicas, replicas)
 
                 def kept(rule, spent=spent):
                     def call(step, *rest):

@@ -34,7 +34,7 @@ def test_torch_has_the_law_of_numpy(case, precision):
 
 def test_every_step_computes_what_numpy_computes():
     """Random programs, step by step, on the same arrays."""
-    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16), 0
+    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, 16), 0
 
     def compute(step, given):
         tensors = {id(a): torch.tensor(np.ascontiguousarray(a)) for a in given}  # one that is given twice is one
@@ -50,7 +50,7 @@ def test_every_step_computes_what_numpy_computes():
 def test_torch_computes_what_numpy_computes():
     """Random programs as a whole, on the same random numbers: some of these use matrices again, in full frames."""
     for plan, drawn, found in random_plans([0, 1, 2, 7, 63, 80]):
-        work = _torch._Block(choose(**TORCH), 0, 0, 16)
+        work = _torch._Block(choose(**TORCH), 0, 0, 16, 16)
         with torch.no_grad():
             made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
         assert_same(found, [array.numpy() for array in made], atol=1e-10)
