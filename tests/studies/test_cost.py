@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 import netsor as ns
+from netsor.engine import _draw_cost
+from netsor.engine._draw_cost import BASE, Draw
 from netsor.engine.backends import Numpy, choose
 from netsor.engine.backends._jax import COMPILE_SECONDS
 from netsor.engine.backends._numpy import block_bytes
 from netsor.models import read
 from netsor.studies import _cost, _process_pool
-from netsor.studies._cost import BASE, Cost, Draw, overhead_seconds, worker_count
+from netsor.studies._cost import Cost, overhead_seconds, worker_count
 from netsor.studies._parametrisation import parametrisation
 from netsor.studies.audit._request import Request as AuditRequest
 from netsor.studies.audit._study import AuditStudy
@@ -44,7 +46,7 @@ def test_a_worker_has_room_for_a_plan_and_for_the_draws_that_are_computed_togeth
     one = Draw.of(plan, planning_bytes=1e9)
     assert [one.block_bytes(draws) for draws in (1, 10, 1000)] == [block_bytes(plan, draws) for draws in (1, 10, 1000)]
     assert one.block_bytes(1000) > 4 * plan.bytes
-    assert one.in_worker(1) == BASE + 1e9 + _cost.MIN_DRAW_BYTES
+    assert one.in_worker(1) == BASE + 1e9 + _draw_cost.MIN_DRAW_BYTES
     large = one._replace(bytes=2e9, held=2e9)
     assert large.in_worker(1) == BASE + 2e9 + 4e9
 
@@ -73,7 +75,7 @@ def test_as_many_work_as_there_are_parts_and_room_for(monkeypatch):
 
 
 def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypatch):
-    monkeypatch.setattr(_cost, "BASE", 0.0)
+    monkeypatch.setattr(_draw_cost, "BASE", 0.0)
     monkeypatch.setattr(_cost, "MIN_DRAW_BYTES", 0.0)
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
     every = [subject for rule in request.checks for subject in request.cases(rule)]

@@ -24,6 +24,7 @@ from .._executors import threads_start
 from .._program import Program
 from .._validate import shown
 from ..engine import Plan
+from ..engine._draw_cost import BASE, Draw, planning_bytes
 from ..engine._parallel import check_memory, cores, in_bytes, memory
 from ..engine._plan import in_time
 from ..engine._sampler import MAX_STORED_REPLICAS
@@ -31,7 +32,6 @@ from ..engine.backends import Backend, Numpy
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
-from ..studies._cost import BASE, Draw, planning_bytes
 from ._load_program import bound, load
 from ._options import MAX_EXACT_INT, SIGMAS
 from ._output import echo_error

@@ -17,11 +17,11 @@ import numpy as np
 
 from .._program import Program
 from ..engine import Plan
+from ..engine._draw_cost import Draw
 from ..engine._parallel import cores, in_bytes, memory
 from ..language import inf
 from ..laws import Estimate, HeadSum, Law, kl
 from ..paper import layer
-from ..studies._cost import Draw
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
 
 DENSITY_POINTS = 241

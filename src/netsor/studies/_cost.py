@@ -3,73 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .._validate import ArgumentError
-from ..engine import Plan
+from ..engine._draw_cost import SCALAR_BYTES, VECTOR_BYTES, Draw
 from ..engine._parallel import check_memory, cores, memory
-from ..engine.backends import Backend, Numpy
-from ..engine.backends._numpy import replicas_per_block
-from ..language import Value, Vector
-from ..language._array import Take
+from ..engine.backends import Backend
 from ..models import Transformer
 
-BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
-MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, however small they are
-VECTOR_BYTES, TAKE_BYTES, SCALAR_BYTES = 600.0, 34.0, 75.0  # to plan an entry; scalars count at infinite width alone
 START = 1.5  # seconds until workers have begun, one on each core
 REPORT = 3.0  # seconds for its pictures
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
 SHALLOW = 2, 4  # blocks of the networks from whose plans the cost of a deep network follows
-
-
-class Draw(NamedTuple):
-    """What one draw takes on a backend, and what comes before the first one."""
-
-    seconds: float  # of one worker
-    compiling: float  # seconds, once in a process
-    planning: float  # seconds, once in a process
-    planning_bytes: float
-    numbers: float  # random ones
-    long_numbers: float  # those in long rows
-    bytes: float
-    held: float  # bytes of each more that is computed in the same block
-    steps: float
-
-    @classmethod
-    def of(
-        cls, plan: Plan, backend: Backend = Numpy(), planning: float = 0.0, planning_bytes: float = 0.0  # noqa: B008
-    ) -> Draw:  # fmt: skip
-        """As a plan says it."""
-        compiling = backend.seconds(plan, 0)
-        return cls(
-            backend.seconds(plan, 1) - compiling,
-            compiling,
-            planning,
-            planning_bytes,
-            plan.random_numbers,
-            plan.long_numbers,
-            plan.bytes,
-            plan.held,
-            len(plan.steps),
-        )
-
-    def block_bytes(self, draws: int) -> float:
-        """The bytes of the arrays of so many draws, as far as numpy computes them together."""
-        block = replicas_per_block(
-            self.bytes, self.held, self.seconds, self.steps, 2 * self.long_numbers > self.numbers
-        )
-        return self.bytes + (min(draws, block) - 1) * self.held
-
-    def in_worker(self, draws: int, backend: Backend = Numpy()) -> float:  # noqa: B008 (it is frozen)
-        """The bytes of a process that makes a plan, keeps it, and draws so many by it.
-
-        Steps have temporary arrays of their own, so that a block takes up to twice the bytes of its arrays.
-        """
-        block = 2 * self.block_bytes(draws) if backend.threads else backend.working_bytes(self.bytes)
-        return BASE + max(self.planning_bytes, self.bytes) + max(MIN_DRAW_BYTES, block)
 
 
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
@@ -90,18 +37,6 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
     return Draw(*numbers)._replace(
         planning=second.planning * depth / more
     )  # the first plan may have imported libraries
-
-
-def planning_bytes(values: Iterable[Value], infinite: bool) -> float:
-    """About the memory that it takes to plan a program, and to keep it; entries that are taken have their positions."""
-    total = 0.0
-    for value in values:
-        if isinstance(value, Vector):
-            each = VECTOR_BYTES
-        else:
-            each = TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
-        total += math.prod(value.shape) * each
-    return total
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from .._program import Program
 from .._validate import ArgumentError, Positive, check_fields, choice, one_of, whole
 from ..engine import Plan
+from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._parallel import check_memory
 from ..engine._precision import LEAST, PATIENCE, check_single
 from ..engine.backends import Backend, Numpy
@@ -28,7 +29,7 @@ from ..models._training import VECTORS, refuse
 from ..optim import NAMED
 from . import _study
 from ._cache import derive_seed
-from ._cost import Cost, Draw, at_depth, overhead_seconds, planning_bytes, refuse_large, worker_count
+from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._parametrisation import GROW, Parametrisation, parametrisation
 
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square

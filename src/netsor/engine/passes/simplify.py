@@ -78,7 +78,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
                 key = *({**fields, "members": content_of(weight.members)}.values()), x, each
                 if key in products:
                     return products[key]
-                if len(np.unique(members)) < len(members):
+                if len(set(members.tolist())) < len(members):
                     new = _each(new, weight, x) if each else _all(new, weight, x)
                 products[key] = new
         return new

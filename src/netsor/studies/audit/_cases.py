@@ -14,6 +14,7 @@ import numpy as np
 
 from ..._bound_program import AtWidths
 from ...engine import Plan
+from ...engine._draw_cost import Draw, planning_bytes
 from ...engine._parallel import Progress
 from ...engine.backends import Backend, Numpy
 from ...language import TraceError, hyperparameter
@@ -22,7 +23,7 @@ from ...models import Probes, Transformer
 from ...models._description import with_scalar_std
 from ...models._metric_program import ProgramModel
 from .._cache import Arrays
-from .._cost import BACKWARD, Draw, at_depth, planning_bytes
+from .._cost import BACKWARD, at_depth
 from .._study import DrawTask
 
 Model = Transformer | ProgramModel  # what an audit is of

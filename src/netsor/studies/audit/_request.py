@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from ..._validate import ArgumentError, check_fields, choice, shown, whole
 from ...engine import ExactError
+from ...engine._draw_cost import planning_bytes
 from ...engine._parallel import check_memory
 from ...engine._precision import resolve_precision
 from ...engine.backends import AUTO, Backend, Numpy
@@ -18,7 +19,7 @@ from ...models import Transformer
 from ...models._description import SCALAR_STDS
 from ...models._metric_program import ProgramModel
 from .. import _study
-from .._cost import planning_bytes, refuse_large
+from .._cost import refuse_large
 from ._cases import AuditCase, AuditTask, Model
 from ._findings import DECIDE
 

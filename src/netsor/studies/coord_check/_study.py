@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._document import Document
+from ...engine._draw_cost import Draw
 from ...engine._quadrature_error import FEW
-from .._cost import Draw
 from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy
