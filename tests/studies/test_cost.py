@@ -76,7 +76,7 @@ def test_as_many_work_as_there_are_parts_and_room_for(monkeypatch):
 
 def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypatch):
     monkeypatch.setattr(_draw_cost, "BASE", 0.0)
-    monkeypatch.setattr(_cost, "MIN_DRAW_BYTES", 0.0)
+    monkeypatch.setattr(_draw_cost, "MIN_DRAW_BYTES", 0.0)
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
     every = [subject for rule in request.checks for subject in request.cases(rule)]
     sizes = [2 * block_bytes(c.plan, 64) + max(c.draw().planning_bytes, c.plan.bytes) for c in every]

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import click
@@ -266,8 +266,12 @@ def _built_in(
     if both and not infinite_heads:
         _refuse_limit("--width", widths)
 
+    @cache  # the network is planned once: for its cost, and for its law
+    def network(tokens: int, heads: int, token: int) -> Program:
+        sizes = {"tokens": tokens, "heads": heads, "token": token}
+        return layer(**(model | sizes), mask=mask, low_rank=head_dim is not None)
+
     def cost(draws: int, width: float, tokens: int, heads: int) -> Cost:
-        given = model | {"tokens": tokens, "heads": heads}
         linear = width == math.inf or model["activation"] in ("identity", "clip")  # nothing has coordinates then
         size = layer_bytes(tokens, heads, 0.0 if linear else width)
         at = {name: min(size, width) for name, size in widths.items()}
@@ -275,14 +279,14 @@ def _built_in(
         if size > memory() or not draws:
             return Cost(size, 0.0)
         limit = dict.fromkeys(at, math.inf)
-        make = partial(layer, **given, mask=mask, low_rank=head_dim is not None)
+        make = partial(network, heads=heads, token=0)
         seconds = _limit_seconds(make, limit, tokens) if limit in sides else 0.0  # a limit needs no draws
         if sides == [limit]:
             return Cost(size, seconds)
-        sampled = _sampled(make(token=min(token, tokens) - 1), sides, draws, backend)
+        sampled = _sampled(network(tokens, heads, min(token, tokens) - 1), sides, draws, backend)
         return Cost(sampled.bytes + size, sampled.seconds + seconds)
 
     given = {"draws": draws, "width": width, "tokens": model["tokens"], "heads": model["heads"]}
     seconds = check_budget(cost, given, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
-    net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
+    net = network(model["tokens"], model["heads"], token - 1)
     return Target(net, widths, True, coordinate, seconds)

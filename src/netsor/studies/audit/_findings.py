@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from ..._document import FLAG, OK, STATUSES, UNDECIDED, Document, Paragraph, Section
 from ..._html_report import to_cell
@@ -142,16 +143,23 @@ def band(values: Array) -> tuple[Array, Array, Array]:
     return median, low, high
 
 
+@cache
+def _order_statistics(n: int, q: float) -> tuple[int, int]:
+    """The ranks j and k such that n draws have their q-quantile between the j-th and the k-th, but for LEVEL."""
+    # Sums of logarithms, not scipy.special.bdtr: to import scipy.special takes longer than a quick audit draws.
+    log_choose = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(n + 1)]
+    count = np.arange(n + 1)
+    probability = np.exp(np.array(log_choose) + count * math.log(q) + (n - count) * math.log1p(-q))
+    j = int(np.sum(np.cumsum(probability) <= LEVEL / 2))  # P(B < j) is small enough
+    k = n + 1 - int(np.sum(np.cumsum(probability[::-1]) <= LEVEL / 2))  # P(B ≥ k) is
+    return j, k
+
+
 def quantile_confidence_interval(values: Array, q: float) -> tuple[float, float]:
     """An interval that has the quantile in it, but for one time in 1/LEVEL; infinite where the draws are too few."""
     ordered = np.sort(values)
-    n = len(ordered)
-    count = np.arange(n + 1)
-    below = scipy.special.bdtr(count, n, q)  # P(B ≤ count)
-    above = scipy.special.bdtrc(count, n, q)  # P(B > count)
-    j = int(np.sum(below <= LEVEL / 2))  # P(B < j) is small enough
-    k = int(np.argmax(above <= LEVEL / 2)) + 1  # P(B ≥ k) is
-    return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= n else np.inf)
+    j, k = _order_statistics(len(ordered), q)
+    return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= len(ordered) else np.inf)
 
 
 def draws_needed(values: Array, threshold: float) -> int | None:
@@ -161,7 +169,7 @@ def draws_needed(values: Array, threshold: float) -> int | None:
     z is the quantile of a normal at LEVEL/2 from above, and 1 since draws are counted in whole numbers.
     """
     away = abs(float(np.mean(values < threshold) + np.mean(values <= threshold)) - 1) / 2  # |p − ½|; ties count half
-    z = float(scipy.special.ndtri(1 - LEVEL / 2))
+    z = NormalDist().inv_cdf(1 - LEVEL / 2)
     count = math.inf if away == 0 else ((z / 2 + math.sqrt(z * z / 4 + 4 * away)) / (2 * away)) ** 2
     if count > MAX_USEFUL_DRAWS:
         return None
