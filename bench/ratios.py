@@ -97,7 +97,8 @@ def steps(table, device, small):
     nets = {f"{size['blocks']} blocks, s = {tokens}": (gpu.stack(tokens, **size), 4 if small else 256)}
     nets |= {"encoder": (gpu.encoder(**(SMALL_ENCODER if small else ENCODER)), 4 if small else 64)}
     for what, (net, replicas) in nets.items():
-        plan, backend = net.plan(), choose("torch", device, "float32")
+        backend = choose("torch", device, "float32")
+        plan = net.plan(backend=backend)
         for seed in range(2):
             spent = defaultdict(float)
             with torch.no_grad():

@@ -88,3 +88,11 @@ def test_equal_masks_are_one_array_as_long_as_somebody_has_it():
     del first, second
     gc.collect()
     assert (len(_check_function._known), len(_softmax._masks)) == before
+
+
+def test_an_array_in_its_own_shape_is_itself(monkeypatch):
+    x = ns.normal((2, 3))
+    monkeypatch.setattr(_array, "NUMBERS", 5)  # to list the positions of more entries is refused
+    assert x.reshape(2, 3) is x.reshape(-1, 3) is x.reshape((2, -1)) is x
+    with pytest.raises(ns.TraceError, match="at most 5 are rearranged"):
+        x.reshape(6)

@@ -317,8 +317,12 @@ class Value:
         sizes = [as_whole(size) for size in given]
         if any(size is None or (size < 1 and size != -1) for size in sizes):
             raise TraceError("reshape", "shape", given, "positive integers; one may be -1")
+        wanted = cast(list[int], sizes)
+        if self.shape == tuple(self.size // -math.prod(wanted) if size == -1 else size for size in wanted):
+            return self  # without making all positions: there may be many millions
+        positions = self._positions()
         try:
-            return self.take(self._positions().reshape(cast(Any, sizes)), "reshape")
+            return self.take(positions.reshape(wanted), "reshape")
         except (ValueError, OverflowError):
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}") from None
 
