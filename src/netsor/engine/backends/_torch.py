@@ -177,7 +177,6 @@ class Torch(Device):
 
 
 def _array(numbers: Array, precision: str, device: str) -> Array:
-
     return torch.tensor(np.array(numbers, order="C"), dtype=getattr(torch, precision), device=device)
 
 
