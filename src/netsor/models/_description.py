@@ -151,11 +151,8 @@ class Description:
         known = self.padding is None or self.padding < (self.vocabulary or math.inf)
         yield "padding", not known, f"an id of the vocabulary, which has {self.vocabulary}"
         yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
-        yield (
-            "experts_per_token",
-            self.experts_per_token > (self.experts or math.inf),
-            f"at most experts={self.experts}",
-        )
+        many = self.experts is not None and self.experts_per_token > self.experts
+        yield "experts_per_token", many, f"at most experts={self.experts}"
         yield "rotary_stretch", self.rotary_stretch and self.positions != "rotary", "None unless positions='rotary'"
         yield "buckets", self.positions == "relative" and few, f"at least 4, and below 2·distance={2 * self.distance}"
         decoder = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
