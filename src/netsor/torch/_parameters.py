@@ -76,7 +76,7 @@ class Parameter:
         return self.law not in ("constant", "fixed")
 
 
-class Parameters(Mapping[str, Parameter]):
+class Parameters(dict[str, Parameter]):
     """The laws of the parameters of a module, by their names; `print` shows the table.
 
     Examples
@@ -85,16 +85,8 @@ class Parameters(Mapping[str, Parameter]):
     """
 
     def __init__(self, rows: Mapping[str, Parameter], samples: int) -> None:
-        self._rows, self.samples = dict(rows), samples
-
-    def __getitem__(self, name: str) -> Parameter:
-        return self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        super().__init__(rows)
+        self.samples = samples
 
     def label(self, program: Program) -> Program:
         """The program, with a note of whether the parameters that it stands for are Gaussian."""
