@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._array_api import one_blas_thread
 from ..language._array import Value, VectorAccess
 from ..language._graph import Bools, asked_entries, topological_order, widths_of
 from ..language._operation import Dot, Gaussian, MatMul, Normal, Source
@@ -24,7 +23,7 @@ from ..language._scalar import Scalar
 from ..language._vector import Vector
 from ._error import ExactError
 from ._plan import Plan
-from .backends._numpy import Streams, block
+from ._quadrature_error import sample_block
 from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
@@ -130,9 +129,8 @@ def certain(products: Sequence[Product]) -> list[Bools]:
 
     def limits(plan: Plan) -> list[Array]:
         """The scalars, (replicas, entries) each."""
-        with one_blas_thread(), np.errstate(all="ignore"):
-            mean, _ = block(plan, Streams(0, 0), REPLICAS)
-        return np.split(np.broadcast_to(mean, (REPLICAS, mean.shape[1])), ends, axis=1)
+        with np.errstate(all="ignore"):
+            return np.split(sample_block(plan, 0, REPLICAS)[0], ends, axis=1)
 
     plan = make_plan(scalars, bound)
     found, known = limits(plan), []

@@ -37,7 +37,7 @@ class Recognised:
     values: Array
     heads: int
     scale: float
-    correction: Callable[[], Correction | None]
+    correction: Callable[[], Correction | None] | None  # None if widths, or tokens, are of several kinds
 
 
 def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
@@ -86,12 +86,10 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
         return None
     temperature = (wq.std * wk.std) ** 2
     one_width = len(widths) == 1 and y is z and x.op.inputs == (y,) and isinstance(x.op, Take)
-    first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale) if one_width else _unknown
+    first = None
+    if one_width:
+        first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale)
     return Recognised(temperature * query[0, 0] * keys[box], values[box], heads, scale, first)
-
-
-def _unknown() -> None:
-    """The correction of a layer with several widths, or whose queries, keys and values come from different tokens."""
 
 
 def _correction(

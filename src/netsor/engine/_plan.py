@@ -122,8 +122,8 @@ class Plan:
     Examples
     --------
     >>> plan = ns.paper.layer().plan(n=256)
-    >>> plan.random_numbers, plan.constant
-    (23, False)
+    >>> plan.random_numbers, plan.constant, plan.seconds(50_000) > 0
+    (23, False, True)
     >>> x = ns.gaussian(64, 8)
     >>> for _ in range(12):
     ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
@@ -180,13 +180,7 @@ class Plan:
         return not any(step.kind in DRAWS for step in self.steps)
 
     def bind(self, numbers: Mapping[str, float]) -> Plan:
-        """The plan with numbers for its hyperparameters.
-
-        Parameters
-        ----------
-        numbers : mapping of str to float
-            The numbers by name.
-        """
+        """The plan with numbers for its hyperparameters, by name."""
         new = {name: given_number(name, number) for name, number in numbers.items()}
 
         def given(register: Register) -> Register:
@@ -211,23 +205,7 @@ class Plan:
         return 1 if self.constant else max(MIN_NODE_SETS, draws // DRAWS_PER_NODE_SET) if self.averaged else draws
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds that so many draws take on one core.
-
-        Parameters
-        ----------
-        draws : int
-            How many replicas.
-
-        Returns
-        -------
-        float
-            An estimate for a processor of today.
-
-        Examples
-        --------
-        >>> ns.paper.layer().plan(n=256).seconds(50_000) > 0
-        True
-        """
+        """Roughly the seconds that so many draws take on one core of a processor of today."""
         return self.replicas(draws) * self._each if not self.constant else 0.0
 
     @cached_property

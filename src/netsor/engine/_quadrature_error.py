@@ -27,7 +27,7 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 
 
 @one_blas_thread()
-def _block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Array, Array]:  # noqa: B008
+def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Array, Array]:  # noqa: B008
     """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy.
 
     JAX would compile the plan first, which takes longer.
@@ -102,14 +102,14 @@ def moves(
     if plan.constant:
         replicas = 1  # all are equal
     with one_blas_thread():
-        mean, columns = _block(plan, 0, replicas, where)
+        mean, columns = sample_block(plan, 0, replicas, where)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
         scale = relative_scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
         means, covs = [], []
         for shift in (1, 2):
-            other_mean, other_columns = _block(question.plan(shift), 0, replicas, where)
+            other_mean, other_columns = sample_block(question.plan(shift), 0, replicas, where)
             means.append(other_mean - mean)
             covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
         if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:  # a limit of 0, perhaps, of terms that cancel
@@ -127,7 +127,7 @@ def _largest_term(plan: Plan, replicas: int) -> float:
             terms |= dict.fromkeys(step.args)
         elif step is not None and step.kind in (*VIEWS, "scale", "join", "pad", "take"):
             pending += step.args
-    found = (_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
+    found = (sample_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
     return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)
 
 
@@ -140,7 +140,7 @@ def node_bias(question: PlanQuery) -> Array:
     plan = question.plan()
     if not plan.nodes:
         return np.zeros(plan.mean.shape)
-    found = [_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
+    found = [sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
     return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
 
 

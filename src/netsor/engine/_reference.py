@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..language._parameters import Weight
 from ..language._rotary import Rotate
 from ..language._score import Pool
 from ..language._vector import Vector
-from ..optim import Coefficients, Rates, orthogonalised
+from ..optim import Rates, orthogonalised
 from ._parallel import check_memory, cores, memory
 from ._rng_keys import chunks, generator
 from ._sampler import Sampling
@@ -80,17 +81,14 @@ class _Chunk:
 
     def numbers(self) -> int:
         """The numbers that one replica holds: matrices and vectors."""
-        numbers = sum(self._matrix(w) * w.members.size for w in weights_of(self.values))
-        for value in self.values:
-            numbers += value.size * (int(value.width.bind(self.widths)) if isinstance(value, Vector) else 1)
+        numbers = sum(math.prod(self._full(value)) for value in self.values)
+        for w in weights_of(self.values):
+            numbers += int(w.out_width.bind(self.widths)) * int(w.in_width.bind(self.widths)) * w.members.size
         return numbers
 
     def size(self) -> int:
         """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
         return max(1, CHUNK_BYTES // (8 * self.numbers()))
-
-    def _matrix(self, weight: Weight) -> int:
-        return int(weight.out_width.bind(self.widths)) * int(weight.in_width.bind(self.widths))
 
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of one draw of each output."""
@@ -219,6 +217,9 @@ def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Array:
     return w
 
 
+ON_ARRAYS: Any = SimpleNamespace(elementwise=lambda f, *given: f(*given), orthogonalised=orthogonalised)
+
+
 def _updated(
     before: _Moved, gradient: Array, op: SteppedMatMul | SteppedParameter, number: int, run: _Literal
 ) -> _Moved:
@@ -228,20 +229,8 @@ def _updated(
     lr, decay = (x if isinstance(x, float) else run.drawn[x].reshape(-1, *axes) for x in scalars_of(op, number))
     rate, adjusted = (of(run.widths) * lr for of in (rule.rate, rule.adjusted))
     rates = Rates(rate, adjusted, rule.weight_decay * decay, rule.eps(run.widths))
-    w, state = rule.optimiser._update(_OnArrays(), before[0], gradient, before[1].get(rule.optimiser), rates)
+    w, state = rule.optimiser._update(ON_ARRAYS, before[0], gradient, before[1].get(rule.optimiser), rates)
     return w, {**before[1], rule.optimiser: state}
-
-
-class _OnArrays:
-    """What optimisers do with drawn parameters."""
-
-    def elementwise(self, f: Callable[..., Array], *given: Array) -> Array:
-        """A function of entries."""
-        return f(*given)
-
-    def orthogonalised(self, g: Array, iterations: Coefficients | None, eps: float) -> Array:
-        """Of each matrix."""
-        return np.asarray(orthogonalised(g, iterations, eps))
 
 
 def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:

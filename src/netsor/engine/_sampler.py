@@ -18,7 +18,7 @@ from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binn
 from ._parallel import Progress, Silent, at_once, check_memory, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
-from ._quadrature_error import QUADRATURE_PROBE_REPLICAS, _block, checked_quadrature_error, moves, relative_scale
+from ._quadrature_error import QUADRATURE_PROBE_REPLICAS, checked_quadrature_error, moves, relative_scale, sample_block
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
 from .backends._numpy import Streams, block_bytes, block_of, blocks
@@ -106,7 +106,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     plan = question.plan()
     error = checked_quadrature_error(moves(question))
     if plan.constant:
-        mean, columns = _block(plan, seed, 1)
+        mean, columns = sample_block(plan, seed, 1)
         cov = Numpy().cov(columns)
         _check_finite(plan, seed, mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
@@ -218,7 +218,7 @@ def _check_finite(plan: Plan, seed: int, *arrays: Array) -> None:
     guards = [step.out for step in plan.steps if step.kind == "lost"]
     first = np.argmax(np.any([~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays], axis=0))
     replicas = min(max(int(first) + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
-    if any(np.isnan(_block(replace(plan, mean=guard), seed, replicas)[0]).any() for guard in guards):
+    if any(np.isnan(sample_block(replace(plan, mean=guard), seed, replicas)[0]).any() for guard in guards):
         raise ValueError(
             "at width inf, a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not "
             "followed; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
