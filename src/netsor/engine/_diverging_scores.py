@@ -25,6 +25,7 @@ from ._error import ExactError
 from ._plan import Plan
 from ._quadrature_error import sample_block
 from .lower import make_plan
+from .passes._rewrite import Context, rewritten
 
 Array = npt.NDArray[np.float64]
 
@@ -56,9 +57,14 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
             unclear.append(p)
     if not unclear:
         return set()
-    new, asked = _without_scores(values), asked_entries(outputs)
-    factors = [[new[x] for x in p.op.inputs] for p in unclear]
-    return _found([(p, Product(x, y, asked[p])) for p, (x, y) in zip(unclear, factors, strict=True)])
+
+    def change(old: Value, new: Value) -> Value:
+        """A random scalar instead of each score."""
+        return replace(new, op=Normal(Source(None), 1.0, new.shape)) if _in_limit(old) else new
+
+    context, asked = Context({}, dict.fromkeys(values, 0)), asked_entries(outputs)
+    factors: Any = iter(rewritten([x for p in unclear for x in p.op.inputs], context, change))
+    return _found([(p, Product(next(factors), next(factors), asked[p])) for p in unclear])
 
 
 def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
@@ -105,17 +111,6 @@ def _after_transposes(values: Sequence[Value]) -> set[Value]:
         if transpose or not found.isdisjoint(value.op.inputs):
             found.add(value)
     return found
-
-
-def _without_scores(values: Sequence[Value]) -> dict[Value, Any]:
-    """Each value of a program, as it is with random scalars instead of scores."""
-    new: dict[Value, Any] = {}
-    for value in values:
-        inputs = [new[x] for x in value.op.inputs]
-        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
-        op = Normal(Source(None), 1.0, value.shape) if _in_limit(value) else value.op.with_inputs(*inputs)
-        new[value] = value if same and not _in_limit(value) else replace(value, op=op)
-    return new
 
 
 def certain(products: Sequence[Product]) -> list[Bools]:

@@ -50,9 +50,7 @@ def kernel(
     mu, a = _law(u, constant)
     nu, b = (mu, a) if own else _law(v, constant)
     x = expect.BatchedFunction(f, mu, params[:given])
-    y = (
-        x if own else expect.BatchedFunction(g, nu, params[given:])
-    )  # the same rows: half of a symmetric kernel is computed
+    y = x if own else expect.BatchedFunction(g, nu, params[given:])  # if own, half of a symmetric kernel is computed
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
         yy = xx if own else b @ np.swapaxes(b, -1, -2)

@@ -362,15 +362,11 @@ def _experts(model: Description, x: ns.Vector, given: ns.Scalar) -> ns.Vector:
     def hidden(std: float, name: str | None = None) -> ns.Vector:
         return ns.weight(m, n, count, sigma_of(std, model.width), name=name) @ x  # (experts, tokens)
 
-    activation = ACTIVATIONS[model.activation]
-    h = (
-        activation(hidden(model.std_gate, "W^G")) * hidden(model.std_in)
-        if model.gated
-        else activation(hidden(model.std_in))
-    )
-    return ns.weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden)) @ ns.concat(
-        given.transpose() * h, axis=0
-    )
+    gate = (model.std_gate, "W^G") if model.gated else (model.std_in,)
+    h = ACTIVATIONS[model.activation](hidden(*gate))
+    h = h * hidden(model.std_in) if model.gated else h
+    last = ns.weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden))
+    return last @ ns.concat(given.transpose() * h, axis=0)
 
 
 def normed(model: Description, x: ns.Vector) -> ns.Vector:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from .. import language as ns
 from .._array_api import array_namespace
 from .._program import Program
+from ..engine.passes._rewrite import Context, rewritten
 from ..language._graph import topological_order
 from ..language._operation import Apply, Gaussian, MatMul, Scale
 from ..language._score import pooled, rsqrt, split
@@ -123,30 +123,26 @@ def _trained(traced: Trace, model: Description, vectors: dict[ns.Vector, str], b
         return new_value
 
     without = {kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std}  # theirs are traced
-    new: dict[ns.Value, Any] = {}
-    for value in topological_order([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
-        inputs = [new[x] for x in value.op.inputs]
-        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
-        new_value: Any = value if same else replace(value, op=value.op.with_inputs(*inputs))
-        match new_value.op:
+
+    def change(old: ns.Value, new: Any) -> ns.Value:
+        match new.op:
             case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
                 one = ns.weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
-                new_value = one @ x
-                new_value = split(new_value + parameter(one.out_width, 0.0, "bias") if biases else new_value, heads, 0)
-            case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(new_value.op, n) not in without:
-                new_value = new_value + parameter(w.out_width, 0.0, "bias")
+                new = one @ x
+                new = split(new + parameter(one.out_width, 0.0, "bias") if biases else new, heads, 0)
+            case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(new.op, n) not in without:
+                new = new + parameter(w.out_width, 0.0, "bias")
             case Gaussian(factor=factor) if biases and factor.any():
-                vectors[new_value] = "bias"
+                vectors[new] = "bias"
             case Scale(ns.Scalar(op=Apply(f)), _) if isinstance(f.f, partial) and f.f.func is rsqrt:
-                new_value = parameter(new_value.width, 1.0, "gain") * new_value if gains else new_value
-                new_value = (
-                    new_value + parameter(new_value.width, 0.0, "bias")
-                    if biases and model.norm == "layer"
-                    else new_value
-                )
-        new[value] = new_value
-    layers = tuple(Layer(*(new[value] for value in layer[:6])) for layer in traced.layers)
-    return traced._replace(layers=layers, output=new[traced.output])
+                new = parameter(new.width, 1.0, "gain") * new if gains else new
+                new = new + parameter(new.width, 0.0, "bias") if biases and model.norm == "layer" else new
+        return new  # type: ignore[no-any-return]
+
+    outputs = [traced.output, *(value for layer in traced.layers for value in layer[:6])]
+    output, *values = rewritten(outputs, Context({}, dict.fromkeys(topological_order(outputs), 0)), change)
+    layers = tuple(Layer(*values[k : k + 6]) for k in range(0, len(values), 6))  # type: ignore[arg-type]
+    return traced._replace(layers=layers, output=output)  # type: ignore[arg-type]
 
 
 def refuse(model: Description) -> None:

@@ -27,7 +27,7 @@ from ._init_tests import (
 )
 from ._network import inputs_of
 from ._parameters import Parameter, with_declared
-from ._program import Module, Node, UnsupportedError, captured, outputs_of_modules, path_of
+from ._program import Module, UnsupportedError, captured, outputs_of_modules, path_of
 from ._structure import Structure, structure
 
 BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
@@ -317,12 +317,10 @@ def _path(net: Structure, name: str, k: int) -> str:
     if name in SCORES and block.softmaxes:
         return path_of(block.softmaxes[0])
     branch = block.branches.get(name.removesuffix("_share"))
-    return _returned_by(net, branch) if branch is not None else block.path or "the module"
-
-
-def _returned_by(net: Structure, node: Node) -> str:
-    """The outermost module that returns a node, such as the whole perceptron and not its dropout."""
-    return min(outputs_of_modules(net.graph.nodes).get(node, [path_of(node)]), key=len)
+    if branch is None:
+        return block.path or "the module"
+    # the outermost module that returns it, such as the whole perceptron and not its dropout
+    return min(outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)]), key=len)
 
 
 def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> dict[int, InitFinding]:

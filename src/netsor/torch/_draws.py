@@ -57,9 +57,7 @@ class Draws:
     ) -> None:
         self.laws, self.ids = laws, ids
         self.names, self.head = names or {}, head  # other names than the paths; the matrix whose products are logits
-        self.trained = (
-            trained  # tables are matrices that act on unit vectors, so that a step of an optimiser moves them
-        )
+        self.trained = trained  # tables are then matrices that act on unit vectors: an optimiser moves them
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
         self._uses: dict[str, str] = {}
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
@@ -137,11 +135,7 @@ class Draws:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
         law, size, view = self._used(x.name, "vectors"), x.shape[-1], x.entries
         lead = [np.arange(n) * s for n, s in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
-        at = (
-            view.storage_offset() + sum((np.ix_(*lead)), np.zeros((), np.intp))
-            if lead
-            else np.array(view.storage_offset())
-        )
+        at = np.array(view.storage_offset()) + sum(np.ix_(*lead) if lead else (), np.zeros((), np.intp))
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
         if (size > 1 and view.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows:
             raise Refusal(f"the parameter {x.name} is used in pieces that are no rows")

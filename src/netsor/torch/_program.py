@@ -26,7 +26,7 @@ from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import VIEWS_OF_PARAMETERS, apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._draws import Draws, Random
-from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
+from ._parameters import GAUSSIAN, Parameters, parameters
 from ._rotary import settled
 from ._samples import fresh
 
@@ -89,14 +89,11 @@ def captured(
     exported = capture(instance, args, given)
     order = [name for name in inspect.signature(instance.forward).parameters if name in given]
     given = {name: given[name] for name in [*order, *(name for name in given if name not in order)]}
-    fixed = {name: _number(law) for name, law in laws.items() if not law.random}
+    fixed = {name: law.value for name, law in laws.items() if law.law == "fixed"}
+    fixed |= {name: torch.tensor(law.value).expand(law.shape) for name, law in laws.items() if law.law == "constant"}
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in instance.named_parameters(remove_duplicate=False)}
     return read(exported, args, given, names, fixed), laws, type(instance).__name__
-
-
-def _number(law: Parameter) -> Any:
-    return torch.tensor(law.value).expand(law.shape) if law.law == "constant" else law.value
 
 
 class UnsupportedError(ValueError):
@@ -146,7 +143,9 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     try:
         with torch.no_grad():
             program = torch.export.export(shadow, *given, strict=False)
-            whole = any(_mutates(node) or name_of(node) == "einsum" for node in program.graph.nodes)
+            schemas = [getattr(node.target, "_schema", None) for node in program.graph.nodes]
+            whole = any(getattr(schema, "is_mutable", False) for schema in schemas)
+            whole |= any(name_of(node) == "einsum" for node in program.graph.nodes)
             table = {EINSUM: torch.export.default_decompositions()[EINSUM]} if whole else {}
             return program.run_decompositions(table) if whole else program
     except Exception as error:  # of torch, or of the module itself
@@ -157,10 +156,6 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-
-
-def _mutates(node: Node) -> bool:
-    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
 def read(
@@ -329,7 +324,9 @@ class Reader:
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
             raise UnsupportedError(f"{name} returns nothing that depends on a random parameter")
-        self._check_twins(values)
+        twins = self.draws.twins.keys()  # rows that became scalars: as vectors they would be other draws
+        if twins and not twins.isdisjoint(topological_order(values)):
+            raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
         return self.laws.label(Program(values[0] if len(values) == 1 else tuple(values), name, self.probes))
 
     def _result(self, node: Node) -> Any:
@@ -374,8 +371,3 @@ class Reader:
         x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
         x = settled(x) if isinstance(x, Coordinates) else x
         return x.plain() if isinstance(x, Vectors) else x.value
-
-    def _check_twins(self, outputs: list[Value]) -> None:
-        """Rows of a parameter that became scalars must not be vectors elsewhere: these would be other draws."""
-        if self.draws.twins and not self.draws.twins.keys().isdisjoint(topological_order(outputs)):
-            raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
