@@ -22,7 +22,6 @@ from ._ops import gram, product, squares
 from ._psd_cholesky import (
     LinalgBackend,
     basis,
-    diagonal,
     inverse,
     lower_factor,
     safe_pivot_ratio,
@@ -43,7 +42,7 @@ COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coe
 def _default_linalg(xp: Any) -> LinalgBackend:
     return LinalgBackend(
         lambda a, floor: lower_factor(xp, a, floor),
-        lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * diagonal(xp, a)),
+        lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * xp.linalg.diagonal(a)),
         lambda lower, b: solve(xp, lower, b),
         lambda lower, rows: solve_lower(xp, lower, rows),
         lambda rows: basis(xp, rows),
@@ -68,9 +67,9 @@ def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | 
         made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
     lower = linalg.try_factor(products)
-    again = has_small_pivot(xp, lower, diagonal(xp, products))
+    again = has_small_pivot(xp, lower, xp.linalg.diagonal(products))
     made = _once_more(xp, linalg.solve_lower(lower, made), known, linalg)
-    again = linalg.undetermined(again, lower, diagonal(xp, products), made, rows, *known)
+    again = linalg.undetermined(again, lower, xp.linalg.diagonal(products), made, rows, *known)
     return linalg.recompute_where(made, again, linalg.gram_schmidt, rows, *known)
 
 
@@ -174,7 +173,7 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
             return xp.astype(linalg.wide(xp.astype(rows, xp.float64)), lower.dtype)
         return along(xp, rows, linalg.gram_schmidt(rows), own=True)
 
-    weak = has_small_pivot(xp, lower, diagonal(xp, products), safe_pivot_ratio(xp, rows.dtype))
+    weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), safe_pivot_ratio(xp, rows.dtype))
     made = linalg.recompute_where(lower, weak, again, rows)
     return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
 
@@ -212,7 +211,7 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBa
 
 def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:
     """Which triangular factors have a row, not 0, whose pivot is not sure, or NaN, given the squares of the rows."""
-    pivots = diagonal(xp, lower)
+    pivots = xp.linalg.diagonal(lower)
     floor = safe_pivot_ratio(xp, lower.dtype) if floor is None else floor
     return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
 
@@ -225,7 +224,7 @@ def undetermined_rank(
     A pivot of 0 is settled if nothing is left of the row, but rounding, relative to the directions before it. Gradients
     of keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
     """
-    pivots = diagonal(xp, lower)
+    pivots = xp.linalg.diagonal(lower)
     weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (lengths > 0)
     left = xp.any(weak_rows & (pivots > 0), axis=-1)
     for j in np.flatnonzero(weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)).tolist():

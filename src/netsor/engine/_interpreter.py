@@ -16,6 +16,7 @@ from ._ops import add_over, apply_over
 from ._plan import Plan
 
 RULES: dict[str, Callable[..., Any]] = {
+    **_ops.ONE_EXPRESSION,
     **{
         name: rule
         for name, rule in vars(_ops).items()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,18 +55,13 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgB
     row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that depends
     on what rounding hides then changes visibly (see `_expectation_ops`).
     """
-    floor = tolerance(xp, rest.dtype) * diagonal(xp, whole)
+    floor = tolerance(xp, rest.dtype) * xp.linalg.diagonal(whole)
     made = linalg.factor(rest, floor) if linalg else lower_factor(xp, rest, floor)
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
-        own = diagonal(xp, made)
-        more = xp.sqrt(own**2 + HIDDEN * diagonal(xp, whole)) - own
+        own = xp.linalg.diagonal(made)
+        more = xp.sqrt(own**2 + HIDDEN * xp.linalg.diagonal(whole)) - own
         made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
     return made
-
-
-def diagonal(xp: Any, a: Array) -> Array:
-    """The diagonal of each matrix; in numpy a view."""
-    return xp.linalg.diagonal(a)
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -88,7 +82,7 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
     """
     if type(gram) is not np.ndarray or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
-    none = diagonal(np, gram) == 0
+    none = np.linalg.diagonal(gram) == 0
     if none.any():
         one = none[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
         some = gram * ~none[..., None] * ~none[..., None, :] + one
@@ -108,8 +102,8 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
 
 def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
     """Which matrices have all pivots well above rounding."""
-    squares = diagonal(np, lower) ** 2
-    return ((squares > safe_pivot_ratio(np, gram.dtype) * diagonal(np, gram)) & (squares > floor)).all(axis=-1)
+    squares = np.linalg.diagonal(lower) ** 2
+    return ((squares > safe_pivot_ratio(np, gram.dtype) * np.linalg.diagonal(gram)) & (squares > floor)).all(axis=-1)
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
@@ -179,20 +173,14 @@ def inverse(lower: Any) -> Any:
 
     Rows are scaled to one size first: they may differ by any factor, and rounding errors of one must not reach another.
     """
-    none = diagonal(np, lower) <= 0
+    none = np.linalg.diagonal(lower) <= 0
     size = np.abs(lower).max(axis=-1)
     if not none.any():
-        return np.where(_lower(lower.shape[-1]), np.linalg.inv(lower / size[..., None]), 0.0) / size[..., None, :]
+        return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]
     # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
     size = np.where(none, 1.0, size).astype(lower.dtype)
     rows = np.where(none[..., None], np.eye(lower.shape[-1], dtype=lower.dtype), lower / size[..., None])
     return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
-
-
-@cache
-def _lower(size: int) -> Any:
-    """Which entries of a matrix are not above its diagonal."""
-    return np.tri(size, dtype=bool)
 
 
 def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
@@ -203,7 +191,7 @@ def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     if linalg:
         return linalg.basis(rows)
     q, r = xp.linalg.qr(xp.matrix_transpose(rows))
-    signs = diagonal(xp, r)
+    signs = xp.linalg.diagonal(r)
     one = xp.ones_like(signs)
     return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
 
@@ -216,7 +204,7 @@ def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: LinalgBa
     """
     one = xp.eye(points.shape[-2], dtype=points.dtype)
     left = residual(xp, one - known @ xp.matrix_transpose(known), one, linalg=linalg)
-    alive = diagonal(xp, left) > 0  # False for a vector whose known coordinates are all of it
+    alive = xp.linalg.diagonal(left) > 0  # False for a vector whose known coordinates are all of it
     points = points * xp.astype(alive, points.dtype)[..., None]
     gram = points @ xp.matrix_transpose(points)
     for rows in rest:
