@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Floats
 from ..language._array import Value, VectorAccess
 from ..language._graph import Bools, asked_entries, topological_order, widths_of
 from ..language._operation import Dot, Gaussian, MatMul, Normal, Source
@@ -26,8 +26,6 @@ from ._plan import Plan
 from ._quadrature_error import sample_block
 from .lower import make_plan
 from .passes._rewrite import Context, rewritten
-
-Array = npt.NDArray[np.float64]
 
 REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, not in all
 MIN_CORRELATION = 1e-6  # correlation of x and y: where a sum cancels, rounding may leave less
@@ -122,7 +120,7 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     bound = {w.name: np.inf for w in widths_of(topological_order(scalars)) if w.name is not None}
     ends = np.cumsum([p.size for p in scalars])[:-1]
 
-    def limits(plan: Plan) -> list[Array]:
+    def limits(plan: Plan) -> list[Floats]:
         """The scalars, (replicas, entries) each."""
         with np.errstate(all="ignore"):
             return np.split(sample_block(plan, 0, REPLICAS)[0], ends, axis=1)

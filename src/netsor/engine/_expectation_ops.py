@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import scipy
 
+from .._array_api import Array
 from .._sobol import Sobol
 from ..activations import Function
 from ._error import InfiniteError
 from ._ops import gram, squares
-
-Array = Any
 
 
 class HostOnly(Exception):

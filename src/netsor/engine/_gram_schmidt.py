@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .._array_api import Array
 from ._ops import gram, product, squares
 from ._psd_cholesky import (
     LinalgBackend,
@@ -28,8 +29,6 @@ from ._psd_cholesky import (
     solve,
     tolerance,
 )
-
-Array = Any
 
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 MAX_INVERTED_ROWS = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them

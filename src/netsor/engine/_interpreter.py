@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._array_api import Array
 from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
 from ._ir import DRAWS, Register, Step
 from ._ops import add_over, apply_over
@@ -44,8 +45,6 @@ RULES: dict[str, Callable[..., Any]] = {
 # Those that take the `LinalgBackend` of an array library.
 WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
-
-Array = Any
 
 IN_PLACE: dict[str, Any] = {
     "add": np.add,

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats, Ints, one_blas_thread
 from .._executors import thread_pool
 from .._validate import ArgumentError, whole
 from ._interpreter import RULES, in_numpy, run
@@ -27,9 +26,6 @@ from .backends import Backend, Device, Numpy
 from .backends._base import DEVICE_BLOCK_BYTES
 from .backends._chi import Chi, chi
 from .backends._numpy import BLOCK_BYTES, _laid_out
-
-Array = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
 
 MOVED = {*VIEWS, "take"}  # kinds of steps whose results are entries of what they read
 
@@ -45,7 +41,7 @@ class Latent:
         self.workers = cores() if workers is None else whole(workers, "workers")
         self.recipes: dict[Step, Chi] = {}
         self.places: dict[Step, slice] = {}  # among all normals of a replica
-        self.read: dict[Step, Places] = {}  # which of a step's normals are read
+        self.read: dict[Step, Ints] = {}  # which of a step's normals are read
         self.size = 0
         for step in self.plan.steps:
             if step.kind in ("normals", "chi"):
@@ -70,7 +66,7 @@ class Latent:
         recipe = self.recipes.setdefault(step, chi(step.params["freedom"], "float64"))
         return *step.out.shape[:-1], recipe.normals
 
-    def given(self, z: Array) -> tuple[Array, Array]:
+    def given(self, z: Floats) -> tuple[Floats, Floats]:
         """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
         columns = _beside(np, columns, self.factor)
@@ -79,7 +75,7 @@ class Latent:
         replicas = len(z)
         return np.broadcast_to(mean, (replicas, self.entries)), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
 
-    def over(self, z: Array, what: Callable[[Array, Array], Any]) -> list[Any]:
+    def over(self, z: Floats, what: Callable[[Floats, Floats], Any]) -> list[Any]:
         """`what(mean, columns)` of each block of replicas, in threads: no more of them are held at a time."""
         parts = [slice(k, min(k + self.block, len(z))) for k in range(0, len(z), self.block)]
 
@@ -92,7 +88,7 @@ class Latent:
             with thread_pool(min(self.workers, len(parts))) as pool:
                 return list(pool.map(one, parts))
 
-    def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Array], Array]:
+    def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Floats], Floats]:
         """A function of normals (replicas, size): `what(library, mean, columns)`, all of it on the backend's device."""
         assert isinstance(self.backend, Device)
         size = DEVICE_BLOCK_BYTES[self.backend.kind] // max(self.plan.bytes + 32 * self.entries**2, 1)
@@ -101,13 +97,13 @@ class Latent:
             self.plan, lambda library, mean, columns: what(library, mean, _beside(library.xp, columns, self.factor))
         )
 
-        def found(z: Array) -> Array:
+        def found(z: Floats) -> Floats:
             parts = [z[k : k + block] for k in range(0, len(z), block)]
             return np.concatenate([ask({step.out: self._drawn(step, part) for step in self.places}) for part in parts])
 
         return found
 
-    def _drawn(self, step: Step, z: Array) -> Any:
+    def _drawn(self, step: Step, z: Floats) -> Any:
         shape, read = self.shape(step), self.read[step]
         own: Any = z[:, self.places[step]]
         if len(read) < math.prod(shape):
@@ -221,7 +217,7 @@ def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
     return [*steps, *more], out
 
 
-def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Places:
+def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Ints:
     """The places of the normals of a step that later ones read: of kernels with few directions, as many.
 
     Each number is followed through steps that move numbers or multiply them by a constant; any other reads all it gets.
@@ -267,7 +263,7 @@ def _after(plan: Plan, start: Register) -> list[Step] | None:
     return steps if all(not r.varies or r in made for r in results) else None
 
 
-def _tail(plan: Plan, steps: list[Step], start: Register, value: Array) -> tuple[Array, Array]:
+def _tail(plan: Plan, steps: list[Step], start: Register, value: Floats) -> tuple[Floats, Floats]:
     arrays = {start: value}
     for step in steps:
         inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
@@ -276,7 +272,7 @@ def _tail(plan: Plan, steps: list[Step], start: Register, value: Array) -> tuple
     return np.asarray(mean), np.asarray(columns)
 
 
-def matched(small: Latent, large: Latent) -> Places | None:
+def matched(small: Latent, large: Latent) -> Ints | None:
     """Where the normals of a plan stand among those of another with draws of the same keys, at least as large.
 
     The first entries along every axis are the same ones; −1 for those that the other does not read. None if there is
@@ -298,7 +294,7 @@ def matched(small: Latent, large: Latent) -> Places | None:
     return np.concatenate(places)
 
 
-def embedding(small: Latent, large: Latent) -> Places | None:
+def embedding(small: Latent, large: Latent) -> Ints | None:
     """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
 
     That these come out the same is tried with random normals; None if they do not.

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-Array = Any
-Shape = tuple[int, ...]
+from .._array_api import Array
+from .._validate import Shape
 
 # Multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
 EINSUM_MAX_MULTIPLICATIONS = 128

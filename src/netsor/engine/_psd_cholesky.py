@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from .._array_api import Array
 from ._ops import join
-
-Array = Any
 
 PANEL = 16  # columns: block size of the factorisation
 LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns

@@ -6,17 +6,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats, one_blas_thread
 from ._ir import VIEWS, Register
 from ._plan import Plan
 from .backends import Backend, Numpy
 from .backends._numpy import Streams
 from .backends._numpy import block as numpy_block
 from .lower import PlanQuery
-
-Array = npt.NDArray[np.float64]
 
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
@@ -27,7 +24,7 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 
 
 @one_blas_thread()
-def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Array, Array]:  # noqa: B008
+def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Floats, Floats]:  # noqa: B008
     """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy.
 
     JAX would compile the plan first, which takes longer.
@@ -46,9 +43,9 @@ def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy())
 class Moves:
     """How far the outputs move, in a few replicas, if every kernel moves by its error: upward, and with mixed signs."""
 
-    mean: Array  # (moves, replicas, entries): the moves of conditional means
-    scale: Array  # (replicas, entries): the spread of each output, or its size if it is not random
-    cov: Array  # (moves,): the largest move of a conditional covariance, relative to the spreads
+    mean: Floats  # (moves, replicas, entries): the moves of conditional means
+    scale: Floats  # (replicas, entries): the spread of each output, or its size if it is not random
+    cov: Floats  # (moves,): the largest move of a conditional covariance, relative to the spreads
 
     @property
     def relative(self) -> float:
@@ -59,14 +56,14 @@ class Moves:
         return error if error > ROUNDING_RTOL else 0.0
 
     @property
-    def signed(self) -> Array:
+    def signed(self) -> Floats:
         """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
         return np.asarray(2**0.5 * self.mean.mean(axis=1))
 
     @property
-    def each(self) -> Array:
+    def each(self) -> Floats:
         """The error of every output, (entries,): of its mean over replicas, in its own unit."""
-        error: Array = np.max(np.abs(self.mean).mean(axis=1), axis=0)
+        error: Floats = np.max(np.abs(self.mean).mean(axis=1), axis=0)
         return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
 
 
@@ -131,7 +128,7 @@ def _largest_term(plan: Plan, replicas: int) -> float:
     return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)
 
 
-def node_bias(question: PlanQuery) -> Array:
+def node_bias(question: PlanQuery) -> Floats:
     """The bias of each output's mean by the number of quadrature nodes, (entries,), estimated from a quarter of them.
 
     Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
@@ -144,14 +141,14 @@ def node_bias(question: PlanQuery) -> Array:
     return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
 
 
-def relative_scale(mean: Array, variance: Array) -> Array:
+def relative_scale(mean: Floats, variance: Floats) -> Floats:
     """What errors are relative to: the spread; of what is not random its own size, or that of others if it is 0."""
     spread = np.sqrt(variance)
     whole = (spread + np.abs(mean)).max() or 1.0
     return np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
 
 
-def _moved(columns: Array, others: Array) -> float:
+def _moved(columns: Floats, others: Floats) -> float:
     """The largest difference of two covariances, a few rows at a time: of all rows they may not fit in memory."""
     replicas, entries, _ = columns.shape
     if not (columns.any() or others.any()):

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats, one_blas_thread
 from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
@@ -71,8 +70,6 @@ class Sampling:
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
 
 
-Array = npt.NDArray[np.float64]
-
 TASK = 0.5  # seconds of work that a task sent to another process should have
 PILOT = 8192  # replicas that say where the cells are
 MAX_DRAWS = 2**34  # draws
@@ -89,13 +86,13 @@ class Conditional:
     that was drawn matters, there is one replica.
     """
 
-    mean: Array  # (replicas, k)
-    cov: Array  # (replicas, k, k)
+    mean: Floats  # (replicas, k)
+    cov: Floats  # (replicas, k, k)
     random_numbers: int  # drawn for each replica
     quadrature_error: float  # relative: what errors of Gaussian expectations, or rounding, do to covariances, at most
     notes: tuple[str, ...]
     constant: bool  # nothing that was drawn matters
-    count: Array | None = None  # replicas that each of these stands for, if there were too many to keep
+    count: Floats | None = None  # replicas that each of these stands for, if there were too many to keep
     binning: float = 0.0  # and what that does to the density, relative to its largest value
 
 
@@ -138,7 +135,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
 
 
-def _average(plan: Plan, means: Array, covs: Array, error: float) -> Conditional:
+def _average(plan: Plan, means: Floats, covs: Floats, error: float) -> Conditional:
     """The mean over replicas that differ in their quadrature nodes alone, with its standard error."""
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
     scale = relative_scale(mean[0], np.diagonal(cov[0]))
@@ -147,7 +144,7 @@ def _average(plan: Plan, means: Array, covs: Array, error: float) -> Conditional
     return Conditional(mean, cov, plan.random_numbers, error, _notes(plan, mean, cov), True)
 
 
-def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
+def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
     """The plan's notes, and a warning if an output is 0 only because a function was 0 at every point tried."""
     zero = ~(np.any(mean, axis=0) | np.any(np.diagonal(cov, axis1=1, axis2=2), axis=0))
     if not (plan.tried and zero.any()):
@@ -159,7 +156,7 @@ def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
     return (*plan.notes, narrow)
 
 
-def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
+def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     question = replace(question, prices=where.prices)
@@ -180,7 +177,7 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
     return split(found, question.outputs)
 
 
-def split(rows: Array, outputs: Sequence[Value]) -> list[Array]:
+def split(rows: Floats, outputs: Sequence[Value]) -> list[Floats]:
     """Numbers of all entries, (rows, entries), by output: (rows, *shape) each."""
     ends = np.cumsum([output.size for output in outputs])[:-1]
     parted = zip(np.split(rows, ends, axis=1), outputs, strict=True)
@@ -212,7 +209,7 @@ def _chunks_per_task(plan: Plan, size: int) -> int:
     return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
 
-def _check_finite(plan: Plan, seed: int, *arrays: Array) -> None:
+def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
     if all(np.isfinite(array).all() for array in arrays):
         return
     guards = [step.out for step in plan.steps if step.kind == "lost"]
@@ -236,7 +233,7 @@ class _Chunk:
     size: int
     cells: MomentGrid | None = None
 
-    def law(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
+    def law(self, part: range, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
         """Conditional means and covariances."""
         size = self.plan.mean.shape[0]
         means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
@@ -255,7 +252,7 @@ class _Chunk:
         blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
         return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
-    def draws(self, part: range, tick: Callable[[int], None]) -> Array:
+    def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
         """Draws: mean + coefficients · N(0, I), the normals from a stream of their own.
 
         If single precision was chosen by looking at other draws, and one of these overflows it, all of the part are
@@ -270,7 +267,7 @@ class _Chunk:
             exact = replace(self.backend, precision="float64", chosen=False)
             return replace(self, backend=exact)._draws(part, tick)
 
-    def _draws(self, part: range, tick: Callable[[int], None]) -> Array:
+    def _draws(self, part: range, tick: Callable[[int], None]) -> Floats:
         chunks = [chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start]
         streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
         made = (

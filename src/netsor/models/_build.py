@@ -19,6 +19,7 @@ import numpy.typing as npt
 import netsor.nn as nn
 
 from .. import language as ns
+from .._array_api import Bools, Floats
 from .._validate import ArgumentError, shown, whole
 from ..language._operation import MatMul
 from ..language._probe import Probe
@@ -28,8 +29,8 @@ from ._metrics import of_router
 from ._probed_program import matrix_kind, values_by_block
 
 n, d, m = ns.Width("n"), ns.Width("d"), ns.Width("m")
-Mask = npt.NDArray[np.bool_] | None
-Bias = ns.Scalar | npt.NDArray[np.float64] | None
+Mask = Bools | None
+Bias = ns.Scalar | Floats | None
 ACTIVATIONS: dict[str, Callable[[ns.Vector], ns.Vector]] = {
     "relu": ns.relu,
     "gelu": ns.gelu,
@@ -46,7 +47,7 @@ class Inputs:
     tokens: int
     ids: tuple[int, ...] = ()  # none, if the inputs are patches
     decoder_ids: tuple[int, ...] = ()
-    patches: npt.NDArray[np.float64] | None = None  # (tokens − 1, numbers in a patch); None: standard normal ones
+    patches: Floats | None = None  # (tokens − 1, numbers in a patch); None: standard normal ones
 
 
 def inputs_of(

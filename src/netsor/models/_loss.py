@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array_api import array_namespace, eigenvectors
+from .._array_api import Array, array_namespace, eigenvectors
 from .._program import Program
 from ..derivatives import base
 from ..engine import ExactError
@@ -34,8 +34,6 @@ from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
 from ._metrics import LogitMoments, batches, capped, flat, of_logits, of_words
 from ._probed_program import ProbedProgram
-
-Array = Any
 
 
 def of_head(

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Bools
 from .._program import Program
 from ..language import Scalar, Value, Vector, Width
 from ..language._graph import topological_order
@@ -20,7 +20,6 @@ from ..language._operation import Apply, Constant, MatMul
 from ..language._probe import Probe
 from ..language._softmax import MASKED_SOFTMAX
 
-Bools = npt.NDArray[np.bool_]
 Block = dict[str, list[Probe]]
 
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import language as ns
-from .._array_api import array_namespace
+from .._array_api import Bools, array_namespace
 from .._program import Program
 from ..engine.passes._rewrite import Context, rewritten
 from ..language._graph import topological_order
@@ -43,7 +42,7 @@ class Training(NamedTuple):
     """A network that is to be trained: what may be watched, and its loss."""
 
     watched: dict[str, tuple[ns.Value, ...]]  # one a block, or one
-    masks: tuple[npt.NDArray[np.bool_] | None, ...]  # of the scores of each block
+    masks: tuple[Bools | None, ...]  # of the scores of each block
     logits: ns.Vector  # (tokens,) in R^V
     loss: ns.Scalar
     targets: ns.Vector  # unit vectors of R^V

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Ints
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
 from ..nn import Embedding
@@ -50,7 +50,7 @@ class Draws:
     def __init__(
         self,
         laws: Mapping[str, Parameter],
-        ids: Mapping[str, npt.NDArray[np.intp]],
+        ids: Mapping[str, Ints],
         names: Mapping[str, str] | None = None,
         head: str | None = None,
         trained: bool = False,
@@ -63,7 +63,7 @@ class Draws:
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
         self._embeddings: dict[str, Embedding] = {}
         self._rows: dict[str, tuple[int, dict[int, int], list[Vector]]] = {}
-        self._tables: dict[Vector, tuple[str, npt.NDArray[np.intp]]] = {}  # vectors of rows: the table, and which rows
+        self._tables: dict[Vector, tuple[str, Ints]] = {}  # vectors of rows: the table, and which rows
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
 
     def _used(self, name: str, how: str) -> Parameter:
@@ -122,7 +122,7 @@ class Draws:
         matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
         return self._weights.setdefault(name, {}).setdefault(place, (matrix, False))[0]
 
-    def rows(self, table: Random, ids: npt.NDArray[np.intp]) -> Vector:
+    def rows(self, table: Random, ids: Ints) -> Vector:
         """The rows of a table at ids, in their shape."""
         if self.trained:
             units = unit_vectors(ids.ravel().tolist(), self.laws[table.name].shape[0])

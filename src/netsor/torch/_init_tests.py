@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from .._array_api import Bools, Floats
 from ..engine._parallel import cores
 from ..engine._plan import in_time
 from ..models import Transformer, read
@@ -23,8 +23,6 @@ from ._network import is_module, read_network
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
 from ._structure import Structure
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 ATTENTION = ("query", "key", "value")
 LOG = logging.getLogger("netsor")
 LONG = 10.0  # seconds: draws that take longer are announced

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from .._array_api import Floats
 from .._program import Program
 from .._validate import Rng, chosen_seed
 from ._samples import Module, Sample, drawn
 
-Floats = npt.NDArray[np.float64]
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # what is treated as Gaussian, of the same variance
 
 

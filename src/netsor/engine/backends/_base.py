@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._array_api import Array
 from ..._validate import ArgumentError
 from .._cost_model import ACCELERATOR, CPU, Prices
 from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid, summed
 from .._parallel import in_bytes
 from .._plan import Plan
-
-Array = Any
 
 PRECISIONS = ("float64", "float32")
 AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..._array_api import Array
 from .. import _gram_schmidt
 from .._interpreter import RULES, WITH_LINALG
 from .._ir import Step
 from .._ops import gram, squares
 from .._psd_cholesky import LinalgBackend, basis, by_columns, safe_pivot_ratio, solve, tolerance
-
-Array = Any
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
 ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._array_api import Array
 from .. import _ops
 from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid
@@ -23,8 +24,6 @@ from .._parallel import cores, memory
 from .._plan import Plan
 from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
 from ._jax_program import LIBRARY, Piece, block, pieces
-
-Array = Any
 
 
 @lru_cache(maxsize=8)

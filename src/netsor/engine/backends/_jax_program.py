@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
+from ..._array_api import Array
 from .. import _gram_schmidt
 from .._interpreter import RULES
 from .._ir import Register, Step, key_of
@@ -31,8 +32,6 @@ from .._plan import Plan
 from .._rng_keys import key_words
 from ._batched_linalg import Library
 from ._chi import chi
-
-Array = Any
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
 PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it

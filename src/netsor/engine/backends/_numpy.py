@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._array_api import one_blas_thread
+from ..._array_api import Array, one_blas_thread
 from .._cost_model import NUMPY, Prices
 from .._interpreter import in_numpy, run
 from .._ir import ORTHANT_SIZES_PER_BATCH, Step
@@ -26,7 +26,6 @@ from .._plan import MIN_INNERMOST_ROW, Plan
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
-Array = Any
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from array_api_compat import torch as xp
 
+from ..._array_api import Array
 from ...language._check_function import is_builtin
 from .. import _gram_schmidt, _ops, _psd_cholesky
 from .._interpreter import RULES, run
@@ -29,9 +30,6 @@ from .._rng_keys import key_words
 from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
 from ._batched_linalg import LEAF, Library
 from ._chi import Chi, chi
-
-Array = Any
-
 
 CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions that make arrays from no array
 

@@ -8,12 +8,12 @@ once: a panel knows the number of its integral.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
-Array = Any
+from ..._array_api import Array
 
 NODES = 16  # Gauss–Legendre nodes of a panel
 HALVINGS = 48  # of a panel at most: then its length is at the rounding of its edges

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from ... import activations as known
-from ..._array_api import array_namespace
+from ..._array_api import Array, array_namespace
 from ...activations import Function
 from ...derivatives import base
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import Series, series, tabulated
 from ._univariate import BatchedFunction, Single, between, ends, fitted, paired, slices
-
-Array = Any
 
 _IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
     base(f) for f in (known.IDENTITY, known.RELU, known.ABS, known.ERF, known.GELU, known.SIN, known.COS)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
+from ..._array_api import Array
 from ..._sobol import Sobol
 from .._ops import alike
 from ._univariate import BatchedFunction, fitted, paired, slices
-
-Array = Any
 
 SETS = 16  # independent scramblings of the Sobol points, whose spread is the error
 NODE_VARIANCE = 1.5  # variance of the points: more of them in the tails than N(0, 1) has

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..._array_api import Array
 from ...activations import Function
 from ._breakpoints import Breakpoints, declared, features
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, log_density, unresolved
-
-Array = Any
 
 DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
 OCTAVES = 64  # searched at most, where the rows have very different standard deviations

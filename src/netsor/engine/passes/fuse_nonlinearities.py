@@ -17,8 +17,8 @@ from operator import add
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._array_api import Array, Ints
 from ...activations import IDENTITY, Function
 from ...language._array import Take, Value
 from ...language._operation import Add, Nonlin, Scale
@@ -26,8 +26,7 @@ from ...language._scalar import MULTIPLY, Scalar
 from ...language._vector import Vector
 from ._rewrite import Context, rewritten
 
-Array = Any
-Places = npt.NDArray[np.intp] | None  # flat positions of entries, in the shape that they get; None: all
+Places = Ints | None  # flat positions of entries, in the shape that they get; None: all
 
 
 # Expressions are functions of arrays, and objects, so that a program can be sent to another process.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._array_api import array_namespace
+from ..._array_api import Array, array_namespace
 from ...language._array import Value
 from ...language._operation import Root
 from ...language._scalar import Scalar, constant
@@ -25,7 +25,6 @@ from .._error import ExactError
 LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is found
 
 Powers = tuple[tuple[str, float], ...]  # of infinite widths, by name
-Array = Any
 Number = Any  # a float, or a scalar of the program
 
 
