@@ -24,7 +24,7 @@ from ._psd_cholesky import directions
 from ._rng_keys import CHUNK
 from .backends import Backend, Device, Numpy
 from .backends._base import DEVICE_BLOCK_BYTES
-from .backends._chi import Chi, chi
+from .backends._chi import chi
 from .backends._numpy import BLOCK_BYTES, _laid_out
 
 MOVED = {*VIEWS, "take"}  # kinds of steps whose results are entries of what they read
@@ -39,7 +39,6 @@ class Latent:
         if self.backend.precision != "float64":
             raise ArgumentError("precision", self.backend.precision, "'float64': chains need double precision")
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self.recipes: dict[Step, Chi] = {}
         self.places: dict[Step, slice] = {}  # among all normals of a replica
         self.read: dict[Step, Ints] = {}  # which of a step's normals are read
         self.size = 0
@@ -63,8 +62,7 @@ class Latent:
         """The shape of the normals from which a step's random numbers are made, in one replica."""
         if step.kind == "normals":
             return step.out.shape
-        recipe = self.recipes.setdefault(step, chi(step.params["freedom"], "float64"))
-        return *step.out.shape[:-1], recipe.normals
+        return *step.out.shape[:-1], chi(step.params["freedom"], "float64").normals
 
     def given(self, z: Floats) -> tuple[Floats, Floats]:
         """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
@@ -111,7 +109,7 @@ class Latent:
             own[:, read] = some
         own = own.reshape(len(z), *shape)
         if step.kind == "chi":
-            recipe = self.recipes[step]
+            recipe = chi(step.params["freedom"], "float64")
             own = recipe.of(np, own, recipe.polynomial, recipe.scale, recipe.squares)
         own = _laid_out(own)
         own.flags.writeable = False  # a step may overwrite what no later step reads, and z is the caller's
@@ -147,12 +145,11 @@ def _without_root(plan: Plan) -> tuple[Plan, float] | None:
     if not roots:
         return None
     root, size = roots[-1], plan.mean.size
-    after = _after(plan, root.out)
-    if after is None or root.out.shape[-2:] != (size, size) or not all(map(_moves_entries, after)):
-        return None
     number = 1.0 + np.arange(root.out.size, dtype=np.float64).reshape(1, *root.out.shape)
-    mean, columns = _tail(plan, after, root.out, number)
-    columns = _beside(np, columns, 1.0)[0]
+    tail = _tail(plan, root.out, number) if root.out.shape[-2:] == (size, size) else None
+    if tail is None:
+        return None
+    mean, columns = tail[0], _beside(np, tail[1], 1.0)[0]
     columns = columns[:, columns.any(axis=0)]
     rows = np.moveaxis(number[0], -2, 0).reshape(size, -1)
     if mean.any() or columns.shape != rows.shape:
@@ -249,27 +246,17 @@ def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Ints:
     return np.unique(np.concatenate([some.ravel() for some in found]))
 
 
-def _after(plan: Plan, start: Register) -> list[Step] | None:
-    """The steps that depend on a register; None if they read anything else that varies."""
-    made, steps = {start}, []
+def _tail(plan: Plan, start: Register, value: Floats) -> tuple[Floats, Floats] | None:
+    """The results of a plan, given an array whose entries the steps after it move; None if they do anything else."""
+    arrays: dict[Register, Any] = {start: value}
     for step in plan.steps:
-        if made.isdisjoint(step.args):
-            continue
-        if any(arg.varies and arg not in made for arg in step.args):
-            return None
-        made.add(step.out)
-        steps.append(step)
-    results = (plan.mean, plan.columns)
-    return steps if all(not r.varies or r in made for r in results) else None
-
-
-def _tail(plan: Plan, steps: list[Step], start: Register, value: Floats) -> tuple[Floats, Floats]:
-    arrays = {start: value}
-    for step in steps:
-        inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
-        arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
-    mean, columns = (arrays[r] if r.varies else r.value for r in (plan.mean, plan.columns))
-    return np.asarray(mean), np.asarray(columns)
+        if not arrays.keys().isdisjoint(step.args):
+            if not _moves_entries(step) or any(arg.varies and arg not in arrays for arg in step.args):
+                return None
+            inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
+            arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
+    mean, columns = (arrays.get(r) if r.varies else r.value for r in (plan.mean, plan.columns))
+    return None if mean is None or columns is None else (mean, columns)
 
 
 def matched(small: Latent, large: Latent) -> Ints | None:

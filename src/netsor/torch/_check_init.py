@@ -169,10 +169,8 @@ def check_init(
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
     known = reference_of(reference, inputs, named)
-    if reference is not module:
-        return compare(real, inputs, named, known, declared or {}, draws, level, seed)
-    check = compare(real, inputs, named, replace(known, name=OWN), declared or {}, draws, level, seed)
-    return replace(check, notes=[*check.notes, OWN_NOTE])
+    check = compare(real, inputs, named, known, declared or {}, draws, level, seed)
+    return check if reference is not module else replace(check, reference=OWN, notes=[*check.notes, OWN_NOTE])
 
 
 def compare(

@@ -348,7 +348,14 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
         exact = closed_form(x.f, y.f, mu, nu, a[..., :, None], xy[..., 0, 0], b[..., None, :])
         if exact is not None:
             return exact, np.zeros((1,) * exact.ndim)
-    return _single_pairs(x, y, xx, xy, yy)
+    (first, rows), same = _single(x, xx), x is y and xx is yy
+    second, others = (first, rows) if same else _single(y, yy)
+    shape, ix, iy = paired(rows, others, xy.shape[:-2])
+    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
+    if same and np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
+        return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
+    value, error = pairs(first, second, ix, iy, covariance.ravel())
+    return value.reshape(shape), error.reshape(shape)
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
@@ -357,31 +364,18 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] where φ is smooth (Stein). The error is that of the mean and of
     β √xx, whichever is larger.
     """
-    lead = fitted(x, xx)[0].shape[:-1]
-    single = _single(x, xx)
+    single, lead = _single(x, xx)
     (mean, first), _, error = coefficients(single, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = np.where(single.std > 0, first / single.std, 0.0)
     return mean.reshape(lead), slope.reshape(*lead, 1), error.reshape(lead)
 
 
-def _single(x: BatchedFunction, xx: Array) -> Single:
+def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
+    """Flat rows, and the shape that they had."""
     mean, covariance, params = fitted(x, xx)
     std = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
-    return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params))
-
-
-def _single_pairs(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
-    shape, ix, iy = paired(fitted(x, xx)[0].shape[:-1], fitted(y, yy)[0].shape[:-1], xy.shape[:-2])
-    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
-    first = _single(x, xx)
-    if x is y and xx is yy:
-        if np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
-            return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
-        value, error = pairs(first, first, ix, iy, covariance.ravel())
-    else:
-        value, error = pairs(first, _single(y, yy), ix, iy, covariance.ravel())
-    return value.reshape(shape), error.reshape(shape)
+    return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params)), mean.shape[:-1]
 
 
 def _mirrored(x: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:

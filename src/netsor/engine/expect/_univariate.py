@@ -128,7 +128,7 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
         return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
 
 
-def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
+def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     """Where the integral of φ² may stop, and the root of the integral beyond; ∞ where that does not converge."""
     x = np.concatenate([-_OUTWARD[::-1], _OUTWARD])
     with np.errstate(all="ignore"):
@@ -139,14 +139,14 @@ def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
     known = np.cumprod(np.isfinite(finite), axis=2, dtype=bool)
     sides = np.where(known, sides, -np.inf)
     top = sides.max(axis=(1, 2))
-    alive = sides > (top - fall)[:, None, None]
+    alive = sides > (top - FALL)[:, None, None]
     count = len(_OUTWARD)
     last = np.where(alive.any(axis=2), count - 1 - np.argmax(alive[:, :, ::-1], axis=2), 0)  # (rows, 2)
     cut = np.where(known.all(axis=2), count - 1, known.sum(axis=2) - 1)
     overflown = np.any((last >= cut) & (cut < count - 1), axis=1)
     reach = np.minimum(_OUTWARD[last.max(axis=1)] + 2 * STEP, FARTHEST)
     with np.errstate(all="ignore"):
-        root = np.exp(0.5 * (top - fall)) * SAFETY
+        root = np.exp(0.5 * (top - FALL)) * SAFETY
     endless = reach >= FARTHEST
     if endless.any():
         root[endless] += _slow(sides[endless])
