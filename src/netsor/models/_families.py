@@ -143,7 +143,7 @@ def llama(config: Config) -> Fields:
 
     Its relatives read the same. Sizes have no defaults here, since each relative has others.
     """
-    sizes = config.fields(num_hidden_layers=int, hidden_size=int, num_attention_heads=int, intermediate_size=int)
+    sizes = config.fields(hidden_size=int, num_attention_heads=int, num_hidden_layers=int, intermediate_size=int)
     sizes |= config.fields(vocab_size=int)
     head_dim = config.take("head_dim", None, int)
     groups = config.take("num_key_value_heads", None, int)

@@ -12,8 +12,9 @@ import torch
 
 from .. import language as ns
 from .._array_api import Floats, array_namespace
+from .._validate import Shape
 from ..activations import Function
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Shape, Vectors, along_last
+from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last
 from ._draws import Draws, Random
 from ._rotary import settled
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .. import language as ns
+from .._validate import Shape
 from ._aten_arithmetic import (
     ARITHMETIC,
     MASKED,
@@ -28,7 +29,7 @@ from ._aten_arithmetic import (
     multiply,
     numbers,
 )
-from ._axes import Coordinates, Pairs, Refusal, Scalars, Shape, Vectors, along_last, end_to_end, joined, scores
+from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, scores
 from ._draws import Random
 
 # Products

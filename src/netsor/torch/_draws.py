@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from .._array_api import Ints
+from .._validate import Shape
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
 from ..nn import Embedding
 from ..nn import logits as logits_of
 from ..nn._embedding import root
-from ._axes import Refusal, Scalars, Shape, Vectors
+from ._axes import Refusal, Scalars, Vectors
 from ._parameters import Parameter
 
 

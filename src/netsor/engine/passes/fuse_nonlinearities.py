@@ -207,5 +207,5 @@ def is_smooth(f: Function) -> bool:
 
 def _smooth(e: Any) -> bool:
     if isinstance(e, Call):
-        return (e.f is add or is_smooth(e.f)) and all(map(_smooth, e.inputs))
+        return (is_smooth(e.f) if isinstance(e.f, Function) else True) and all(map(_smooth, e.inputs))
     return isinstance(e, Argument)
