@@ -11,7 +11,7 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _interpreter, _ops, _psd_cholesky
+from netsor.engine import _gram_schmidt, _ops, _plan, _psd_cholesky
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_program, choose
 from netsor.engine.backends._jax_program import threefry
 from netsor.engine.lower import make_plan
@@ -330,7 +330,7 @@ def test_errors_of_a_function_are_not_swallowed():
 
 def test_every_instruction_is_known():
     assert {"factor", "residual", "reduced", "oriented", "solve", "span", "kernel", "moments", "apply"} <= set(
-        _interpreter.RULES
+        _plan.RULES
     )
 
 

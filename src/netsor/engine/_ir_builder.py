@@ -15,8 +15,8 @@ from .._validate import Shape
 from ..activations import Function
 from ..language._check_function import content_of
 from . import _psd_cholesky
-from ._interpreter import RULES
 from ._ir import Register, Step, given_number, key_of, terms
+from ._plan import RULES
 
 MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
 INVERSE_RTOL = 1e-15  # off 1: a number times its inverse

@@ -16,10 +16,9 @@ import numpy as np
 from .._array_api import Floats, Ints, one_blas_thread
 from .._executors import thread_pool
 from .._validate import ArgumentError, whole
-from ._interpreter import RULES, in_numpy, run
 from ._ir import VIEWS, Register, Step
 from ._parallel import cores
-from ._plan import Plan
+from ._plan import RULES, Plan, in_numpy, run
 from ._psd_cholesky import directions
 from ._rng_keys import CHUNK
 from .backends import Backend, Device, Numpy

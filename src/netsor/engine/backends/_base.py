@@ -85,7 +85,7 @@ class Backend(ABC):
     ) -> Iterator[tuple[Array, Array]]:
         """Conditional means and coefficients for the replicas of a chunk of `size`, in blocks, as the library's arrays.
 
-        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_interpreter.run`.
+        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_plan.run`.
         """
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Device(Backend):
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
         """A function of random numbers, numpy arrays (replicas, *shape) by register, with results (replicas or 1, …).
 
-        It returns `what(library, mean, columns)`, with the outputs of the plan (see `_interpreter.run`), on the device.
+        It returns `what(library, mean, columns)`, with the outputs of the plan (see `_plan.run`), on the device.
         """
 
 

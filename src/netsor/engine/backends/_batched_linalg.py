@@ -13,9 +13,9 @@ from typing import Any
 
 from ..._array_api import Array
 from .. import _gram_schmidt
-from .._interpreter import RULES, WITH_LINALG
 from .._ir import Step
 from .._ops import gram, squares
+from .._plan import RULES, WITH_LINALG
 from .._psd_cholesky import LinalgBackend, basis, by_columns, safe_pivot_ratio, solve, tolerance
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library

@@ -25,10 +25,9 @@ from jax.extend.random import threefry2x32_p
 
 from ..._array_api import Array
 from .. import _gram_schmidt
-from .._interpreter import RULES
 from .._ir import Register, Step, key_of
 from .._ops import squares
-from .._plan import Plan
+from .._plan import RULES, Plan
 from .._rng_keys import key_words
 from ._batched_linalg import Library
 from ._chi import chi

@@ -19,10 +19,9 @@ import numpy as np
 
 from ..._array_api import Array, one_blas_thread
 from .._cost_model import NUMPY, Prices
-from .._interpreter import in_numpy, run
 from .._ir import ORTHANT_SIZES_PER_BATCH, Step
 from .._parallel import memory
-from .._plan import MIN_INNERMOST_ROW, Plan
+from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 

@@ -22,10 +22,9 @@ from array_api_compat import torch as xp
 from ..._array_api import Array
 from ...language._check_function import is_builtin
 from .. import _gram_schmidt, _ops, _psd_cholesky
-from .._interpreter import RULES, run
 from .._ir import Register, Step
 from .._parallel import memory
-from .._plan import Plan
+from .._plan import RULES, Plan, run
 from .._rng_keys import key_words
 from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
 from ._batched_linalg import LEAF, Library
