@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from .._program import Program
@@ -165,10 +166,7 @@ def read(
 
     `tied` gives the first name of every parameter, `fixed` the numbers of those that are not random.
     """
-    signature = program.graph_signature
-    names = {place: tied[name] for place, name in signature.inputs_to_parameters.items()}
-    buffers = dict(signature.inputs_to_buffers)
-    lifted = dict(signature.inputs_to_lifted_tensor_constants)
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     held = {**program.state_dict, **program.constants}
     inputs: Iterator[Any] = iter(pytree.tree_leaves((args, kwargs)))
     nodes = list(program.graph.nodes)
@@ -179,15 +177,16 @@ def read(
     with torch.no_grad():
         for node in nodes:
             if node.op == "placeholder":
-                if node.name in names:
-                    parameters[node] = names[node.name]
-                    if names[node.name] in fixed:
-                        constants[node] = fixed[names[node.name]]
-                elif node.name in buffers or node.name in lifted:
-                    constants[node] = held[buffers.get(node.name) or lifted[node.name]]
-                else:
+                kind, target = specs[node.name].kind, specs[node.name].target
+                if kind is InputKind.PARAMETER:
+                    parameters[node] = tied[target]
+                    if tied[target] in fixed:
+                        constants[node] = fixed[tied[target]]
+                elif kind is InputKind.USER_INPUT:
                     constants[node] = next(inputs)
                     given.add(node)
+                else:  # a buffer, or a tensor that the code makes
+                    constants[node] = held[target]
             elif node.op == "output":
                 outputs = list(node.args[0])
             elif node.op == "get_attr":
@@ -281,10 +280,9 @@ class Reader:
         self.probes: list[Probe] = []
         self.softmaxes: dict[Node, list[Probe]] = {}
         ids: dict[str, Any] = {}
-        for node in graph.nodes:
-            if node.op == "placeholder" and node in graph.parameters and node not in self.env:
+        for node in graph.nodes:  # parameters come first
+            if node in graph.parameters and node not in self.env:
                 self.env[node] = self._parameter(graph.parameters[node])
-        for node in graph.nodes:
             if name_of(node) == "embedding" and node not in self.env and node.args[1] in self.env:
                 table = self.env.get(node.args[0])
                 if isinstance(table, Random):
