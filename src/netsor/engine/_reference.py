@@ -191,21 +191,22 @@ def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Floats:
 
 
 def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Floats:
-    x, members = run.drawn[op.x], op.weight.members.ravel().tolist()
-    w = np.stack([run.matrix(op.weight, member) for member in members], axis=1)  # (replicas, B, out, in)
-    r, b = len(w), len(members)
-    vectors = x.reshape(r, b if op.each else 1, -1, x.shape[-1])
-    return (vectors @ np.swapaxes(w, -1, -2)).reshape(r, *value.shape, -1)
+    w = np.stack([run.matrix(op.weight, member) for member in op.weight.members.ravel().tolist()], axis=1)
+    return _acted(run, op, value, w)
+
+
+def _acted(run: _Literal, op: ops.MatMul | SteppedMatMul, value: Vector, w: Floats) -> Floats:
+    """Matrices (replicas, members, out, in) times their vectors."""
+    x = run.drawn[op.x]
+    vectors = x.reshape(len(w), w.shape[1] if op.each else 1, -1, x.shape[-1])
+    return (vectors @ np.swapaxes(w, -1, -2)).reshape(len(w), *value.shape, -1)
 
 
 def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Floats:
-    x, weight = run.drawn[op.x], op.weight
-    members = weight.members.ravel().tolist()
-    w = np.stack([run.moved(op, member) for member in members], axis=1)
+    weight = op.weight
+    w = np.stack([run.moved(op, member) for member in weight.members.ravel().tolist()], axis=1)
     w = w * (weight.drawn.in_width.bind(run.widths) / weight.fan.bind(run.widths)) ** 0.5
-    vectors = x.reshape(len(w), len(members) if op.each else 1, -1, x.shape[-1])
-    acted: Floats = vectors @ (w if weight.transposed else np.swapaxes(w, -1, -2))
-    return acted.reshape(len(w), *value.shape, -1)
+    return _acted(run, op, value, np.swapaxes(w, -1, -2) if weight.transposed else w)
 
 
 def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:

@@ -135,7 +135,7 @@ def parameters(
     Parameters
     ----------
     module : torch.nn.Module or callable
-        A factory that returns a new module each time, or a module.
+        A factory that returns a new module each time, or a module that can be initialised anew.
     samples : int
         How many initialisations; two or more.
     seed : int
@@ -150,11 +150,6 @@ def parameters(
     -------
     Parameters
         By name, in the order of the module; tied parameters are one.
-
-    Raises
-    ------
-    ValueError
-        If a module cannot be initialised anew: pass a factory.
 
     Examples
     --------
