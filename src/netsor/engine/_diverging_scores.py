@@ -41,11 +41,9 @@ class Product(NamedTuple):
 
 
 def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
-    """The scores that have correlated factors in an entry that an output depends on.
-
-    It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
-    the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
-    """
+    """The scores that have correlated factors in an entry that an output depends on."""
+    # It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
+    # the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
     values = topological_order(outputs)
     made, backward = _gaussian_sources(values), _after_transposes(values)
     unclear = []

@@ -130,12 +130,10 @@ def _sobol_set(number: int, count: int) -> Array:
 
 
 def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES) -> Array:
-    """Values (…, sources, count)/√count of independent N(0, 1) variables, the sources `first` and following.
-
-    The points of a Sobol set are shifted modulo 1 by Φ(shifts), uniform for shifts (…, sources) ~ N(0, 1), and joined
-    by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that products
-    of Gaussian vectors are exact.
-    """
+    """Values (…, sources, count)/√count of independent N(0, 1) variables, the sources `first` and following."""
+    # The points of a Sobol set are shifted modulo 1 by Φ(shifts), uniform for shifts (…, sources) ~ N(0, 1), and joined
+    # by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that
+    # products of Gaussian vectors are exact.
     if xp is not np:
         raise HostOnly
     stop = first + shifts.shape[-1]

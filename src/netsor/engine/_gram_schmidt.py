@@ -53,11 +53,9 @@ def _default_linalg(xp: Any) -> LinalgBackend:
 
 
 def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
-    """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones.
-
-    0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors, the
-    second time of rows that are orthonormal but for those; or vector by vector, see above.
-    """
+    """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones."""
+    # 0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors,
+    # the second time of rows that are orthonormal but for those; or vector by vector, see above.
     linalg = linalg or _default_linalg(xp)
     made = project_out(xp, rows, known)
     square = squares(xp, made)
@@ -75,10 +73,8 @@ def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | 
 def orthonormalise_from_factor(
     xp: Any, lower: Array, rows: Array, by: float = 1.0, linalg: LinalgBackend | None = None
 ) -> Array:
-    """The same if nothing is known, times a number, given the factor of the rows' products.
-
-    Once is enough if rows lean little.
-    """
+    """The same if nothing is known, times a number, given the factor of the rows' products."""
+    # Once is enough if rows lean little.
     linalg = linalg or _default_linalg(xp)
     lengths = squares(xp, lower)
     made = linalg.solve_lower(lower, rows)
@@ -178,11 +174,9 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
 
 
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
-    """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices.
-
-    The first direction is taken out of the rows before their products are: these tell how rows that are nearly equal
-    differ, where products of the rows themselves do not. What is left of a row counts as it does for `orthonormalise`.
-    """
+    """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices."""
+    # Without their part along the first row, rows that are nearly equal have products that tell how they differ. What
+    # is left of a row counts as it does for `orthonormalise`.
     first, floor = rows[..., :1, :], SINGLE_REST**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))
@@ -218,11 +212,9 @@ def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None =
 def undetermined_rank(
     xp: Any, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array
 ) -> Array:
-    """Which matrices have a weak pivot that the vectors do not settle, in numpy.
-
-    A pivot of 0 is settled if nothing is left of the row, but rounding, relative to the directions before it. Gradients
-    of keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
-    """
+    """Which matrices have a weak pivot that the vectors do not settle, in numpy."""
+    # A pivot of 0 is settled if, besides rounding, nothing is left of the row after the directions before it. Gradients
+    # of keys, for example, sum to 0 over the tokens: without this, all of them would be made again vector by vector.
     pivots = xp.linalg.diagonal(lower)
     weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (lengths > 0)
     left = xp.any(weak_rows & (pivots > 0), axis=-1)

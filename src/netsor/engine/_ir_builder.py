@@ -45,11 +45,9 @@ class Builder:
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
 
     def constant(self, array: Array) -> Register:
-        """Numbers that are the same in every replica; equal arrays share one register.
-
-        So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
-        which can be as large as what a layer draws.
-        """
+        """Numbers that are the same in every replica; equal arrays share one register."""
+        # So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
+        # which can be as large as what a layer draws.
         numbers = np.asarray(array)
         key = "constant", content_of(numbers)
         if key not in self.known:
@@ -191,10 +189,8 @@ def _identity(a: Register) -> bool:
 
 
 def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
-    """An instruction on constants: products along the directions that the first factor has.
-
-    Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
-    """
+    """An instruction on constants: products along the directions that the first factor has."""
+    # Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
     if kind in ("product", "gram") and values[0].size:
         some, axis = _psd_cholesky.directions(values[0]), -1 if kind == "gram" else -2
         if len(some) < values[0].shape[-1] and values[1].shape[axis] == values[0].shape[-1]:

@@ -123,11 +123,9 @@ def _beside(xp: Any, columns: Any, factor: float) -> Any:
 
 
 def _shortened(plan: Plan) -> tuple[Plan, float]:
-    """The plan that ends at vectors X, where the covariance is c² Σ X X^T over heads; and c.
-
-    Many plans end in a Cholesky factor C with C C^T = X X^T (docs/theory.md, equation 5), made only to be multiplied
-    with itself. X serves as well, and so on backwards if X is itself such a factor.
-    """
+    """The plan that ends at vectors X, where the covariance is c² Σ X X^T over heads; and c."""
+    # Many plans end in a Cholesky factor C with C C^T = X X^T (docs/theory.md, equation 5), made only to be multiplied
+    # with itself. X serves as well, and so on backwards if X is itself such a factor.
     plan, factor = _without_zeros(plan), 1.0
     while (found := _without_root(plan)) is not None:
         plan, factor = found[0], factor * found[1]
@@ -135,11 +133,9 @@ def _shortened(plan: Plan) -> tuple[Plan, float]:
 
 
 def _without_root(plan: Plan) -> tuple[Plan, float] | None:
-    """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads.
-
-    It is if the steps after C only move its entries and multiply all by one number c, and if row i of C, of all heads,
-    becomes row i of the result. The numbers 1, 2, … instead of the entries show where each of them goes.
-    """
+    """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads."""
+    # It is if the steps after C only move its entries and multiply all by one number c, and if row i of C, of all
+    # heads, becomes row i of the result. The numbers 1, 2, … instead of the entries show where each of them goes.
     roots = [step for step in plan.steps if step.kind == "reduced"]
     if not roots:
         return None
@@ -214,10 +210,8 @@ def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
 
 
 def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Ints:
-    """The places of the normals of a step that later ones read: of kernels with few directions, as many.
-
-    Each number is followed through steps that move numbers or multiply them by a constant; any other reads all it gets.
-    """
+    """The places of the normals of a step that later ones read: of kernels with few directions, as many."""
+    # Each number is followed through steps that move numbers or multiply them by a constant; other steps read all.
     every = np.arange(math.prod(shape))
     if drawn.kind == "chi":
         return every

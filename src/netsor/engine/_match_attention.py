@@ -39,10 +39,8 @@ class Recognised:
 
 
 def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
-    """The layer that makes the one output, at infinite widths; None if there is no such layer, or it is left out.
-
-    A shortcut: the general path is the mixture over replicas that the engine draws.
-    """
+    """The layer that makes the one output, at infinite widths; None if there is no such layer, or it is left out."""
+    # A shortcut: the general path is the mixture over replicas that the engine draws.
     if "recognise" in without:
         return None
     if len(outputs) != 1 or outputs[0].size != 1 or any(width < np.inf for width in widths.values()):
@@ -108,11 +106,9 @@ def _correction(
 
 
 def _fluctuations(x: Value) -> tuple[Floats, list[tuple[float, Floats]]] | None:
-    """The limit of the Gram matrix of vectors, and the directions (κ, V) of its generator, or None.
-
-    Given its inputs, W x has a Wishart Gram matrix B G Bᵀ, G = I in the limit: directions B e_i e_iᵀ Bᵀ
-    with κ = 1 and B (e_i e_jᵀ + e_j e_iᵀ) Bᵀ with κ = ½. W maps those of its inputs as it maps their Gram matrix.
-    """
+    """The limit of the Gram matrix of vectors, and the directions (κ, V) of its generator, or None."""
+    # Given its inputs, W x has a Wishart Gram matrix B G Bᵀ, G = I in the limit: directions B e_i e_iᵀ Bᵀ with κ = 1
+    # and B (e_i e_jᵀ + e_j e_iᵀ) Bᵀ with κ = ½. W maps those of its inputs as it maps their Gram matrix.
     match x.op:
         case Take(inner, flat) if (found := _fluctuations(inner)) is not None:
             some = np.ix_(flat.ravel(), flat.ravel())

@@ -98,10 +98,8 @@ class MomentGrid:
         return np.full(2 * len(index), self.centre), np.concatenate(var), weight
 
     def _pairs(self, index: Array, count: Floats, moments: Floats, unit: Floats) -> tuple[Floats, Floats, Floats]:
-        """Two Gaussians a cell, with v at its mean ± its standard deviation, and m by its regression on v.
-
-        The variance of m about that regression is added to v of both.
-        """
+        """Two Gaussians a cell, with v at its mean ± its standard deviation, and m by its regression on v."""
+        # The variance of m about that regression is added to v of both.
         across, across2, up, up2, both = moments
         std = np.sqrt(unit) / STEPS
         step = np.sqrt(np.maximum(up2 - up**2, 0.0))

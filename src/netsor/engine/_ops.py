@@ -190,10 +190,8 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
 
 
 def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None) -> Array:
-    """A function that sees the last `axes` axes whole, or all if None.
-
-    If f returns its argument, a copy, as later steps may overwrite it.
-    """
+    """A function that sees the last `axes` axes whole, or all if None."""
+    # If f returns its argument, a copy, as later steps may overwrite it.
     numpy = all(type(a) is np.ndarray for a in arrays)
     if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
         replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))

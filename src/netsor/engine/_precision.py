@@ -62,10 +62,8 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int) -> Backend:
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
-    """Whether single precision gives the draws of a plan, and pays: it has many coordinates in long rows.
-
-    Gaussian expectations, at infinite width, stay in double precision: so are their errors known.
-    """
+    """Whether single precision gives the draws of a plan, and pays: it has many coordinates in long rows."""
+    # Gaussian expectations, at infinite width, stay in double precision: so are their errors known.
     replicas = min(LEAST, draws // SHARE)
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
@@ -155,11 +153,9 @@ class _Compared:
 
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared | None:
-    """Both precisions on the same random numbers; None if double precision is not finite either.
-
-    numpy compares, because the other libraries round alike. A plan that takes long and will run on an accelerator is
-    compared there, if double precision fits in its memory.
-    """
+    """Both precisions on the same random numbers; None if double precision is not finite either."""
+    # numpy compares, because the other libraries round alike. A plan that takes long and will run on an accelerator is
+    # compared there, if double precision fits in its memory.
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE:
@@ -232,14 +228,12 @@ def _crossed(one: Floats, other: Floats) -> tuple[float, float]:
 
 
 def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backend: Backend) -> Floats:
-    """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused.
-
-    A value without variance that several replicas share is an atom if two draws in double precision are equal there,
-    or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
-    random number among those that round to it, at the same relative position for all outputs of the replica, so that
-    equal outputs stay equal. A value that is far more frequent than in double precision is refused: it may be too rare
-    for the replicas of `check_single`.
-    """
+    """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused."""
+    # A value without variance that several replicas share is an atom if two draws in double precision are equal there,
+    # or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
+    # random number among those that round to it, at the same relative position for all outputs of the replica, so that
+    # equal outputs stay equal. A value that is far more frequent than in double precision is refused: it may be too
+    # rare for the replicas of `check_single`.
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):

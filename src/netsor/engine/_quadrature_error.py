@@ -25,10 +25,8 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 
 @one_blas_thread()
 def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Floats, Floats]:  # noqa: B008
-    """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy.
-
-    JAX would compile the plan first, which takes longer.
-    """
+    """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy."""
+    # JAX would compile the plan first, which takes longer.
     if where.kind == "cpu" or where.name != "torch":
         mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
     else:
@@ -129,11 +127,9 @@ def _largest_term(plan: Plan, replicas: int) -> float:
 
 
 def node_bias(question: PlanQuery) -> Floats:
-    """The bias of each output's mean by the number of quadrature nodes, (entries,), estimated from a quarter of them.
-
-    Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
-    order NODES^−2. Twice the extrapolated difference, so that a 0 lies within it.
-    """
+    """The bias of each output's mean by the number of nodes, (entries,), estimated with a quarter of them."""
+    # Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
+    # order NODES^−2. Twice the extrapolated difference, so that a 0 lies within it.
     plan = question.plan()
     if not plan.nodes:
         return np.zeros(plan.mean.shape)

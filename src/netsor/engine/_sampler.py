@@ -61,11 +61,9 @@ class Sampling:
     def run(
         self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
     ) -> Iterator[tuple[range, T]]:
-        """Every chunk, as it is done; `together` of them make a task that is worth sending.
-
-        Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much
-        as drawing a fifth of its numbers.
-        """
+        """Every chunk, as it is done; `together` of them make a task that is worth sending."""
+        # Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much
+        # as drawing a fifth of its numbers.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
 
@@ -253,11 +251,9 @@ class _Chunk:
         return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
     def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
-        """Draws: mean + coefficients · N(0, I), the normals from a stream of their own.
-
-        If single precision was chosen by looking at other draws, and one of these overflows it, all of the part are
-        computed in double precision.
-        """
+        """Draws: mean + coefficients · N(0, I), the normals from a stream of their own."""
+        # If single precision was chosen by looking at other draws, and one of these overflows it, all of the part are
+        # computed in double precision.
         if not self.backend.chosen:
             return self._draws(part, tick)
         try:

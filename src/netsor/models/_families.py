@@ -139,10 +139,8 @@ def gpt_neox(config: Config) -> Fields:
 
 @family("llama", f"{IGNORED} mlp_bias")
 def llama(config: Config) -> Fields:
-    """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all.
-
-    Its relatives read the same. Sizes have no defaults here, since each relative has others.
-    """
+    """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all."""
+    # Its relatives read the same. Sizes have no defaults here, since each relative has others.
     sizes = config.fields(hidden_size=int, num_attention_heads=int, num_hidden_layers=int, intermediate_size=int)
     sizes |= config.fields(vocab_size=int)
     head_dim = config.take("head_dim", None, int)
@@ -247,11 +245,9 @@ def gemma2(config: Config) -> Fields:
 
 @family("t5", "dense_act_fn is_gated_act dropout_rate n_positions pad_token_id")
 def t5(config: Config) -> Fields:
-    """T5: an encoder and a decoder, relative positions shared by all blocks, scores that nothing divides.
-
-    Old T5 (tied logits) multiplies the last vectors by n^(−1/2); version 1.1 says tie_word_embeddings=False, which
-    the model takes for "do not multiply", and its logits are tied all the same.
-    """
+    """T5: an encoder and a decoder, relative positions shared by all blocks, scores that nothing divides."""
+    # Old T5 (tied logits) multiplies the last vectors by n^(−1/2); version 1.1 says tie_word_embeddings=False, which
+    # the model takes for "do not multiply", and its logits are tied all the same.
     tied = config.take("tie_word_embeddings", True) is not False
     scaled = config.take("scale_decoder_outputs", tied)
     config.require("is_decoder", False)

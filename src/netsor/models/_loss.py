@@ -196,10 +196,8 @@ def _drawn(model: Description, y: Vector, count: int, std: float, first: int | N
 
 
 def _split_root(gram: Any, first: int) -> Any:
-    """[[R, 0], [C R⁺, S]], a square root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T.
-
-    So the first rows are the root of the first vectors alone, which the gradient of the loss needs.
-    """
+    """[[R, 0], [C R⁺, S]], a root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T."""
+    # So the first rows are the root of the first vectors alone, which the gradient of the loss needs.
     xp = array_namespace(gram)
     lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
     rest = gram[..., first:, first:] - lower @ xp.matrix_transpose(lower)

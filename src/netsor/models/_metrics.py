@@ -127,10 +127,8 @@ def capped(logits: Array, cap: float | None) -> Array:
 
 
 def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Array, Array]]:
-    """The logits root · noise of some words after the other, with the noise of these words.
-
-    In numpy a batch is small enough for the cache, and the logits of all words are never in memory.
-    """
+    """The logits root · noise of some words after the other, with the noise of these words."""
+    # In numpy a batch is small enough for the cache, and the logits of all words are never in memory.
     words = noise.shape[-1]
     rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
     size = max(1, LOGITS_PER_BATCH // rows) if isinstance(noise, np.ndarray) else words

@@ -172,10 +172,8 @@ def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
 
 
 def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None) -> ns.Scalar:
-    """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens themselves, if logits are tied.
-
-    The logit of a token's own id, which tied logits make large, is then taken off before the exponential.
-    """
+    """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens, if logits are tied."""
+    # The logit of a token's own id, which tied logits make large, is then taken off before the exponential.
     shift = None if words is None else _own(logits, words)
     given = (logits,) if shift is None else (logits, shift)
     minus = _exp if shift is None else partial(_exp, sign=-1.0)

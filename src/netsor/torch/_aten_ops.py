@@ -1,7 +1,4 @@
-"""What each ATen operation does to vectors and scalars: the table of operations, products and rearrangements.
-
-Operations on entries are in `_aten_arithmetic`.
-"""
+"""The table of ATen operations: what products and rearrangements do; `_aten_arithmetic` has operations on entries."""
 
 from __future__ import annotations
 

@@ -272,13 +272,11 @@ def correlation_tests(numbers: Mapping[str, Any], expected: Mapping[str, Paramet
 
 
 def pass_tests(real: Mapping[tuple[str, int], float], law: Mapping[tuple[str, int], Floats]) -> list[float]:
-    """Adjusted p-values of quantities of one pass among draws of their joint law, in the order of `real`.
-
-    All quantities are standardised by mean and standard deviation of draws and pass together, those above 0 by
-    logarithms. The largest deviation of a draw then has a law that knows how quantities depend on each other, and the
-    p-value of a quantity is how often that exceeds its deviation (Westfall and Young 1993): its rank among the draws,
-    and beyond their largest tenth an exponential tail.
-    """
+    """Adjusted p-values of quantities of one pass among draws of their joint law, in the order of `real`."""
+    # All quantities are standardised by mean and standard deviation of draws and pass together, those above 0 by
+    # logarithms. The largest deviation of a draw then has a law that knows how quantities depend on each other, and the
+    # p-value of a quantity is how often that exceeds its deviation (Westfall and Young 1993): its rank among the draws,
+    # and beyond their largest tenth an exponential tail.
     columns, own = [], []
     for key, value in real.items():
         x = np.append(law[key], value)

@@ -106,10 +106,8 @@ class Backend(ABC):
         return self.slowness * plan.seconds(draws)
 
     def working_bytes(self, replica: float) -> float:
-        """About the memory of this machine that the library takes for a block of replicas of so many bytes.
-
-        An accelerator keeps the arrays in its own memory, which `fits` looks at.
-        """
+        """About the memory of this machine that the library takes for a block of replicas of so many bytes."""
+        # An accelerator keeps the arrays in its own memory, which `fits` looks at.
         if self.kind != "cpu":
             return self.library_bytes
         return self.library_bytes + self.working * max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])

@@ -85,12 +85,10 @@ class Library:
         return self.cholesky(gram + one) - one
 
     def factored_roughly(self, gram: Array, floor: Array) -> Array:
-        """The same, for rows that have errors: one of whose square this or less is left may depend.
-
-        Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
-        more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
-        more than its errors. So that is the factor where it is undecided which rows depend on others.
-        """
+        """The same, for rows that have errors: one of whose square this or less is left may depend."""
+        # Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
+        # more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
+        # more than its errors. So that is the factor where it is undecided which rows depend on others.
         xp = self.xp
         many = max(1.0, gram.shape[-1] / ROUNDED)
 
@@ -171,12 +169,10 @@ class Library:
         return self.recompute_where(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
 
     def _span(self, rows: Array, *known: Array) -> Array:
-        """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020).
-
-        With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
-        little of what they have: of that, products tell what is left, to the rounding error of the row. The third
-        factor takes the errors of the second away.
-        """
+        """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020)."""
+        # With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
+        # little of what they have: of that, products tell what is left, to the rounding error of the row. The third
+        # factor takes the errors of the second away.
         xp = self.xp
         if rows.shape[-2] <= self.few:
             return self.gram_schmidt(rows, *known)

@@ -54,10 +54,8 @@ def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> 
 
 
 def threefry(first_key: Array, second_key: Array, first: Array, second: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits.
-
-    JAX has the same, on a CPU as a loop: that is compiled into many functions, and takes twice as long to compile.
-    """
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits."""
+    # JAX has the same, on a CPU as a loop: that is compiled into many functions, and takes twice as long to compile.
     keys = first_key, second_key, first_key ^ second_key ^ PARITY
     x, y = first + keys[0], second + keys[1]
     for four in range(5):

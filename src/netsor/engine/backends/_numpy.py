@@ -212,12 +212,10 @@ def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], No
 
 @cache
 def hold_memory() -> None:
-    """Once in a process: make glibc keep freed memory for the next block.
-
-    glibc returns freed arrays above a threshold to the system, and what is free at the end of its memory above another.
-    Without this the system maps all pages anew for each block, which takes a quarter of the time of small plans, and a
-    tenth of that of a model's gradients.
-    """
+    """Once in a process: make glibc keep freed memory for the next block."""
+    # glibc returns freed arrays above a threshold to the system, and what is free at the end of its memory above
+    # another. Without this the system maps all pages anew for each block, which takes a quarter of the time of small
+    # plans, and a tenth of that of a model's gradients.
     if platform.libc_ver()[0] == "glibc":
         c = ctypes.CDLL(None)
         c.mallopt(M_MMAP_THRESHOLD, HELD_BYTES)

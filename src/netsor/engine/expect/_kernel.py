@@ -77,10 +77,8 @@ def _determinant(a: Array, c: Array, b: Array) -> Array:
 
 
 def _gelu(a: Array, c: Array, b: Array) -> Array:
-    """Of x Φ(x), by Stein's lemma twice.
-
-    c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π.
-    """
+    """Of x Φ(x), by Stein's lemma twice."""
+    # c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π.
     xp = array_namespace(a, c, b)
     mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
     return c * (0.25 + _angle(a, c, b) / (2 * np.pi)) + mixed / (2 * np.pi * xp.sqrt(_determinant(a, c, b)))

@@ -26,11 +26,9 @@ RIM = 0.85  # of the largest coordinate: nodes beyond lie on the rim, where an i
 
 @cache
 def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
-    """Nodes (variables, SETS · points) and weights (SETS, points), half of the points mirror images of the other half.
-
-    They are drawn from N(0, NODE_VARIANCE) and weighted by the ratio of densities: an integrand that grows, as products
-    do, has much of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
-    """
+    """Nodes (variables, SETS · points) and weights (SETS, points); half of the points mirror the other half."""
+    # They are drawn from N(0, NODE_VARIANCE) and weighted by the ratio of densities: an integrand that grows has much
+    # of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
@@ -113,10 +111,8 @@ def _estimate(
 
 
 def _tail(terms: Array, value: Array) -> Array:
-    """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean.
-
-    If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
-    """
+    """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean."""
+    # If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
     size = np.abs(terms)
     share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
     left = np.zeros(share.shape)

@@ -70,10 +70,8 @@ class Single:
         return np.broadcast_to(values, u.shape)
 
     def edges(self, rows: Array, reach: float, step: float) -> Array:
-        """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges).
-
-        16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
-        """
+        """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges)."""
+        # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
