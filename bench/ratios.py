@@ -15,7 +15,7 @@ import literal
 import torch
 
 import netsor as ns
-from netsor.engine._interpreter import run
+from netsor.engine._plan import run
 from netsor.engine.backends import _torch, choose
 
 ENCODER = {"tokens": 192, "width": 720, "hidden": 2880, "layers": 50}

@@ -11,9 +11,13 @@ from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-Array = Any
+Array = Any  # of any library
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+Bools = npt.NDArray[np.bool_]
 C = TypeVar("C", bound=type)
 
 STREAMS = 4  # matrices at a time whose eigenvalues a GPU finds: eight are no faster

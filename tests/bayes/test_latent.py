@@ -6,7 +6,7 @@ import pytest
 import netsor as ns
 from netsor.engine import _latent
 from netsor.engine._latent import Latent, embedding
-from netsor.engine._quadrature_error import _block
+from netsor.engine._quadrature_error import sample_block
 
 from ..keep import keep
 from .priors import deep, n, perceptron, prior, shifted, tokens
@@ -35,7 +35,7 @@ def test_standard_normals_give_the_engines_law(case):
     plan = net.plan(n=width)
     latent = Latent(plan, 1)
     z = np.random.default_rng(1).standard_normal((6000, latent.size))
-    ours, theirs = covariances(*latent.given(z)), covariances(*_block(plan, 0, 6000))
+    ours, theirs = covariances(*latent.given(z)), covariances(*sample_block(plan, 0, 6000))
     for of in (lambda m, c: c, lambda m, c: np.minimum(c**2, 50.0), lambda m, c: m, lambda m, c: m**2):
         a, b = of(*ours), of(*theirs)
         error = np.sqrt((a.var(axis=0) + b.var(axis=0)) / 6000) + 1e-12 * np.abs(a).max()

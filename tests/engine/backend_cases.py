@@ -3,7 +3,7 @@
 import numpy as np
 
 import netsor as ns
-from netsor.engine._interpreter import in_numpy, run
+from netsor.engine._plan import in_numpy, run
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import make_plan

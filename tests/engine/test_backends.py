@@ -11,8 +11,8 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _interpreter, _ops, _psd_cholesky
-from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_linalg, _jax_program, choose
+from netsor.engine import _gram_schmidt, _ops, _plan, _psd_cholesky
+from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_program, choose
 from netsor.engine.backends._jax_program import threefry
 from netsor.engine.lower import make_plan
 
@@ -65,7 +65,7 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = _jax_linalg.LIBRARY.compute(step, args)
+                            here[step.out] = _jax_program.LIBRARY.compute(step, args)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
@@ -93,7 +93,7 @@ def test_jax_sees_small_parts():
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
-        linalg = _jax_linalg.LIBRARY.linalg
+        linalg = _jax_program.LIBRARY.linalg
         c = np.asarray(jax.jit(partial(_gram_schmidt.reduced, jnp, linalg=linalg))(products, rows))
         q = np.asarray(jax.jit(partial(_gram_schmidt.orthonormalise, jnp, linalg=linalg))(rows))
     ours = _gram_schmidt.reduced(np, products, rows)
@@ -111,7 +111,7 @@ def test_jax_factors_singular_matrices(precision, few):
     import jax
     import jax.numpy as jnp
 
-    linalg = replace(_jax_linalg.LIBRARY, few=few).linalg
+    linalg = replace(_jax_program.LIBRARY, few=few).linalg
     compiled = {}
 
     def compute(rule, *arrays):
@@ -330,7 +330,7 @@ def test_errors_of_a_function_are_not_swallowed():
 
 def test_every_instruction_is_known():
     assert {"factor", "residual", "reduced", "oriented", "solve", "span", "kernel", "moments", "apply"} <= set(
-        _interpreter.RULES
+        _plan.RULES
     )
 
 

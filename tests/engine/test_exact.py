@@ -9,8 +9,8 @@ from examples import attention_layer, causal_attention, cross_attention, recurre
 from hypothesis import given, seed, settings
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _interpreter, _ir_builder, _ops, lower
-from netsor.engine._interpreter import in_numpy, run
+from netsor.engine import _gram_schmidt, _ir_builder, _ops, _plan, lower
+from netsor.engine._plan import in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import _state, make_plan
 from netsor.engine.lower._finite_frames import BartlettFrame
@@ -149,8 +149,8 @@ def _no_projection(monkeypatch):
         found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
         return found
 
-    monkeypatch.setitem(_interpreter.RULES, "span", lambda xp, rows, *known: _gram_schmidt.orthonormalise(xp, rows))
-    monkeypatch.setitem(_interpreter.RULES, "along", along)
+    monkeypatch.setitem(_plan.RULES, "span", lambda xp, rows, *known: _gram_schmidt.orthonormalise(xp, rows))
+    monkeypatch.setitem(_plan.RULES, "along", along)
 
 
 def _full_frame_forgotten(monkeypatch):
@@ -166,11 +166,11 @@ def _full_frame_forgotten(monkeypatch):
 
 
 def _gram_for_its_factor(monkeypatch):
-    monkeypatch.setitem(_interpreter.RULES, "reduced", lambda xp, gram, rows: gram)
+    monkeypatch.setitem(_plan.RULES, "reduced", lambda xp, gram, rows: gram)
 
 
 def _wrong_orientation(monkeypatch):
-    monkeypatch.setitem(_interpreter.RULES, "sphere", lambda xp, *a: 1.3 * _ops.sphere(xp, *a))
+    monkeypatch.setitem(_plan.RULES, "sphere", lambda xp, *a: 1.3 * _ops.sphere(xp, *a))
 
 
 def _members_never_distinct(monkeypatch):
@@ -316,7 +316,7 @@ def _joint(plan, xp):
     def strict(step, given, _):
         if step.kind in ("kernel", "moments"):  # numpy's alone, unless there is a formula
             return xp.asarray(in_numpy(step, [np.asarray(a) for a in given], None))
-        return _interpreter.RULES[step.kind](xp, *given, **step.params)
+        return _plan.RULES[step.kind](xp, *given, **step.params)
 
     streams = Streams(3, 0)
     return run(

@@ -12,10 +12,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 import netsor as ns
-from netsor.engine._interpreter import RULES, in_numpy, run
 from netsor.engine._ir import Step
 from netsor.engine._ir_builder import Builder
-from netsor.engine._plan import Plan
+from netsor.engine._plan import RULES, Plan, in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import make_plan
 from netsor.engine.lower._components import _components

@@ -149,14 +149,14 @@ def test_covariances_of_many_outputs_are_compared_a_few_rows_at_a_time(monkeypat
 def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
     """A kernel of 1,000 tokens is not computed sixty times to see how far its Gaussian expectations are off."""
     asked = []
-    block = _quadrature_error._block
+    block = _quadrature_error.sample_block
 
     def counted(plan, seed, replicas, *where):
         asked.append(replicas)
         return block(plan, seed, replicas, *where)
 
     for module in (_quadrature_error, _sampler):
-        monkeypatch.setattr(module, "_block", counted)
+        monkeypatch.setattr(module, "sample_block", counted)
     x = ns.gelu(ns.weight(n, n, batch=3) @ ns.gaussian(n))
     ns.Program(ns.weight(1, n) @ x).law(n=ns.inf)
     assert set(asked) == {1}

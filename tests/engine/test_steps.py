@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, seed, settings
 import netsor as ns
 from netsor.engine._reference import _Literal
 from netsor.engine.passes import optimiser_steps
-from netsor.engine.passes.muon_steps import orthogonalised
+from netsor.engine.passes.step_arithmetic import orthogonalised
 from netsor.language._graph import topological_order
 from netsor.language._operation import Gaussian, SteppedMatMul, SteppedParameter, initial_value
 

@@ -10,7 +10,7 @@ import netsor as ns
 from netsor import activations, derivatives
 from netsor.activations import Function
 from netsor.engine import _gram_schmidt, _ops
-from netsor.engine._interpreter import run
+from netsor.engine._plan import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
 from ..bayes import device_cases

@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats
 from ..language._array import Value, VectorAccess
 from ..language._graph import Bools, asked_entries, topological_order, widths_of
 from ..language._operation import Dot, Gaussian, MatMul, Normal, Source
@@ -24,10 +23,9 @@ from ..language._scalar import Scalar
 from ..language._vector import Vector
 from ._error import ExactError
 from ._plan import Plan
-from .backends._numpy import Streams, block
+from ._quadrature_error import sample_block
 from .lower import make_plan
-
-Array = npt.NDArray[np.float64]
+from .passes._rewrite import Context, rewritten
 
 REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, not in all
 MIN_CORRELATION = 1e-6  # correlation of x and y: where a sum cancels, rounding may leave less
@@ -43,11 +41,9 @@ class Product(NamedTuple):
 
 
 def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
-    """The scores that have correlated factors in an entry that an output depends on.
-
-    It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
-    the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
-    """
+    """The scores that have correlated factors in an entry that an output depends on."""
+    # It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
+    # the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
     values = topological_order(outputs)
     made, backward = _gaussian_sources(values), _after_transposes(values)
     unclear = []
@@ -57,9 +53,14 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
             unclear.append(p)
     if not unclear:
         return set()
-    new, asked = _without_scores(values), asked_entries(outputs)
-    factors = [[new[x] for x in p.op.inputs] for p in unclear]
-    return _found([(p, Product(x, y, asked[p])) for p, (x, y) in zip(unclear, factors, strict=True)])
+
+    def change(old: Value, new: Value) -> Value:
+        """A random scalar instead of each score."""
+        return replace(new, op=Normal(Source(None), 1.0, new.shape)) if _in_limit(old) else new
+
+    context, asked = Context({}, dict.fromkeys(values, 0)), asked_entries(outputs)
+    factors: Any = iter(rewritten([x for p in unclear for x in p.op.inputs], context, change))
+    return _found([(p, Product(next(factors), next(factors), asked[p])) for p in unclear])
 
 
 def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
@@ -108,17 +109,6 @@ def _after_transposes(values: Sequence[Value]) -> set[Value]:
     return found
 
 
-def _without_scores(values: Sequence[Value]) -> dict[Value, Any]:
-    """Each value of a program, as it is with random scalars instead of scores."""
-    new: dict[Value, Any] = {}
-    for value in values:
-        inputs = [new[x] for x in value.op.inputs]
-        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
-        op = Normal(Source(None), 1.0, value.shape) if _in_limit(value) else value.op.with_inputs(*inputs)
-        new[value] = value if same and not _in_limit(value) else replace(value, op=op)
-    return new
-
-
 def certain(products: Sequence[Product]) -> list[Bools]:
     """Of each ⟨x_i, y_j⟩/n asked for, whether its limit is certainly not 0."""
     scalars: list[Scalar] = []
@@ -128,11 +118,10 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     bound = {w.name: np.inf for w in widths_of(topological_order(scalars)) if w.name is not None}
     ends = np.cumsum([p.size for p in scalars])[:-1]
 
-    def limits(plan: Plan) -> list[Array]:
+    def limits(plan: Plan) -> list[Floats]:
         """The scalars, (replicas, entries) each."""
-        with one_blas_thread(), np.errstate(all="ignore"):
-            mean, _ = block(plan, Streams(0, 0), REPLICAS)
-        return np.split(np.broadcast_to(mean, (REPLICAS, mean.shape[1])), ends, axis=1)
+        with np.errstate(all="ignore"):
+            return np.split(sample_block(plan, 0, REPLICAS)[0], ends, axis=1)
 
     plan = make_plan(scalars, bound)
     found, known = limits(plan), []

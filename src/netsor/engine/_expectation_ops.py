@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import scipy
 
+from .._array_api import Array
 from .._sobol import Sobol
 from ..activations import Function
 from ._error import InfiniteError
 from ._ops import gram, squares
-
-Array = Any
 
 
 class HostOnly(Exception):
@@ -50,9 +49,7 @@ def kernel(
     mu, a = _law(u, constant)
     nu, b = (mu, a) if own else _law(v, constant)
     x = expect.BatchedFunction(f, mu, params[:given])
-    y = (
-        x if own else expect.BatchedFunction(g, nu, params[given:])
-    )  # the same rows: half of a symmetric kernel is computed
+    y = x if own else expect.BatchedFunction(g, nu, params[given:])  # if own, half of a symmetric kernel is computed
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
         yy = xx if own else b @ np.swapaxes(b, -1, -2)
@@ -133,12 +130,10 @@ def _sobol_set(number: int, count: int) -> Array:
 
 
 def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES) -> Array:
-    """Values (…, sources, count)/√count of independent N(0, 1) variables, the sources `first` and following.
-
-    The points of a Sobol set are shifted modulo 1 by Φ(shifts), uniform for shifts (…, sources) ~ N(0, 1), and joined
-    by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that products
-    of Gaussian vectors are exact.
-    """
+    """Values (…, sources, count)/√count of independent N(0, 1) variables, the sources `first` and following."""
+    # The points of a Sobol set are shifted modulo 1 by Φ(shifts), uniform for shifts (…, sources) ~ N(0, 1), and joined
+    # by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that
+    # products of Gaussian vectors are exact.
     if xp is not np:
         raise HostOnly
     stop = first + shifts.shape[-1]

@@ -18,19 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from .._array_api import Array
 from ._ops import gram, product, squares
 from ._psd_cholesky import (
     LinalgBackend,
     basis,
-    diagonal,
     inverse,
     lower_factor,
     safe_pivot_ratio,
     solve,
     tolerance,
 )
-
-Array = Any
 
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 MAX_INVERTED_ROWS = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them
@@ -43,7 +41,7 @@ COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coe
 def _default_linalg(xp: Any) -> LinalgBackend:
     return LinalgBackend(
         lambda a, floor: lower_factor(xp, a, floor),
-        lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * diagonal(xp, a)),
+        lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * xp.linalg.diagonal(a)),
         lambda lower, b: solve(xp, lower, b),
         lambda lower, rows: solve_lower(xp, lower, rows),
         lambda rows: basis(xp, rows),
@@ -55,11 +53,9 @@ def _default_linalg(xp: Any) -> LinalgBackend:
 
 
 def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
-    """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones.
-
-    0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors, the
-    second time of rows that are orthonormal but for those; or vector by vector, see above.
-    """
+    """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones."""
+    # 0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors,
+    # the second time of rows that are orthonormal but for those; or vector by vector, see above.
     linalg = linalg or _default_linalg(xp)
     made = project_out(xp, rows, known)
     square = squares(xp, made)
@@ -68,19 +64,17 @@ def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | 
         made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
     lower = linalg.try_factor(products)
-    again = has_small_pivot(xp, lower, diagonal(xp, products))
+    again = has_small_pivot(xp, lower, xp.linalg.diagonal(products))
     made = _once_more(xp, linalg.solve_lower(lower, made), known, linalg)
-    again = linalg.undetermined(again, lower, diagonal(xp, products), made, rows, *known)
+    again = linalg.undetermined(again, lower, xp.linalg.diagonal(products), made, rows, *known)
     return linalg.recompute_where(made, again, linalg.gram_schmidt, rows, *known)
 
 
 def orthonormalise_from_factor(
     xp: Any, lower: Array, rows: Array, by: float = 1.0, linalg: LinalgBackend | None = None
 ) -> Array:
-    """The same if nothing is known, times a number, given the factor of the rows' products.
-
-    Once is enough if rows lean little.
-    """
+    """The same if nothing is known, times a number, given the factor of the rows' products."""
+    # Once is enough if rows lean little.
     linalg = linalg or _default_linalg(xp)
     lengths = squares(xp, lower)
     made = linalg.solve_lower(lower, rows)
@@ -174,17 +168,15 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
             return xp.astype(linalg.wide(xp.astype(rows, xp.float64)), lower.dtype)
         return along(xp, rows, linalg.gram_schmidt(rows), own=True)
 
-    weak = has_small_pivot(xp, lower, diagonal(xp, products), safe_pivot_ratio(xp, rows.dtype))
+    weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), safe_pivot_ratio(xp, rows.dtype))
     made = linalg.recompute_where(lower, weak, again, rows)
     return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
 
 
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
-    """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices.
-
-    The first direction is taken out of the rows before their products are: these tell how rows that are nearly equal
-    differ, where products of the rows themselves do not. What is left of a row counts as it does for `orthonormalise`.
-    """
+    """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices."""
+    # Without their part along the first row, rows that are nearly equal have products that tell how they differ. What
+    # is left of a row counts as it does for `orthonormalise`.
     first, floor = rows[..., :1, :], SINGLE_REST**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))
@@ -212,7 +204,7 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBa
 
 def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:
     """Which triangular factors have a row, not 0, whose pivot is not sure, or NaN, given the squares of the rows."""
-    pivots = diagonal(xp, lower)
+    pivots = xp.linalg.diagonal(lower)
     floor = safe_pivot_ratio(xp, lower.dtype) if floor is None else floor
     return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
 
@@ -220,12 +212,10 @@ def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None =
 def undetermined_rank(
     xp: Any, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array
 ) -> Array:
-    """Which matrices have a weak pivot that the vectors do not settle, in numpy.
-
-    A pivot of 0 is settled if nothing is left of the row, but rounding, relative to the directions before it. Gradients
-    of keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
-    """
-    pivots = diagonal(xp, lower)
+    """Which matrices have a weak pivot that the vectors do not settle, in numpy."""
+    # A pivot of 0 is settled if, besides rounding, nothing is left of the row after the directions before it. Gradients
+    # of keys, for example, sum to 0 over the tokens: without this, all of them would be made again vector by vector.
+    pivots = xp.linalg.diagonal(lower)
     weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (lengths > 0)
     left = xp.any(weak_rows & (pivots > 0), axis=-1)
     for j in np.flatnonzero(weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)).tolist():

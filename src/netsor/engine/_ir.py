@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Array, Ints
+from .._validate import Shape
 from ..language._check_function import content
 from ._cost_model import CPU
-
-Array = Any
-Shape = tuple[int, ...]
 
 # Sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
 ORTHANT_SIZES_PER_BATCH = 2**16
@@ -160,7 +158,7 @@ def loops(steps: Sequence[Hashable]) -> list[Loop]:
     return sorted(found)
 
 
-def _longest(kinds: npt.NDArray[np.intp]) -> Loop | None:
+def _longest(kinds: Ints) -> Loop | None:
     """The loop that saves most steps, and of those the one with the shortest period."""
     saved: dict[Loop, tuple[int, int]] = {}
     for period in _periods(kinds):
@@ -175,7 +173,7 @@ def _longest(kinds: npt.NDArray[np.intp]) -> Loop | None:
     return best if best is not None and saved[best][0] >= MIN_STEPS_SAVED else None
 
 
-def _periods(kinds: npt.NDArray[np.intp]) -> list[int]:
+def _periods(kinds: Ints) -> list[int]:
     """The most common distances from a step to the next one that is equal to it, among those that can be a loop."""
     order = np.argsort(kinds, kind="stable")
     apart = np.diff(order)[kinds[order][1:] == kinds[order][:-1]]

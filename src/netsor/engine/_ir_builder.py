@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from .._array_api import Array
+from .._validate import Shape
 from ..activations import Function
 from ..language._check_function import content_of
 from . import _psd_cholesky
-from ._interpreter import RULES
-from ._ir import Array, Register, Shape, Step, given_number, key_of, terms
+from ._ir import Register, Step, given_number, key_of, terms
+from ._plan import RULES
 
 MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
 INVERSE_RTOL = 1e-15  # off 1: a number times its inverse
@@ -43,11 +45,9 @@ class Builder:
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
 
     def constant(self, array: Array) -> Register:
-        """Numbers that are the same in every replica; equal arrays share one register.
-
-        So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
-        which can be as large as what a layer draws.
-        """
+        """Numbers that are the same in every replica; equal arrays share one register."""
+        # So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
+        # which can be as large as what a layer draws.
         numbers = np.asarray(array)
         key = "constant", content_of(numbers)
         if key not in self.known:
@@ -189,10 +189,8 @@ def _identity(a: Register) -> bool:
 
 
 def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
-    """An instruction on constants: products along the directions that the first factor has.
-
-    Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
-    """
+    """An instruction on constants: products along the directions that the first factor has."""
+    # Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
     if kind in ("product", "gram") and values[0].size:
         some, axis = _psd_cholesky.directions(values[0]), -1 if kind == "gram" else -2
         if len(some) < values[0].shape[-1] and values[1].shape[axis] == values[0].shape[-1]:

@@ -12,24 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats, Ints, one_blas_thread
 from .._executors import thread_pool
 from .._validate import ArgumentError, whole
-from ._interpreter import RULES, in_numpy, run
 from ._ir import VIEWS, Register, Step
 from ._parallel import cores
-from ._plan import Plan
+from ._plan import RULES, Plan, in_numpy, run
 from ._psd_cholesky import directions
 from ._rng_keys import CHUNK
 from .backends import Backend, Device, Numpy
 from .backends._base import DEVICE_BLOCK_BYTES
-from .backends._chi import Chi, chi
+from .backends._chi import chi
 from .backends._numpy import BLOCK_BYTES, _laid_out
-
-Array = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
 
 MOVED = {*VIEWS, "take"}  # kinds of steps whose results are entries of what they read
 
@@ -43,9 +38,8 @@ class Latent:
         if self.backend.precision != "float64":
             raise ArgumentError("precision", self.backend.precision, "'float64': chains need double precision")
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self.recipes: dict[Step, Chi] = {}
         self.places: dict[Step, slice] = {}  # among all normals of a replica
-        self.read: dict[Step, Places] = {}  # which of a step's normals are read
+        self.read: dict[Step, Ints] = {}  # which of a step's normals are read
         self.size = 0
         for step in self.plan.steps:
             if step.kind in ("normals", "chi"):
@@ -67,10 +61,9 @@ class Latent:
         """The shape of the normals from which a step's random numbers are made, in one replica."""
         if step.kind == "normals":
             return step.out.shape
-        recipe = self.recipes.setdefault(step, chi(step.params["freedom"], "float64"))
-        return *step.out.shape[:-1], recipe.normals
+        return *step.out.shape[:-1], chi(step.params["freedom"], "float64").normals
 
-    def given(self, z: Array) -> tuple[Array, Array]:
+    def given(self, z: Floats) -> tuple[Floats, Floats]:
         """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
         columns = _beside(np, columns, self.factor)
@@ -79,7 +72,7 @@ class Latent:
         replicas = len(z)
         return np.broadcast_to(mean, (replicas, self.entries)), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
 
-    def over(self, z: Array, what: Callable[[Array, Array], Any]) -> list[Any]:
+    def over(self, z: Floats, what: Callable[[Floats, Floats], Any]) -> list[Any]:
         """`what(mean, columns)` of each block of replicas, in threads: no more of them are held at a time."""
         parts = [slice(k, min(k + self.block, len(z))) for k in range(0, len(z), self.block)]
 
@@ -92,7 +85,7 @@ class Latent:
             with thread_pool(min(self.workers, len(parts))) as pool:
                 return list(pool.map(one, parts))
 
-    def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Array], Array]:
+    def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Floats], Floats]:
         """A function of normals (replicas, size): `what(library, mean, columns)`, all of it on the backend's device."""
         assert isinstance(self.backend, Device)
         size = DEVICE_BLOCK_BYTES[self.backend.kind] // max(self.plan.bytes + 32 * self.entries**2, 1)
@@ -101,13 +94,13 @@ class Latent:
             self.plan, lambda library, mean, columns: what(library, mean, _beside(library.xp, columns, self.factor))
         )
 
-        def found(z: Array) -> Array:
+        def found(z: Floats) -> Floats:
             parts = [z[k : k + block] for k in range(0, len(z), block)]
             return np.concatenate([ask({step.out: self._drawn(step, part) for step in self.places}) for part in parts])
 
         return found
 
-    def _drawn(self, step: Step, z: Array) -> Any:
+    def _drawn(self, step: Step, z: Floats) -> Any:
         shape, read = self.shape(step), self.read[step]
         own: Any = z[:, self.places[step]]
         if len(read) < math.prod(shape):
@@ -115,7 +108,7 @@ class Latent:
             own[:, read] = some
         own = own.reshape(len(z), *shape)
         if step.kind == "chi":
-            recipe = self.recipes[step]
+            recipe = chi(step.params["freedom"], "float64")
             own = recipe.of(np, own, recipe.polynomial, recipe.scale, recipe.squares)
         own = _laid_out(own)
         own.flags.writeable = False  # a step may overwrite what no later step reads, and z is the caller's
@@ -130,11 +123,9 @@ def _beside(xp: Any, columns: Any, factor: float) -> Any:
 
 
 def _shortened(plan: Plan) -> tuple[Plan, float]:
-    """The plan that ends at vectors X, where the covariance is c² Σ X X^T over heads; and c.
-
-    Many plans end in a Cholesky factor C with C C^T = X X^T (docs/theory.md, equation 5), made only to be multiplied
-    with itself. X serves as well, and so on backwards if X is itself such a factor.
-    """
+    """The plan that ends at vectors X, where the covariance is c² Σ X X^T over heads; and c."""
+    # Many plans end in a Cholesky factor C with C C^T = X X^T (docs/theory.md, equation 5), made only to be multiplied
+    # with itself. X serves as well, and so on backwards if X is itself such a factor.
     plan, factor = _without_zeros(plan), 1.0
     while (found := _without_root(plan)) is not None:
         plan, factor = found[0], factor * found[1]
@@ -142,21 +133,18 @@ def _shortened(plan: Plan) -> tuple[Plan, float]:
 
 
 def _without_root(plan: Plan) -> tuple[Plan, float] | None:
-    """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads.
-
-    It is if the steps after C only move its entries and multiply all by one number c, and if row i of C, of all heads,
-    becomes row i of the result. The numbers 1, 2, … instead of the entries show where each of them goes.
-    """
+    """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads."""
+    # It is if the steps after C only move its entries and multiply all by one number c, and if row i of C, of all
+    # heads, becomes row i of the result. The numbers 1, 2, … instead of the entries show where each of them goes.
     roots = [step for step in plan.steps if step.kind == "reduced"]
     if not roots:
         return None
     root, size = roots[-1], plan.mean.size
-    after = _after(plan, root.out)
-    if after is None or root.out.shape[-2:] != (size, size) or not all(map(_moves_entries, after)):
-        return None
     number = 1.0 + np.arange(root.out.size, dtype=np.float64).reshape(1, *root.out.shape)
-    mean, columns = _tail(plan, after, root.out, number)
-    columns = _beside(np, columns, 1.0)[0]
+    tail = _tail(plan, root.out, number) if root.out.shape[-2:] == (size, size) else None
+    if tail is None:
+        return None
+    mean, columns = tail[0], _beside(np, tail[1], 1.0)[0]
     columns = columns[:, columns.any(axis=0)]
     rows = np.moveaxis(number[0], -2, 0).reshape(size, -1)
     if mean.any() or columns.shape != rows.shape:
@@ -221,11 +209,9 @@ def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
     return [*steps, *more], out
 
 
-def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Places:
-    """The places of the normals of a step that later ones read: of kernels with few directions, as many.
-
-    Each number is followed through steps that move numbers or multiply them by a constant; any other reads all it gets.
-    """
+def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Ints:
+    """The places of the normals of a step that later ones read: of kernels with few directions, as many."""
+    # Each number is followed through steps that move numbers or multiply them by a constant; other steps read all.
     every = np.arange(math.prod(shape))
     if drawn.kind == "chi":
         return every
@@ -253,30 +239,20 @@ def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Places:
     return np.unique(np.concatenate([some.ravel() for some in found]))
 
 
-def _after(plan: Plan, start: Register) -> list[Step] | None:
-    """The steps that depend on a register; None if they read anything else that varies."""
-    made, steps = {start}, []
+def _tail(plan: Plan, start: Register, value: Floats) -> tuple[Floats, Floats] | None:
+    """The results of a plan, given an array whose entries the steps after it move; None if they do anything else."""
+    arrays: dict[Register, Any] = {start: value}
     for step in plan.steps:
-        if made.isdisjoint(step.args):
-            continue
-        if any(arg.varies and arg not in made for arg in step.args):
-            return None
-        made.add(step.out)
-        steps.append(step)
-    results = (plan.mean, plan.columns)
-    return steps if all(not r.varies or r in made for r in results) else None
+        if not arrays.keys().isdisjoint(step.args):
+            if not _moves_entries(step) or any(arg.varies and arg not in arrays for arg in step.args):
+                return None
+            inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
+            arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
+    mean, columns = (arrays.get(r) if r.varies else r.value for r in (plan.mean, plan.columns))
+    return None if mean is None or columns is None else (mean, columns)
 
 
-def _tail(plan: Plan, steps: list[Step], start: Register, value: Array) -> tuple[Array, Array]:
-    arrays = {start: value}
-    for step in steps:
-        inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
-        arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
-    mean, columns = (arrays[r] if r.varies else r.value for r in (plan.mean, plan.columns))
-    return np.asarray(mean), np.asarray(columns)
-
-
-def matched(small: Latent, large: Latent) -> Places | None:
+def matched(small: Latent, large: Latent) -> Ints | None:
     """Where the normals of a plan stand among those of another with draws of the same keys, at least as large.
 
     The first entries along every axis are the same ones; −1 for those that the other does not read. None if there is
@@ -298,7 +274,7 @@ def matched(small: Latent, large: Latent) -> Places | None:
     return np.concatenate(places)
 
 
-def embedding(small: Latent, large: Latent) -> Places | None:
+def embedding(small: Latent, large: Latent) -> Ints | None:
     """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
 
     That these come out the same is tried with random normals; None if they do not.

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Floats, Ints
 from ..language._array import Value
 from ..language._graph import narrow, topological_order, weights_of, widths_of
 from ..language._operation import Apply, Concat, Constant, Data, Dot, Gaussian, MatMul, Mix, Take
@@ -26,25 +26,21 @@ from .lower import PlanQuery
 from .passes._rewrite import Context
 from .passes.simplify import drop_identities
 
-Array = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Recognised:
     """One output of an attention layer: the covariance of its scores in a head, the kernel of the values, the heads."""
 
-    scores: Array
-    values: Array
+    scores: Floats
+    values: Floats
     heads: int
     scale: float
-    correction: Callable[[], Correction | None]
+    correction: Callable[[], Correction | None] | None  # None if widths, or tokens, are of several kinds
 
 
 def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
-    """The layer that makes the one output, at infinite widths; None if there is no such layer, or it is left out.
-
-    A shortcut: the general path is the mixture over replicas that the engine draws.
-    """
+    """The layer that makes the one output, at infinite widths; None if there is no such layer, or it is left out."""
+    # A shortcut: the general path is the mixture over replicas that the engine draws.
     if "recognise" in without:
         return None
     if len(outputs) != 1 or outputs[0].size != 1 or any(width < np.inf for width in widths.values()):
@@ -86,16 +82,14 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
         return None
     temperature = (wq.std * wk.std) ** 2
     one_width = len(widths) == 1 and y is z and x.op.inputs == (y,) and isinstance(x.op, Take)
-    first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale) if one_width else _unknown
+    first = None
+    if one_width:
+        first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale)
     return Recognised(temperature * query[0, 0] * keys[box], values[box], heads, scale, first)
 
 
-def _unknown() -> None:
-    """The correction of a layer with several widths, or whose queries, keys and values come from different tokens."""
-
-
 def _correction(
-    query: Vector, tokens: Vector, allowed: npt.NDArray[np.intp], temperature: float, heads: int, scale: float
+    query: Vector, tokens: Vector, allowed: Ints, temperature: float, heads: int, scale: float
 ) -> Correction | None:
     """The first correction in 1/n; None if the fluctuations of the tokens' Gram matrix are not known."""
     ordered = topological_order([tokens])
@@ -111,12 +105,10 @@ def _correction(
     return correction(LayerFluctuations(*found, int(query.op.flat[0]), allowed, temperature, heads, scale))
 
 
-def _fluctuations(x: Value) -> tuple[Array, list[tuple[float, Array]]] | None:
-    """The limit of the Gram matrix of vectors, and the directions (κ, V) of its generator, or None.
-
-    Given its inputs, W x has a Wishart Gram matrix B G Bᵀ, G = I in the limit: directions B e_i e_iᵀ Bᵀ
-    with κ = 1 and B (e_i e_jᵀ + e_j e_iᵀ) Bᵀ with κ = ½. W maps those of its inputs as it maps their Gram matrix.
-    """
+def _fluctuations(x: Value) -> tuple[Floats, list[tuple[float, Floats]]] | None:
+    """The limit of the Gram matrix of vectors, and the directions (κ, V) of its generator, or None."""
+    # Given its inputs, W x has a Wishart Gram matrix B G Bᵀ, G = I in the limit: directions B e_i e_iᵀ Bᵀ with κ = 1
+    # and B (e_i e_jᵀ + e_j e_iᵀ) Bᵀ with κ = ½. W maps those of its inputs as it maps their Gram matrix.
     match x.op:
         case Take(inner, flat) if (found := _fluctuations(inner)) is not None:
             some = np.ix_(flat.ravel(), flat.ravel())
@@ -138,7 +130,7 @@ def _fluctuations(x: Value) -> tuple[Array, list[tuple[float, Array]]] | None:
     return None
 
 
-def _wishart(root: Array) -> list[tuple[float, Array]]:
+def _wishart(root: Floats) -> list[tuple[float, Floats]]:
     """The directions of the Gram matrix root G rootᵀ of n Gaussian coordinates, n → ∞."""
     found = []
     for i in range(root.shape[1]):
@@ -149,7 +141,7 @@ def _wishart(root: Array) -> list[tuple[float, Array]]:
     return [(kappa, v) for kappa, v in found if v.any()]
 
 
-def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) -> Array | None:
+def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) -> Floats | None:
     """E[Z^{x^i} Z^{x^j}], if it is not random: a fresh matrix applied to the tokens has this covariance."""
     if any(isinstance(value.op, Dot) and value.op.power == 0.5 for value in topological_order([tokens])):
         return None

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = Any
-Doubles = npt.NDArray[np.float64]
+from .._array_api import Array, Floats
 
 HEIGHT = 0.01  # of a cell in log v, where all replicas have one mean
 CELL_LOG_VARIANCE_2D = 0.04  # of a cell in log v, where means vary: cells are counted in two dimensions then
@@ -80,7 +78,7 @@ class MomentGrid:
         weights = [xp.where(inside, 1.0, 0.0), *(xp.where(inside, xp.round(m * UNIT), 0.0) for m in moments)]
         return cell, xp.stack(weights), ~inside
 
-    def nodes(self, sums: Array) -> tuple[Doubles, Doubles, Doubles]:
+    def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians that the cells become in the law."""
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
@@ -99,11 +97,9 @@ class MomentGrid:
         weight = np.concatenate([count * share, count * (1 - share)])
         return np.full(2 * len(index), self.centre), np.concatenate(var), weight
 
-    def _pairs(self, index: Array, count: Doubles, moments: Doubles, unit: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-        """Two Gaussians a cell, with v at its mean ± its standard deviation, and m by its regression on v.
-
-        The variance of m about that regression is added to v of both.
-        """
+    def _pairs(self, index: Array, count: Floats, moments: Floats, unit: Floats) -> tuple[Floats, Floats, Floats]:
+        """Two Gaussians a cell, with v at its mean ± its standard deviation, and m by its regression on v."""
+        # The variance of m about that regression is added to v of both.
         across, across2, up, up2, both = moments
         std = np.sqrt(unit) / STEPS
         step = np.sqrt(np.maximum(up2 - up**2, 0.0))
@@ -117,7 +113,7 @@ class MomentGrid:
         return means, variances, np.concatenate([count / 2, count / 2])
 
 
-def cells_for(mean: Doubles, var: Doubles, what: str) -> MomentGrid:
+def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
     """A grid of cells that holds the first replicas, with much room on all sides for later ones."""
     alive = var > 0
     if not alive.any():
@@ -149,11 +145,11 @@ class BlockMoments(NamedTuple):
 
     cells: Array
     sums: Array
-    mean: Doubles
-    var: Doubles
+    mean: Floats
+    var: Floats
 
 
-def summed(cells: MomentGrid, mean: Doubles, var: Doubles) -> BlockMoments:
+def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
     """The sums of replicas, by numpy."""
     place, weights, outside = cells.placed(np, mean, var)
     found, where = np.unique(place, return_inverse=True)
@@ -188,14 +184,14 @@ class MomentAccumulator:
                     "take fewer, which are kept one by one"
                 )
 
-    def nodes(self) -> tuple[Doubles, Doubles, Doubles]:
+    def nodes(self) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians (points, where the variance is 0) that make the law."""
         stray = np.array([(*pair, self.stray[pair]) for pair in sorted(self.stray)]).reshape(-1, 3)
         mean, var, count = map(np.concatenate, zip(self.cells.nodes(self.total), stray.T, strict=True))
         return mean, var, count
 
 
-def binning(cells: MomentGrid, mean: Doubles, var: Doubles) -> float:
+def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     """The error of the density of these replicas that cells cause, relative to the density's largest value."""
     tally = MomentAccumulator(cells)
     tally.add(summed(cells, mean, var))
@@ -211,6 +207,6 @@ def binning(cells: MomentGrid, mean: Doubles, var: Doubles) -> float:
     return float(off.max() / exact.max())
 
 
-def _density(y: Doubles, mean: Doubles, var: Doubles, count: Doubles) -> Doubles:
+def _density(y: Floats, mean: Floats, var: Floats, count: Floats) -> Floats:
     rows = [np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var)) for at in y]
     return np.array(rows)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-Array = Any
-Shape = tuple[int, ...]
+from .._array_api import Array
+from .._validate import Shape
 
 # Multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
 EINSUM_MAX_MULTIPLICATIONS = 128
@@ -48,6 +48,18 @@ def _innermost(a: Any) -> Any:
     return a if a.shape[0] == 1 or _replicas_innermost(a) else _first(np.ascontiguousarray(_last(a)))
 
 
+ONE_EXPRESSION: dict[str, Callable[..., Array]] = {
+    "add": lambda xp, a, b: a + b,
+    "multiply": lambda xp, a, b: a * b,
+    "scale": lambda xp, a, by: a * by,
+    "root": lambda xp, a: xp.sqrt(a),
+    "total": lambda xp, a: xp.sum(a, axis=-1),
+    "transposed": lambda xp, a: xp.matrix_transpose(a),
+    "part": lambda xp, a, start, stop: a[..., start:stop],  # a range of the last axis
+    "spread": lambda xp, a, shape: xp.broadcast_to(a, (a.shape[0], *shape)),
+}
+
+
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """The entries of a replica in another shape."""
     if _replicas_innermost(a):
@@ -69,11 +81,6 @@ def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
     return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)
 
 
-def part(xp: Any, a: Array, start: int, stop: int) -> Array:
-    """A range of the last axis."""
-    return a[..., start:stop]
-
-
 def pad(xp: Any, a: Array, before: int, after: int) -> Array:
     """Zeros around the last axis."""
     front, back = (xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after))
@@ -89,16 +96,6 @@ def join(xp: Any, *arrays: Array, axis: int) -> Array:
     return xp.concat(spread, axis=axis + 1)
 
 
-def spread(xp: Any, a: Array, shape: Shape) -> Array:
-    """A replica broadcast to a shape."""
-    return xp.broadcast_to(a, (a.shape[0], *shape))
-
-
-def add(xp: Any, a: Array, b: Array) -> Array:
-    """a + b."""
-    return a + b
-
-
 def add_at(xp: Any, a: Array, b: Array, start: int) -> Array:
     """a + b, where b is a range of the last axis that begins at `start`, and 0 elsewhere."""
     if type(a) is not np.ndarray:
@@ -111,21 +108,6 @@ def add_over(a: Any, b: Any, start: int, out: Any) -> Any:
     """`add_at` in numpy, written into `out`, which has the numbers of a."""
     out[..., start : start + b.shape[-1]] += b
     return out
-
-
-def multiply(xp: Any, a: Array, b: Array) -> Array:
-    """a b, entry by entry."""
-    return a * b
-
-
-def scale(xp: Any, a: Array, by: float) -> Array:
-    """A number times a."""
-    return a * by
-
-
-def transposed(xp: Any, a: Array) -> Array:
-    """The last two axes exchanged."""
-    return xp.matrix_transpose(a)
 
 
 def product(xp: Any, a: Array, b: Array) -> Array:
@@ -161,11 +143,6 @@ def squares(xp: Any, a: Array) -> Array:
     if xp is not np and 0 < a.shape[-1] <= 2 * MAX_UNROLLED_TERMS:
         return sum(a[..., term] * a[..., term] for term in range(a.shape[-1]))
     return xp.vecdot(a, a)
-
-
-def root(xp: Any, a: Array) -> Array:
-    """√a."""
-    return xp.sqrt(a)
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
@@ -212,16 +189,9 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
     return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
 
 
-def total(xp: Any, a: Array) -> Array:
-    """Σ_k a[…, k]."""
-    return xp.sum(a, axis=-1)
-
-
 def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None) -> Array:
-    """A function that sees the last `axes` axes whole, or all if None.
-
-    If f returns its argument, a copy, as later steps may overwrite it.
-    """
+    """A function that sees the last `axes` axes whole, or all if None."""
+    # If f returns its argument, a copy, as later steps may overwrite it.
     numpy = all(type(a) is np.ndarray for a in arrays)
     if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
         replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))

@@ -1,7 +1,8 @@
-"""A plan: a list of small steps over arrays of known shapes, without branches, and what it costs.
+"""A plan: a list of small steps over arrays of known shapes, without branches; what it costs, and how it runs.
 
-Lowering makes it (see `lower`) and takes every decision; running it is a loop over the steps (see `_interpreter`).
-Arrays that are the same for all replicas are computed while the plan is made, and are constants of it.
+Lowering makes it (see `lower`) and takes every decision; running it is a loop over the steps. The backend chooses the
+array library and draws the random numbers (see `backends`). Arrays that are the same for all replicas are computed
+while the plan is made, and are constants of it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,58 @@ from __future__ import annotations
 import copy
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
+
+from .._array_api import Array
 from .._repr_html import note, table, title
+from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
+from ._ops import add_over, apply_over
 from ._rng_keys import NODE_SHIFTS
+
+RULES: dict[str, Callable[..., Any]] = {
+    **_ops.ONE_EXPRESSION,
+    **{
+        name: rule
+        for name, rule in vars(_ops).items()
+        if getattr(rule, "__module__", "") == _ops.__name__ and not name.startswith("_")
+    },
+    "factor": _psd_cholesky.factor,
+    "residual": _psd_cholesky.residual,
+    "solve": _psd_cholesky.solve,
+    "basis": _psd_cholesky.basis,
+    "spheres": _psd_cholesky.spheres,
+    "span": _gram_schmidt.orthonormalise,
+    "spanned": _gram_schmidt.orthonormalise_from_factor,
+    "along": _gram_schmidt.along,
+    "left_over": _gram_schmidt.fluctuation_residual,
+    "lost": _gram_schmidt.nan_if_lost,
+    "reduced": _gram_schmidt.reduced,
+    "oriented": _gram_schmidt.oriented,
+    "kernel": _expectation_ops.kernel,
+    "moments": _expectation_ops.moments,
+    "nodes": _expectation_ops.nodes,
+    "tilted": _expectation_ops.tilted,
+    "tilted_means": _expectation_ops.tilted_means,
+}
+
+# Those that take the `LinalgBackend` of an array library.
+WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
+
+
+IN_PLACE: dict[str, Any] = {
+    "add": np.add,
+    "add_at": add_over,
+    "multiply": np.multiply,
+    "scale": np.multiply,
+    "apply": apply_over,
+}
 
 LATE = 2**18  # numbers of a replica beyond which a draw that one function alone reads is made as it reads them
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
@@ -122,8 +167,8 @@ class Plan:
     Examples
     --------
     >>> plan = ns.paper.layer().plan(n=256)
-    >>> plan.random_numbers, plan.constant
-    (23, False)
+    >>> plan.random_numbers, plan.constant, plan.seconds(50_000) > 0
+    (23, False, True)
     >>> x = ns.gaussian(64, 8)
     >>> for _ in range(12):
     ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
@@ -180,13 +225,7 @@ class Plan:
         return not any(step.kind in DRAWS for step in self.steps)
 
     def bind(self, numbers: Mapping[str, float]) -> Plan:
-        """The plan with numbers for its hyperparameters.
-
-        Parameters
-        ----------
-        numbers : mapping of str to float
-            The numbers by name.
-        """
+        """The plan with numbers for its hyperparameters, by name."""
         new = {name: given_number(name, number) for name, number in numbers.items()}
 
         def given(register: Register) -> Register:
@@ -211,23 +250,7 @@ class Plan:
         return 1 if self.constant else max(MIN_NODE_SETS, draws // DRAWS_PER_NODE_SET) if self.averaged else draws
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds that so many draws take on one core.
-
-        Parameters
-        ----------
-        draws : int
-            How many replicas.
-
-        Returns
-        -------
-        float
-            An estimate for a processor of today.
-
-        Examples
-        --------
-        >>> ns.paper.layer().plan(n=256).seconds(50_000) > 0
-        True
-        """
+        """Roughly the seconds that so many draws take on one core of a processor of today."""
         return self.replicas(draws) * self._each if not self.constant else 0.0
 
     @cached_property
@@ -297,3 +320,35 @@ def in_time(seconds: float) -> str:
     size, unit = next((size, unit) for size, unit in units if seconds >= 2 * size)
     number = seconds / (size or 1.0)
     return f"{number:.0f} {unit}" if 10 <= number < 1e6 else f"{number:.2g} {unit}"
+
+
+def run(
+    plan: Plan,
+    draw: Callable[[Step], Array],
+    constant: Callable[[Register], Array],
+    compute: Callable[[Step, Sequence[Array], int | None], Array],
+) -> tuple[Array, Array]:
+    """Mean and coefficients of one coordinate of the outputs, (replicas or 1, entries) and (replicas or 1, entries, ·).
+
+    Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` makes the random numbers of a step,
+    (replicas, *shape), `constant` the array of a register that has a value. `compute(step, arrays, place)` does any
+    other step; `place` is the index of an array that no later step reads, so that the result may overwrite it, or None.
+    """
+    arrays: dict[Any, Array] = {}
+    for step, dead, place in zip(plan.steps, plan.last, plan.overwrites, strict=True):
+        if step.kind in DRAWS:
+            arrays[step.out] = draw(step)
+        else:
+            inputs = [arrays[arg] if arg.value is None else constant(arg) for arg in step.args]
+            arrays[step.out] = compute(step, inputs, place)
+            del inputs
+        for number in dead:
+            del arrays[plan.steps[number].out]
+    return tuple(arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns))
+
+
+def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
+    """Execute one instruction with numpy, in place if the buffer is dead and not broadcast over replicas."""
+    if place is not None and inputs[place].flags.writeable and len(inputs[place]) == max(map(len, inputs)):
+        return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
+    return RULES[step.kind](np, *inputs, **step.params)

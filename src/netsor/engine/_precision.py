@@ -27,16 +27,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Bools, Floats
 from .._validate import ArgumentError
 from ._parallel import Silent
 from ._plan import Plan
 from ._rng_keys import chunks
 from .backends import AUTO, Backend, NoDeviceError, Numpy
-
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 SINGLE = Numpy("cpu", "float32")
 LEAST, FEW, TRIED = 4, 64, 1024  # replicas that are compared: at least, if they cost little, and at most
@@ -65,10 +62,8 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int) -> Backend:
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
-    """Whether single precision gives the draws of a plan, and pays: it has many coordinates in long rows.
-
-    Gaussian expectations, at infinite width, stay in double precision: so are their errors known.
-    """
+    """Whether single precision gives the draws of a plan, and pays: it has many coordinates in long rows."""
+    # Gaussian expectations, at infinite width, stay in double precision: so are their errors known.
     replicas = min(LEAST, draws // SHARE)
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
@@ -81,7 +76,7 @@ def float32_suffices(plan: Plan, draws: int) -> bool:
     return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * _spread(exact)).all())  # no NaN is
 
 
-def _spread(exact: Array) -> Array:
+def _spread(exact: Floats) -> Floats:
     """The spread of each output for each of its replicas (replicas, outputs), as described above."""
     made = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
     positive = (exact > 0).all(axis=0)
@@ -91,7 +86,7 @@ def _spread(exact: Array) -> Array:
     return made
 
 
-def _outputs(plan: Plan, replicas: int, backend: Backend) -> Array:
+def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     """The means and then the variances of the outputs, for the first replicas of a seed."""
     found = []
     for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Silent()):
@@ -143,26 +138,24 @@ class _Compared:
     """How far single precision is off, for each output, in standard deviations of it."""
 
     replicas: int
-    off: Array  # root mean square of the differences of all replicas
-    seen: Array  # difference of the mean, or relative difference of the variance: the larger
-    moved: Array  # the same, and two standard errors of it
-    crossed: Array  # largest difference of the distribution function
-    same: Flags  # none of these differences is significant
-    digits: Array  # largest relative difference of a replica
+    off: Floats  # root mean square of the differences of all replicas
+    seen: Floats  # difference of the mean, or relative difference of the variance: the larger
+    moved: Floats  # the same, and two standard errors of it
+    crossed: Floats  # largest difference of the distribution function
+    same: Bools  # none of these differences is significant
+    digits: Floats  # largest relative difference of a replica
 
-    def close(self, draws: int) -> Flags:
+    def close(self, draws: int) -> Bools:
         """Outputs whose replicas are so close that their law is accurate enough for so many draws."""
-        made: Flags = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
+        made: Bools = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
         return made
 
 
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared | None:
-    """Both precisions on the same random numbers; None if double precision is not finite either.
-
-    numpy compares, because the other libraries round alike. A plan that takes long and will run on an accelerator is
-    compared there, if double precision fits in its memory.
-    """
+    """Both precisions on the same random numbers; None if double precision is not finite either."""
+    # numpy compares, because the other libraries round alike. A plan that takes long and will run on an accelerator is
+    # compared there, if double precision fits in its memory.
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE:
@@ -180,7 +173,7 @@ def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared | None:
             return _difference(found, np.full_like(found, np.inf))
 
 
-def _difference(exact: Array, single: Array) -> _Compared:
+def _difference(exact: Floats, single: Floats) -> _Compared:
     """Of means and variances of the same replicas (replicas, 2 outputs)."""
     replicas = len(exact)
     (mean, variance), (other_mean, other_variance) = (np.split(found, 2, axis=1) for found in (exact, single))
@@ -223,7 +216,7 @@ def _difference(exact: Array, single: Array) -> _Compared:
     )
 
 
-def _crossed(one: Array, other: Array) -> tuple[float, float]:
+def _crossed(one: Floats, other: Floats) -> tuple[float, float]:
     """The largest difference of the distribution functions of paired samples, and the most significant (McNemar)."""
     at = np.sort(np.concatenate([one, other]))
     below, other_below, either, both = (
@@ -234,15 +227,13 @@ def _crossed(one: Array, other: Array) -> tuple[float, float]:
     return float(difference.max() / len(one)), float(np.max(difference / np.sqrt(np.maximum(either - both, 1))))
 
 
-def remove_rounding_ties(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:
-    """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused.
-
-    A value without variance that several replicas share is an atom if two draws in double precision are equal there,
-    or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
-    random number among those that round to it, at the same relative position for all outputs of the replica, so that
-    equal outputs stay equal. A value that is far more frequent than in double precision is refused: it may be too rare
-    for the replicas of `check_single`.
-    """
+def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backend: Backend) -> Floats:
+    """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused."""
+    # A value without variance that several replicas share is an atom if two draws in double precision are equal there,
+    # or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
+    # random number among those that round to it, at the same relative position for all outputs of the replica, so that
+    # equal outputs stay equal. A value that is far more frequent than in double precision is refused: it may be too
+    # rare for the replicas of `check_single`.
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
@@ -263,7 +254,7 @@ def remove_rounding_ties(plan: Plan, mean: Array, cov: Array, seed: int, backend
     return made
 
 
-def _check_frequent(values: Array, share: Array, points: Array, atoms: Array, draws: int) -> None:
+def _check_frequent(values: Floats, share: Floats, points: Floats, atoms: Floats, draws: int) -> None:
     """Refuse values with a larger share of all draws than double precision has `points`, sorted, near them."""
     spacing = SPACINGS * np.spacing(np.abs(values).astype(np.float32))
     reach = np.where(np.isin(values, atoms), spacing, MOVED * points.std() if len(points) else 0.0)
@@ -280,7 +271,7 @@ def _check_frequent(values: Array, share: Array, points: Array, atoms: Array, dr
         )
 
 
-def _atoms(known: Array) -> Array:
+def _atoms(known: Floats) -> Floats:
     """The values that repeat, in order: one, the most frequent, of those that are the same in single precision."""
     at, times = np.unique(known, return_counts=True)
     at, times = at[times > 1], times[times > 1]
@@ -289,7 +280,7 @@ def _atoms(known: Array) -> Array:
     return at[order[np.unique(single[order], return_index=True)[1]]]
 
 
-def _nearest(values: Array, atoms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+def _nearest(values: Floats, atoms: Floats) -> tuple[Floats, Bools]:
     """The atom that is nearest to each value of single precision, and whether rounding explains the difference."""
     if not len(atoms):
         return values, np.zeros(len(values), dtype=bool)
@@ -298,7 +289,7 @@ def _nearest(values: Array, atoms: Array) -> tuple[Array, npt.NDArray[np.bool_]]
     return nearest, np.abs(values - nearest) <= SPACINGS * np.spacing(np.abs(nearest).astype(np.float32))
 
 
-def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Array:
+def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
     """Means of some replicas in double precision; NaN where an output has a variance."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
+from .._array_api import Array
 from ._ops import join
-
-Array = Any
 
 PANEL = 16  # columns: block size of the factorisation
 LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns
@@ -42,32 +40,23 @@ class LinalgBackend:
 
 
 def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:
-    """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows.
-
-    A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
-    """
+    """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows."""
+    # A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
     return residual(xp, gram, gram, linalg=linalg)
 
 
 def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgBackend | None = None) -> Array:
-    """The triangular factor of `rest`: a Gram matrix `whole` minus the products of coordinates along known directions.
-
-    A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
-    row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that depends
-    on what rounding hides then changes visibly (see `_expectation_ops`).
-    """
-    floor = tolerance(xp, rest.dtype) * diagonal(xp, whole)
+    """The triangular factor of `rest`: the Gram matrix `whole` less products of coordinates along known directions."""
+    # A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
+    # row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that
+    # depends on what rounding hides then changes visibly (see `_expectation_ops`).
+    floor = tolerance(xp, rest.dtype) * xp.linalg.diagonal(whole)
     made = linalg.factor(rest, floor) if linalg else lower_factor(xp, rest, floor)
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
-        own = diagonal(xp, made)
-        more = xp.sqrt(own**2 + HIDDEN * diagonal(xp, whole)) - own
+        own = xp.linalg.diagonal(made)
+        more = xp.sqrt(own**2 + HIDDEN * xp.linalg.diagonal(whole)) - own
         made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
     return made
-
-
-def diagonal(xp: Any, a: Array) -> Array:
-    """The diagonal of each matrix; in numpy a view."""
-    return xp.linalg.diagonal(a)
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -81,14 +70,12 @@ def safe_pivot_ratio(xp: Any, dtype: Any) -> float:
 
 
 def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
-    """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast.
-
-    The choice is made for each matrix, so that the result for one replica does not depend on the other replicas. A row
-    of zeros (the gradient of a token that no loss depends on) gets a pivot of 1 for LAPACK, and has none after it.
-    """
+    """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast."""
+    # The choice is made for each matrix, so that the result for one replica does not depend on the others. A row of
+    # zeros (the gradient of a token that no loss depends on) gets a pivot of 1 for LAPACK, and has none after it.
     if type(gram) is not np.ndarray or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
-    none = diagonal(np, gram) == 0
+    none = np.linalg.diagonal(gram) == 0
     if none.any():
         one = none[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
         some = gram * ~none[..., None] * ~none[..., None, :] + one
@@ -108,16 +95,14 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
 
 def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
     """Which matrices have all pivots well above rounding."""
-    squares = diagonal(np, lower) ** 2
-    return ((squares > safe_pivot_ratio(np, gram.dtype) * diagonal(np, gram)) & (squares > floor)).all(axis=-1)
+    squares = np.linalg.diagonal(lower) ** 2
+    return ((squares > safe_pivot_ratio(np, gram.dtype) * np.linalg.diagonal(gram)) & (squares > floor)).all(axis=-1)
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
-    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products.
-
-    One matrix of numpy (a constant of a plan, of thousands of rows and a few dozen directions) is multiplied by the
-    columns that it has. With several matrices that would differ, and the bits of one would depend on the others.
-    """
+    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products."""
+    # One matrix of numpy (a constant of a plan, of thousands of rows and a few dozen directions) is multiplied by the
+    # columns that it has. With several matrices that would differ, and the bits of one would depend on the others.
     size, single = gram.shape[-1], type(gram) is np.ndarray and gram.size == gram.shape[-1] ** 2
     panels: list[Array] = []
     known: list[Array] = []  # of the panels, what later ones are multiplied by
@@ -151,10 +136,8 @@ def directions(rows: Any) -> Any:
 
 
 def solve(xp: Any, lower: Array, b: Array, linalg: LinalgBackend | None = None) -> Array:
-    """X with X C^T = b for lower triangular C: coordinates along the directions of C's rows, from products with them.
-
-    The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
-    """
+    """X with X C^T = b for lower triangular C: coordinates along the directions of its rows, from their products."""
+    # The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
     if linalg:
         return linalg.solve(lower, b)
     size = lower.shape[-1]
@@ -175,48 +158,36 @@ def solve(xp: Any, lower: Array, b: Array, linalg: LinalgBackend | None = None) 
 
 
 def inverse(lower: Any) -> Any:
-    """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there.
-
-    Rows are scaled to one size first: they may differ by any factor, and rounding errors of one must not reach another.
-    """
-    none = diagonal(np, lower) <= 0
+    """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there."""
+    # Rows may differ by any factor: they are scaled first, so that rounding errors of one do not reach another.
+    none = np.linalg.diagonal(lower) <= 0
     size = np.abs(lower).max(axis=-1)
     if not none.any():
-        return np.where(_lower(lower.shape[-1]), np.linalg.inv(lower / size[..., None]), 0.0) / size[..., None, :]
+        return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]
     # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
     size = np.where(none, 1.0, size).astype(lower.dtype)
     rows = np.where(none[..., None], np.eye(lower.shape[-1], dtype=lower.dtype), lower / size[..., None])
     return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
 
 
-@cache
-def _lower(size: int) -> Any:
-    """Which entries of a matrix are not above its diagonal."""
-    return np.tri(size, dtype=bool)
-
-
 def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
-    """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions.
-
-    It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
-    """
+    """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions."""
+    # It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
     if linalg:
         return linalg.basis(rows)
     q, r = xp.linalg.qr(xp.matrix_transpose(rows))
-    signs = diagonal(xp, r)
+    signs = xp.linalg.diagonal(r)
     one = xp.ones_like(signs)
     return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
 
 
 def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: LinalgBackend | None = None) -> Array:
-    """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones.
-
-    With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
-    `rest` are rows whose products are those of the part of G along directions outside the frame.
-    """
+    """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones."""
+    # With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
+    # `rest` are rows whose products are those of the part of G along directions outside the frame.
     one = xp.eye(points.shape[-2], dtype=points.dtype)
     left = residual(xp, one - known @ xp.matrix_transpose(known), one, linalg=linalg)
-    alive = diagonal(xp, left) > 0  # False for a vector whose known coordinates are all of it
+    alive = xp.linalg.diagonal(left) > 0  # False for a vector whose known coordinates are all of it
     points = points * xp.astype(alive, points.dtype)[..., None]
     gram = points @ xp.matrix_transpose(points)
     for rows in rest:

@@ -6,17 +6,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats, one_blas_thread
 from ._ir import VIEWS, Register
 from ._plan import Plan
 from .backends import Backend, Numpy
 from .backends._numpy import Streams
 from .backends._numpy import block as numpy_block
 from .lower import PlanQuery
-
-Array = npt.NDArray[np.float64]
 
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
@@ -27,11 +24,9 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 
 
 @one_blas_thread()
-def _block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Array, Array]:  # noqa: B008
-    """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy.
-
-    JAX would compile the plan first, which takes longer.
-    """
+def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Floats, Floats]:  # noqa: B008
+    """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy."""
+    # JAX would compile the plan first, which takes longer.
     if where.kind == "cpu" or where.name != "torch":
         mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
     else:
@@ -46,9 +41,9 @@ def _block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tu
 class Moves:
     """How far the outputs move, in a few replicas, if every kernel moves by its error: upward, and with mixed signs."""
 
-    mean: Array  # (moves, replicas, entries): the moves of conditional means
-    scale: Array  # (replicas, entries): the spread of each output, or its size if it is not random
-    cov: Array  # (moves,): the largest move of a conditional covariance, relative to the spreads
+    mean: Floats  # (moves, replicas, entries): the moves of conditional means
+    scale: Floats  # (replicas, entries): the spread of each output, or its size if it is not random
+    cov: Floats  # (moves,): the largest move of a conditional covariance, relative to the spreads
 
     @property
     def relative(self) -> float:
@@ -59,14 +54,14 @@ class Moves:
         return error if error > ROUNDING_RTOL else 0.0
 
     @property
-    def signed(self) -> Array:
+    def signed(self) -> Floats:
         """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
         return np.asarray(2**0.5 * self.mean.mean(axis=1))
 
     @property
-    def each(self) -> Array:
+    def each(self) -> Floats:
         """The error of every output, (entries,): of its mean over replicas, in its own unit."""
-        error: Array = np.max(np.abs(self.mean).mean(axis=1), axis=0)
+        error: Floats = np.max(np.abs(self.mean).mean(axis=1), axis=0)
         return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
 
 
@@ -102,14 +97,14 @@ def moves(
     if plan.constant:
         replicas = 1  # all are equal
     with one_blas_thread():
-        mean, columns = _block(plan, 0, replicas, where)
+        mean, columns = sample_block(plan, 0, replicas, where)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
         scale = relative_scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
         means, covs = [], []
         for shift in (1, 2):
-            other_mean, other_columns = _block(question.plan(shift), 0, replicas, where)
+            other_mean, other_columns = sample_block(question.plan(shift), 0, replicas, where)
             means.append(other_mean - mean)
             covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
         if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:  # a limit of 0, perhaps, of terms that cancel
@@ -127,31 +122,29 @@ def _largest_term(plan: Plan, replicas: int) -> float:
             terms |= dict.fromkeys(step.args)
         elif step is not None and step.kind in (*VIEWS, "scale", "join", "pad", "take"):
             pending += step.args
-    found = (_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
+    found = (sample_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
     return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)
 
 
-def node_bias(question: PlanQuery) -> Array:
-    """The bias of each output's mean by the number of quadrature nodes, (entries,), estimated from a quarter of them.
-
-    Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
-    order NODES^−2. Twice the extrapolated difference, so that a 0 lies within it.
-    """
+def node_bias(question: PlanQuery) -> Floats:
+    """The bias of each output's mean by the number of nodes, (entries,), estimated with a quarter of them."""
+    # Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
+    # order NODES^−2. Twice the extrapolated difference, so that a 0 lies within it.
     plan = question.plan()
     if not plan.nodes:
         return np.zeros(plan.mean.shape)
-    found = [_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
+    found = [sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
     return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
 
 
-def relative_scale(mean: Array, variance: Array) -> Array:
+def relative_scale(mean: Floats, variance: Floats) -> Floats:
     """What errors are relative to: the spread; of what is not random its own size, or that of others if it is 0."""
     spread = np.sqrt(variance)
     whole = (spread + np.abs(mean)).max() or 1.0
     return np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
 
 
-def _moved(columns: Array, others: Array) -> float:
+def _moved(columns: Floats, others: Floats) -> float:
     """The largest difference of two covariances, a few rows at a time: of all rows they may not fit in memory."""
     replicas, entries, _ = columns.shape
     if not (columns.any() or others.any()):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats, one_blas_thread
 from .._validate import shown, whole
 from ..language import _operation as ops
 from ..language._array import Operation, Source, Value, rule_for
@@ -24,14 +24,13 @@ from ..language._parameters import Weight
 from ..language._rotary import Rotate
 from ..language._score import Pool
 from ..language._vector import Vector
-from ..optim import Coefficients, Rates, orthogonalised
+from ..optim import Rates, orthogonalised
 from ._parallel import check_memory, cores, memory
 from ._rng_keys import chunks, generator
 from ._sampler import Sampling
 
-Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None
-_Moved = tuple[Array, Mapping[Any, Any]]  # a parameter, and what each of its optimisers remembers
+_Moved = tuple[Floats, Mapping[Any, Any]]  # a parameter, and what each of its optimisers remembers
 
 CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
 
@@ -42,7 +41,7 @@ def simulate(
     widths: Mapping[str, float],
     sampling: Sampling,
     coordinates: Coordinates = None,
-) -> list[Array]:
+) -> list[Floats]:
     """Draws of the outputs: an array (draws, *shape, coordinates) for vectors, (draws, *shape) for scalars."""
     narrowed = narrow(outputs)
     values = topological_order(narrowed)
@@ -60,7 +59,7 @@ def simulate(
     if sampling.executor is None:  # no more at a time than there is memory for
         room = max(1, int(memory() // (16 * work.numbers() * work.size())))
         workers = min(cores() if workers is None else whole(workers, "workers"), room)
-    results: list[Array] = [np.empty((draws, *shape)) for shape in shapes]
+    results: list[Floats] = [np.empty((draws, *shape)) for shape in shapes]
     for part, arrays in replace(sampling, workers=workers).run(work, chunks(draws, work.size())):
         for result, array in zip(results, arrays, strict=True):
             result[part.start : part.stop] = array
@@ -80,17 +79,14 @@ class _Chunk:
 
     def numbers(self) -> int:
         """The numbers that one replica holds: matrices and vectors."""
-        numbers = sum(self._matrix(w) * w.members.size for w in weights_of(self.values))
-        for value in self.values:
-            numbers += value.size * (int(value.width.bind(self.widths)) if isinstance(value, Vector) else 1)
+        numbers = sum(math.prod(self._full(value)) for value in self.values)
+        for w in weights_of(self.values):
+            numbers += int(w.out_width.bind(self.widths)) * int(w.in_width.bind(self.widths)) * w.members.size
         return numbers
 
     def size(self) -> int:
         """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
         return max(1, CHUNK_BYTES // (8 * self.numbers()))
-
-    def _matrix(self, weight: Weight) -> int:
-        return int(weight.out_width.bind(self.widths)) * int(weight.in_width.bind(self.widths))
 
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of one draw of each output."""
@@ -111,7 +107,7 @@ class _Chunk:
             raise ValueError(f"coordinates={shown(chosen)}: {' '.join(str(error).split())}") from None
         return (..., self.coordinates)
 
-    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Array]:
+    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Floats]:
         chunk = part.start // self.size()
         with one_blas_thread():
             literal = _Literal(self.sources, self.widths, self.seed, chunk, replicas=len(part))
@@ -128,16 +124,16 @@ class _Literal:
         self, sources: Mapping[Source, int], widths: Mapping[str, float], seed: int, chunk: int, replicas: int
     ) -> None:
         self.sources, self.widths, self.seed, self.chunk, self.replicas = sources, widths, seed, chunk, replicas
-        self.drawn: dict[Value, Array] = {}
-        self.matrices: dict[tuple[Source, int], Array] = {}
+        self.drawn: dict[Value, Floats] = {}
+        self.matrices: dict[tuple[Source, int], Floats] = {}
         self.after: dict[tuple[object, ...], _Moved] = {}  # matrices, by the steps that they have made
         self.states: dict[Value, Mapping[Any, Any]] = {}  # what optimisers remember of initial vectors
 
-    def normals(self, source: Source, member: int, *shape: int) -> Array:
+    def normals(self, source: Source, member: int, *shape: int) -> Floats:
         stream = generator(self.seed, self.sources[source], member, self.chunk)
         return stream.standard_normal((self.replicas, *shape))
 
-    def matrix(self, weight: Weight, member: int) -> Array:
+    def matrix(self, weight: Weight, member: int) -> Floats:
         """W, entries i.i.d. N(0, σ_W²/fan), (replicas, out, in); its normals are drawn once, however often it acts."""
         key = weight.source, member
         if key not in self.matrices:
@@ -149,7 +145,7 @@ class _Literal:
             normals = np.swapaxes(normals, -1, -2)
         return np.asarray(normals * (weight.std / np.sqrt(weight.fan.bind(self.widths))))
 
-    def moved(self, op: SteppedMatMul, member: int) -> Array:
+    def moved(self, op: SteppedMatMul, member: int) -> Floats:
         """W after its steps, (replicas, out, in), really moved."""
         key: tuple[object, ...] = (op.weight.source, member)
         found: _Moved = (self.matrix(op.weight.drawn, member), {})
@@ -161,7 +157,7 @@ class _Literal:
             found = self.after.setdefault(key, found)
         return found[0]
 
-    def _gradient(self, op: SteppedMatMul, member: int, number: int) -> Array | None:
+    def _gradient(self, op: SteppedMatMul, member: int, number: int) -> Floats | None:
         total = None
         for left, right, part in zip(op.left, op.right, op.parts, strict=True):
             if part.step == number and member in part.members:
@@ -179,7 +175,7 @@ class _Literal:
         # constants and data have one replica, which stands for all
         self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
 
-    def align_axes(self, value: Value, ndim: int) -> Array:
+    def align_axes(self, value: Value, ndim: int) -> Floats:
         """The array of a value with axes of size 1 set in after the replicas, so that numpy broadcasts it."""
         array = self.drawn[value]
         return array.reshape(array.shape[0], *(1,) * (ndim - value.ndim), *array.shape[1:])
@@ -188,39 +184,43 @@ class _Literal:
 # One rule an operation, `rule(run, op, value)`: the array of a value from those of its inputs
 
 
-def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Array:
+def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Floats:
     e = run.normals(op.source, 0, op.factor.shape[-1], int(value.width.bind(run.widths)))
-    combined: Array = np.einsum("...k,rkm->r...m", op.factor, e)
+    combined: Floats = np.einsum("...k,rkm->r...m", op.factor, e)
     return op.mean[..., None] + combined
 
 
-def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Array:
-    x, members = run.drawn[op.x], op.weight.members.ravel().tolist()
-    w = np.stack([run.matrix(op.weight, member) for member in members], axis=1)  # (replicas, B, out, in)
-    r, b = len(w), len(members)
-    vectors = x.reshape(r, b if op.each else 1, -1, x.shape[-1])
-    return (vectors @ np.swapaxes(w, -1, -2)).reshape(r, *value.shape, -1)
+def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Floats:
+    w = np.stack([run.matrix(op.weight, member) for member in op.weight.members.ravel().tolist()], axis=1)
+    return _acted(run, op, value, w)
 
 
-def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Array:
-    x, weight = run.drawn[op.x], op.weight
-    members = weight.members.ravel().tolist()
-    w = np.stack([run.moved(op, member) for member in members], axis=1)
+def _acted(run: _Literal, op: ops.MatMul | SteppedMatMul, value: Vector, w: Floats) -> Floats:
+    """Matrices (replicas, members, out, in) times their vectors."""
+    x = run.drawn[op.x]
+    vectors = x.reshape(len(w), w.shape[1] if op.each else 1, -1, x.shape[-1])
+    return (vectors @ np.swapaxes(w, -1, -2)).reshape(len(w), *value.shape, -1)
+
+
+def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Floats:
+    weight = op.weight
+    w = np.stack([run.moved(op, member) for member in weight.members.ravel().tolist()], axis=1)
     w = w * (weight.drawn.in_width.bind(run.widths) / weight.fan.bind(run.widths)) ** 0.5
-    vectors = x.reshape(len(w), len(members) if op.each else 1, -1, x.shape[-1])
-    acted: Array = vectors @ (w if weight.transposed else np.swapaxes(w, -1, -2))
-    return acted.reshape(len(w), *value.shape, -1)
+    return _acted(run, op, value, np.swapaxes(w, -1, -2) if weight.transposed else w)
 
 
-def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Array:
+def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:
     d = sum(size * run.drawn[x] for size, x in zip(op.sizes(run.widths), op.d, strict=True))
     before = run.drawn[op.x], run.states.get(op.x, {})
     w, run.states[value] = _updated(before, np.asarray(d), op, 0, run)
     return w
 
 
+ON_ARRAYS: Any = SimpleNamespace(elementwise=lambda f, *given: f(*given), orthogonalised=orthogonalised)
+
+
 def _updated(
-    before: _Moved, gradient: Array, op: SteppedMatMul | SteppedParameter, number: int, run: _Literal
+    before: _Moved, gradient: Floats, op: SteppedMatMul | SteppedParameter, number: int, run: _Literal
 ) -> _Moved:
     """A parameter, and what its optimisers remember, after a step."""
     rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
@@ -228,39 +228,27 @@ def _updated(
     lr, decay = (x if isinstance(x, float) else run.drawn[x].reshape(-1, *axes) for x in scalars_of(op, number))
     rate, adjusted = (of(run.widths) * lr for of in (rule.rate, rule.adjusted))
     rates = Rates(rate, adjusted, rule.weight_decay * decay, rule.eps(run.widths))
-    w, state = rule.optimiser._update(_OnArrays(), before[0], gradient, before[1].get(rule.optimiser), rates)
+    w, state = rule.optimiser._update(ON_ARRAYS, before[0], gradient, before[1].get(rule.optimiser), rates)
     return w, {**before[1], rule.optimiser: state}
 
 
-class _OnArrays:
-    """What optimisers do with drawn parameters."""
-
-    def elementwise(self, f: Callable[..., Array], *given: Array) -> Array:
-        """A function of entries."""
-        return f(*given)
-
-    def orthogonalised(self, g: Array, iterations: Coefficients | None, eps: float) -> Array:
-        """Of each matrix."""
-        return np.asarray(orthogonalised(g, iterations, eps))
-
-
-def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:
+def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Floats:
     arrays = [run.align_axes(v, value.ndim) for v in op.vectors]
     arrays += [run.align_axes(p, value.ndim)[..., None] for p in op.scalars]
     return np.asarray(op.f(*arrays))
 
 
-def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Array:
+def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Floats:
     end_to_end = np.moveaxis(run.drawn[op.x], 1 + op.axis, -2)
     return end_to_end.reshape(*end_to_end.shape[:-2], -1)
 
 
-def _split(run: _Literal, op: ops.Split, value: Vector) -> Array:
+def _split(run: _Literal, op: ops.Split, value: Vector) -> Floats:
     whole = run.drawn[op.x]
     return np.moveaxis(whole.reshape(*whole.shape[:-1], op.count, -1), -2, 1 + op.axis)
 
 
-def _rotate(run: _Literal, op: Rotate, value: Vector) -> Array:
+def _rotate(run: _Literal, op: Rotate, value: Vector) -> Floats:
     """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f."""
     x = run.drawn[op.x]  # (replicas, …, tokens, width)
     angles = op.angles(x.shape[-1])
@@ -270,24 +258,24 @@ def _rotate(run: _Literal, op: Rotate, value: Vector) -> Array:
     return np.concatenate([cos * first - sin * second, sin * first + cos * second, x[..., 2 * half :]], axis=-1)
 
 
-def _dot(run: _Literal, op: ops.Dot, value: Value) -> Array:
+def _dot(run: _Literal, op: ops.Dot, value: Value) -> Floats:
     q, k = run.align_axes(op.x, value.ndim - 1), run.align_axes(op.y, value.ndim - 1)
     scale: float = q.shape[-1] ** -op.power
     return scale * (q @ np.swapaxes(k, -1, -2))
 
 
-def _apply(run: _Literal, op: ops.Apply, value: Value) -> Array:
+def _apply(run: _Literal, op: ops.Apply, value: Value) -> Floats:
     made = np.asarray(op.f(*(run.align_axes(p, op.leading + op.axes) for p in op.scalars)))
     return np.broadcast_to(made, (made.shape[0], *value.shape))
 
 
-def _take(run: _Literal, op: ops.Take, value: Value) -> Array:
+def _take(run: _Literal, op: ops.Take, value: Value) -> Floats:
     array = run.drawn[op.x]
-    flattened: Array = array.reshape(run.replicas, op.x.size, *array.shape[1 + op.x.ndim :])
+    flattened: Floats = array.reshape(run.replicas, op.x.size, *array.shape[1 + op.x.ndim :])
     return flattened.take(op.flat, axis=1)
 
 
-LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Array]] = {
+LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Floats]] = {
     ops.Gaussian: _gaussian,
     ops.Normal: lambda run, op, value: op.std * run.normals(op.source, 0, *op.shape),
     ops.Data: lambda run, op, value: op.vectors[None],

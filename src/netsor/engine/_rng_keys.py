@@ -50,10 +50,8 @@ def chunks(draws: int, size: int) -> list[range]:
 
 
 def growing_chunks(draws: int) -> list[range]:
-    """Chunks whose sizes grow geometrically, so that even a few draws are spread over all workers.
-
-    Where a chunk begins depends on nothing else: it is part of the key.
-    """
+    """Chunks whose sizes grow geometrically, so that even a few draws are spread over all workers."""
+    # Where a chunk begins depends on nothing else: it is part of the key.
     found, start = [], 0
     while start < draws:
         size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
@@ -63,11 +61,9 @@ def growing_chunks(draws: int) -> list[range]:
 
 
 def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]:
-    """Join consecutive chunks into parts of up to `most` draws, with at least one part for each worker.
-
-    Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone joins
-    those before it: numpy adds in another order where a replica is alone.
-    """
+    """Join consecutive chunks into parts of up to `most` draws, with at least one part for each worker."""
+    # Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone joins
+    # those before it: numpy adds in another order where a replica is alone.
     alone = most > 1
     most = min(most, -(-parts[-1].stop // workers))
     found = [parts[0]]

@@ -9,16 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import one_blas_thread
+from .._array_api import Floats, one_blas_thread
 from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Silent, at_once, check_memory, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
-from ._quadrature_error import QUADRATURE_PROBE_REPLICAS, _block, checked_quadrature_error, moves, relative_scale
+from ._quadrature_error import QUADRATURE_PROBE_REPLICAS, checked_quadrature_error, moves, relative_scale, sample_block
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
 from .backends._numpy import Streams, block_bytes, block_of, blocks
@@ -62,16 +61,12 @@ class Sampling:
     def run(
         self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
     ) -> Iterator[tuple[range, T]]:
-        """Every chunk, as it is done; `together` of them make a task that is worth sending.
-
-        Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much
-        as drawing a fifth of its numbers.
-        """
+        """Every chunk, as it is done; `together` of them make a task that is worth sending."""
+        # Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much
+        # as drawing a fifth of its numbers.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
 
-
-Array = npt.NDArray[np.float64]
 
 TASK = 0.5  # seconds of work that a task sent to another process should have
 PILOT = 8192  # replicas that say where the cells are
@@ -89,13 +84,13 @@ class Conditional:
     that was drawn matters, there is one replica.
     """
 
-    mean: Array  # (replicas, k)
-    cov: Array  # (replicas, k, k)
+    mean: Floats  # (replicas, k)
+    cov: Floats  # (replicas, k, k)
     random_numbers: int  # drawn for each replica
     quadrature_error: float  # relative: what errors of Gaussian expectations, or rounding, do to covariances, at most
     notes: tuple[str, ...]
     constant: bool  # nothing that was drawn matters
-    count: Array | None = None  # replicas that each of these stands for, if there were too many to keep
+    count: Floats | None = None  # replicas that each of these stands for, if there were too many to keep
     binning: float = 0.0  # and what that does to the density, relative to its largest value
 
 
@@ -106,7 +101,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     plan = question.plan()
     error = checked_quadrature_error(moves(question))
     if plan.constant:
-        mean, columns = _block(plan, seed, 1)
+        mean, columns = sample_block(plan, seed, 1)
         cov = Numpy().cov(columns)
         _check_finite(plan, seed, mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
@@ -138,7 +133,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
 
 
-def _average(plan: Plan, means: Array, covs: Array, error: float) -> Conditional:
+def _average(plan: Plan, means: Floats, covs: Floats, error: float) -> Conditional:
     """The mean over replicas that differ in their quadrature nodes alone, with its standard error."""
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
     scale = relative_scale(mean[0], np.diagonal(cov[0]))
@@ -147,7 +142,7 @@ def _average(plan: Plan, means: Array, covs: Array, error: float) -> Conditional
     return Conditional(mean, cov, plan.random_numbers, error, _notes(plan, mean, cov), True)
 
 
-def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
+def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
     """The plan's notes, and a warning if an output is 0 only because a function was 0 at every point tried."""
     zero = ~(np.any(mean, axis=0) | np.any(np.diagonal(cov, axis1=1, axis2=2), axis=0))
     if not (plan.tried and zero.any()):
@@ -159,7 +154,7 @@ def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
     return (*plan.notes, narrow)
 
 
-def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
+def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     question = replace(question, prices=where.prices)
@@ -180,7 +175,7 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
     return split(found, question.outputs)
 
 
-def split(rows: Array, outputs: Sequence[Value]) -> list[Array]:
+def split(rows: Floats, outputs: Sequence[Value]) -> list[Floats]:
     """Numbers of all entries, (rows, entries), by output: (rows, *shape) each."""
     ends = np.cumsum([output.size for output in outputs])[:-1]
     parted = zip(np.split(rows, ends, axis=1), outputs, strict=True)
@@ -212,13 +207,13 @@ def _chunks_per_task(plan: Plan, size: int) -> int:
     return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
 
-def _check_finite(plan: Plan, seed: int, *arrays: Array) -> None:
+def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
     if all(np.isfinite(array).all() for array in arrays):
         return
     guards = [step.out for step in plan.steps if step.kind == "lost"]
     first = np.argmax(np.any([~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays], axis=0))
     replicas = min(max(int(first) + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
-    if any(np.isnan(_block(replace(plan, mean=guard), seed, replicas)[0]).any() for guard in guards):
+    if any(np.isnan(sample_block(replace(plan, mean=guard), seed, replicas)[0]).any() for guard in guards):
         raise ValueError(
             "at width inf, a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not "
             "followed; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
@@ -236,7 +231,7 @@ class _Chunk:
     size: int
     cells: MomentGrid | None = None
 
-    def law(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
+    def law(self, part: range, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
         """Conditional means and covariances."""
         size = self.plan.mean.shape[0]
         means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
@@ -255,12 +250,10 @@ class _Chunk:
         blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
         return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
-    def draws(self, part: range, tick: Callable[[int], None]) -> Array:
-        """Draws: mean + coefficients · N(0, I), the normals from a stream of their own.
-
-        If single precision was chosen by looking at other draws, and one of these overflows it, all of the part are
-        computed in double precision.
-        """
+    def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
+        """Draws: mean + coefficients · N(0, I), the normals from a stream of their own."""
+        # If single precision was chosen by looking at other draws, and one of these overflows it, all of the part are
+        # computed in double precision.
         if not self.backend.chosen:
             return self._draws(part, tick)
         try:
@@ -270,7 +263,7 @@ class _Chunk:
             exact = replace(self.backend, precision="float64", chosen=False)
             return replace(self, backend=exact)._draws(part, tick)
 
-    def _draws(self, part: range, tick: Callable[[int], None]) -> Array:
+    def _draws(self, part: range, tick: Callable[[int], None]) -> Floats:
         chunks = [chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start]
         streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
         made = (

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import netsor.nn as nn
 
 from .. import language as ns
+from .._array_api import Bools, Floats
 from .._validate import ArgumentError, shown, whole
 from ..language._operation import MatMul
 from ..language._probe import Probe
@@ -28,8 +29,8 @@ from ._metrics import of_router
 from ._probed_program import matrix_kind, values_by_block
 
 n, d, m = ns.Width("n"), ns.Width("d"), ns.Width("m")
-Mask = npt.NDArray[np.bool_] | None
-Bias = ns.Scalar | npt.NDArray[np.float64] | None
+Mask = Bools | None
+Bias = ns.Scalar | Floats | None
 ACTIVATIONS: dict[str, Callable[[ns.Vector], ns.Vector]] = {
     "relu": ns.relu,
     "gelu": ns.gelu,
@@ -46,7 +47,7 @@ class Inputs:
     tokens: int
     ids: tuple[int, ...] = ()  # none, if the inputs are patches
     decoder_ids: tuple[int, ...] = ()
-    patches: npt.NDArray[np.float64] | None = None  # (tokens − 1, numbers in a patch); None: standard normal ones
+    patches: Floats | None = None  # (tokens − 1, numbers in a patch); None: standard normal ones
 
 
 def inputs_of(
@@ -362,15 +363,11 @@ def _experts(model: Description, x: ns.Vector, given: ns.Scalar) -> ns.Vector:
     def hidden(std: float, name: str | None = None) -> ns.Vector:
         return ns.weight(m, n, count, sigma_of(std, model.width), name=name) @ x  # (experts, tokens)
 
-    activation = ACTIVATIONS[model.activation]
-    h = (
-        activation(hidden(model.std_gate, "W^G")) * hidden(model.std_in)
-        if model.gated
-        else activation(hidden(model.std_in))
-    )
-    return ns.weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden)) @ ns.concat(
-        given.transpose() * h, axis=0
-    )
+    gate = (model.std_gate, "W^G") if model.gated else (model.std_in,)
+    h = ACTIVATIONS[model.activation](hidden(*gate))
+    h = h * hidden(model.std_in) if model.gated else h
+    last = ns.weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden))
+    return last @ ns.concat(given.transpose() * h, axis=0)
 
 
 def normed(model: Description, x: ns.Vector) -> ns.Vector:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,32 +13,8 @@ from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
 from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
 from ..language._rotary import Stretch, checked_stretch
-from ._hf_config import ACTIVATION
+from ._hf_config import ACTIVATION, ALIASES
 
-# Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
-# matrices that a family draws smaller, while `std` sets all of them alike.
-HUGGING_FACE_NAMES = {
-    "layers": "n_layer num_hidden_layers num_layers",
-    "width": "n_embd hidden_size d_model",
-    "heads": "n_head num_attention_heads num_heads",
-    "groups": "num_key_value_heads",
-    "head_dim": "d_kv",
-    "hidden": "n_inner intermediate_size d_ff",
-    "vocabulary": "vocab_size",
-    "decoder_layers": "num_decoder_layers",
-    "length": "n_positions max_position_embeddings",
-    "padding": "pad_token_id",
-    "eps": "layer_norm_epsilon layer_norm_eps rms_norm_eps",
-    "activation": "activation_function hidden_act",
-    "tied": "tie_word_embeddings",
-    "rotary_base": "rope_theta",
-    "window": "sliding_window",
-    "experts": "num_local_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "score_cap": "attn_logit_softcapping",
-    "logit_cap": "final_logit_softcapping",
-}
-ALIASES = {alias: name for name, aliases in HUGGING_FACE_NAMES.items() for alias in aliases.split()}
 # Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
@@ -149,56 +125,41 @@ class Description:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.head_dim is None and self.width % self.heads:
-            raise ArgumentError(
-                "heads", self.heads, f"a divisor of width={self.width} where head_dim is None: set that too"
-            )
-        if self.heads % self.key_heads:
-            raise ArgumentError("groups", self.groups, f"a divisor of heads={self.heads}: set both")
-        if self.positions == "learned" and self.length is None:
-            raise ArgumentError("length", None, "the number of learned positions")
-        if self.inputs == "patches" and (self.patch is None or self.readout != "class" or not self.length):
-            raise ArgumentError("inputs", self.inputs, "given with patch, length and readout='class'")
-        if self.inputs == "patches" and self.tied:
-            raise ArgumentError("tied", self.tied, "False with inputs='patches', which have no embedding")
-        if self.inputs == "tokens" and self.readout == "class":
-            raise ArgumentError("readout", self.readout, "another with inputs='tokens', which have no class token")
-        if self.decoder_layers:
-            self._check_decoder()
-        if self.shared and self.window is not None and self.window_every > 1:
-            raise ArgumentError("window_every", self.window_every, "1 with shared=True: copies of one block are alike")
-        if self.padding is not None and self.padding >= (self.vocabulary or math.inf):
-            raise ArgumentError("padding", self.padding, f"an id of the vocabulary, which has {self.vocabulary}")
-        if self.gated and self.bias_in:
-            raise ArgumentError("bias_in", self.bias_in, "0 with gated=True")
-        if self.experts is not None:
-            self._check_experts()
-        if self.positions == "rotary":
-            self._check_rotary()
-        elif self.rotary_stretch is not None:
-            raise ArgumentError("rotary_stretch", self.rotary_stretch, "None unless positions='rotary'")
-        if self.positions == "relative" and (self.buckets < 4 or self.distance <= self.buckets // 2):
-            raise ArgumentError("buckets", self.buckets, f"at least 4, and below 2·distance={2 * self.distance}")
-
-    def _check_rotary(self) -> None:
+        for name, wrong, allowed in self._conflicts():
+            if wrong:
+                raise ArgumentError(name, getattr(self, name), allowed)
         turned = self.rotary_fraction * self.d
-        if round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d:
+        if self.positions == "rotary" and (round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d):
             share = "" if self.rotary_fraction == 1 else f" times rotary_fraction={self.rotary_fraction:g}"
             size = f"head_dim={self.head_dim}" if self.head_dim is not None else f"width/heads={self.d}"
             raise ValueError(f"{size}{share} must be even: rotary positions turn pairs of coordinates")
 
-    def _check_experts(self) -> None:
-        if self.experts_per_token > (self.experts or 0):
-            raise ArgumentError("experts_per_token", self.experts_per_token, f"at most experts={self.experts}")
-        for name, value in {"shared": False, "decoder_layers": 0, "bias_in": 0.0, "bias_out": 0.0}.items():
-            if getattr(self, name) != value:
-                raise ArgumentError(name, getattr(self, name), f"{value!r} with experts={self.experts}")
-
-    def _check_decoder(self) -> None:
-        needed = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
-        for name, value in (needed | {"inputs": "tokens"}).items():
-            if getattr(self, name) != value:
-                raise ArgumentError(name, getattr(self, name), f"{value!r} with decoder_layers={self.decoder_layers}")
+    def _conflicts(self) -> Iterator[tuple[str, Any, str]]:
+        """Fields that must suit others: each with whether it does not, and what is allowed."""
+        patches, few = self.inputs == "patches", self.buckets < 4 or self.distance <= self.buckets // 2
+        divides = self.head_dim is not None or self.width % self.heads == 0
+        yield "heads", not divides, f"a divisor of width={self.width} where head_dim is None: set that too"
+        yield "groups", self.heads % self.key_heads, f"a divisor of heads={self.heads}: set both"
+        yield "length", self.positions == "learned" and self.length is None, "the number of learned positions"
+        whole = self.patch is not None and self.readout == "class" and self.length
+        yield "inputs", patches and not whole, "given with patch, length and readout='class'"
+        yield "tied", patches and self.tied, "False with inputs='patches', which have no embedding"
+        classes = self.readout == "class" and not patches
+        yield "readout", classes, "another with inputs='tokens', which have no class token"
+        windows = self.shared and self.window is not None and self.window_every > 1
+        yield "window_every", windows, "1 with shared=True: copies of one block are alike"
+        known = self.padding is None or self.padding < (self.vocabulary or math.inf)
+        yield "padding", not known, f"an id of the vocabulary, which has {self.vocabulary}"
+        yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
+        many = self.experts is not None and self.experts_per_token > self.experts
+        yield "experts_per_token", many, f"at most experts={self.experts}"
+        yield "rotary_stretch", self.rotary_stretch and self.positions != "rotary", "None unless positions='rotary'"
+        yield "buckets", self.positions == "relative" and few, f"at least 4, and below 2·distance={2 * self.distance}"
+        decoder = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
+        experts = {"shared": False, "decoder_layers": 0, "bias_in": 0.0, "bias_out": 0.0}
+        for given, needed in (("decoder_layers", decoder | {"inputs": "tokens"}), ("experts", experts)):
+            for name, value in needed.items() if getattr(self, given) else ():
+                yield name, getattr(self, name) != value, f"{value!r} with {given}={getattr(self, given)}"
 
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
         """The same model with other fields. Changing a field that nothing in the model reads is an error.

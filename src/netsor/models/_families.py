@@ -28,6 +28,8 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
         def reader(given: Fields) -> Fields:
             config = Config(model_type, {**defaults, **given}, ignored.split())
             fields = read(config)
+            if fields.get("head_dim") is None:  # it follows, and is refused here if it cannot
+                config.head_dim(fields["width"], fields["heads"])
             config.reject_unread()
             return fields
 
@@ -37,18 +39,6 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
     return register
 
 
-def _sizes(config: Config, layers: int, width: int, heads: int, hidden: int, vocabulary: int | None) -> Fields:
-    """The sizes, under the names that most families use, with these defaults."""
-    sizes: Fields = {
-        "layers": config.take("num_hidden_layers", layers, int),
-        "width": config.take("hidden_size", width, int),
-        "heads": config.take("num_attention_heads", heads, int),
-        "hidden": config.take("intermediate_size", hidden, int),
-    }
-    config.head_dim(sizes["width"], sizes["heads"])  # it follows from them, and is refused here if it cannot
-    return sizes | ({"vocabulary": config.take("vocab_size", vocabulary, int)} if vocabulary else {})
-
-
 @family("bert", "attention_probs_dropout_prob hidden_dropout_prob type_vocab_size directionality")
 def bert(config: Config) -> Fields:
     """BERT: a norm after each sum, learned positions and types (all tokens have type 0), logits by a dense layer."""
@@ -56,18 +46,16 @@ def bert(config: Config) -> Fields:
     config.require("add_cross_attention", False)
     config.require("position_embedding_type", "absolute")
     config.unread = {name: value for name, value in config.unread.items() if not name.startswith("pooler_")}
-    sizes = _sizes(config, 12, 768, 12, 3072, 30522)
+    sizes = config.fields(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
+    sizes |= config.fields(vocab_size=30522, max_position_embeddings=512)
     return sizes | {
-        "length": config.take("max_position_embeddings", 512, int),
+        **config.fields(layer_norm_eps=1e-12, hidden_act="gelu", tie_word_embeddings=True),
         "padding": config.padding(sizes["vocabulary"], 0),
         "order": "post",
-        "eps": config.take("layer_norm_eps", 1e-12, float),
         "input_norm": True,
         "final_norm": False,
-        "activation": config.activation("hidden_act", "gelu"),
         "causal": False,
         "readout": "transform",
-        "tied": config.take("tie_word_embeddings", True, bool),
         **dict.fromkeys((*STDS, "std_position", "std_type"), config.std()),
     }
 
@@ -84,13 +72,13 @@ def vit(config: Config) -> Fields:
         config.refuse("initializer_range", std, f"above 0 and at most {MAX_TRUNCATED_STD}: {why}")
     labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
     image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
-    return _sizes(config, 12, 768, 12, 3072, None) | {
+    return {
+        **config.fields(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+        **config.fields(layer_norm_eps=1e-12, hidden_act="gelu"),
         "vocabulary": config.take("num_labels", None, int) or len(labels),
         "inputs": "patches",
         "patch": config.take("num_channels", 3, int) * patch[0] * patch[1],
         "length": 1 + (image[0] // patch[0]) * (image[1] // patch[1]),
-        "eps": config.take("layer_norm_eps", 1e-12, float),
-        "activation": config.activation("hidden_act", "gelu"),
         "causal": False,
         "readout": "class",
         **dict.fromkeys((*STDS, "std_position"), std),
@@ -115,22 +103,15 @@ def gpt2(config: Config) -> Fields:
     config.require("scale_attn_weights", True)
     config.require("scale_attn_by_inverse_layer_idx", False)
     config.require("add_cross_attention", False)
-    width, layers, heads = (config.take(f, v, int) for f, v in (("n_embd", 768), ("n_layer", 12), ("n_head", 12)))
+    sizes = config.fields(n_layer=12, n_embd=768, n_head=12, vocab_size=50257, n_positions=1024)
     std = config.take("initializer_range", 0.02, float)
-    config.head_dim(width, heads)  # it follows from them, and is refused here if it cannot
     return {
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "hidden": config.take("n_inner", None, int) or 4 * width,
-        "vocabulary": config.take("vocab_size", 50257, int),
-        "length": config.take("n_positions", 1024, int),
-        "activation": config.activation("activation_function", "gelu_new"),
-        "eps": config.take("layer_norm_epsilon", 1e-5, float),
-        "tied": config.take("tie_word_embeddings", True, bool),
+        **sizes,
+        **config.fields(activation_function="gelu_new", layer_norm_epsilon=1e-5, tie_word_embeddings=True),
+        "hidden": config.take("n_inner", None, int) or 4 * sizes["width"],
         **dict.fromkeys(("std_q", "std_k", "std_v", "std_in"), std),
         **dict.fromkeys(("std_embedding", "std_position", "std_logits"), std or 0.02),  # 0 is read as 0.02 in these
-        **dict.fromkeys(("std_o", "std_out"), std / math.sqrt(2 * layers)),
+        **dict.fromkeys(("std_o", "std_out"), std / math.sqrt(2 * sizes["layers"])),
     }
 
 
@@ -145,12 +126,11 @@ def gpt_neox(config: Config) -> Fields:
         config.unread.pop(name, None)
     if "rotary_emb_base" in config.unread:
         config.unread["rope_theta"] = config.unread.pop("rotary_emb_base")
-    sizes = _sizes(config, 44, 6144, 64, 24576, 50432)
-    return sizes | {
+    sizes = config.fields(num_hidden_layers=44, hidden_size=6144, num_attention_heads=64, intermediate_size=24576)
+    return {
+        **sizes,
+        **config.fields(vocab_size=50432, layer_norm_eps=1e-5, hidden_act="gelu", tie_word_embeddings=False),
         "order": "parallel" if config.take("use_parallel_residual", True, bool) else "pre",
-        "eps": config.take("layer_norm_eps", 1e-5, float),
-        "activation": config.activation("hidden_act", "gelu"),
-        "tied": config.take("tie_word_embeddings", False, bool),
         "std_position": 0.0,
         **config.rotary(sizes["width"] // sizes["heads"], config.take("rotary_pct", 0.25, float)),
         **dict.fromkeys(STDS, config.std()),
@@ -159,30 +139,22 @@ def gpt_neox(config: Config) -> Fields:
 
 @family("llama", f"{IGNORED} mlp_bias")
 def llama(config: Config) -> Fields:
-    """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all.
-
-    Its relatives read the same. Sizes have no defaults here, since each relative has others.
-    """
-    width, heads = config.take("hidden_size", kind=int), config.take("num_attention_heads", kind=int)
+    """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all."""
+    # Its relatives read the same. Sizes have no defaults here, since each relative has others.
+    sizes = config.fields(hidden_size=int, num_attention_heads=int, num_hidden_layers=int, intermediate_size=int)
+    sizes |= config.fields(vocab_size=int)
     head_dim = config.take("head_dim", None, int)
     groups = config.take("num_key_value_heads", None, int)
-    vocabulary = config.take("vocab_size", kind=int)
     return {
-        "layers": config.take("num_hidden_layers", kind=int),
-        "width": width,
-        "heads": heads,
-        "groups": None if groups == heads else groups,  # as many as heads go on being so
+        **sizes,
+        **config.fields(rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False),
+        "groups": None if groups == sizes["heads"] else groups,  # as many as heads go on being so
         "head_dim": head_dim,
-        "hidden": config.take("intermediate_size", kind=int),
-        "vocabulary": vocabulary,
-        "padding": config.padding(vocabulary),
+        "padding": config.padding(sizes["vocabulary"]),
         "norm": "rms",
-        "eps": config.take("rms_norm_eps", 1e-6, float),
-        "activation": config.activation("hidden_act", "silu"),
         "gated": True,
-        "tied": config.take("tie_word_embeddings", False, bool),
         "std_position": 0.0,
-        **config.rotary(head_dim or config.head_dim(width, heads)),
+        **config.rotary(head_dim or config.head_dim(sizes["width"], sizes["heads"])),
         **dict.fromkeys((*STDS, "std_gate"), config.std()),
     }
 
@@ -273,18 +245,16 @@ def gemma2(config: Config) -> Fields:
 
 @family("t5", "dense_act_fn is_gated_act dropout_rate n_positions pad_token_id")
 def t5(config: Config) -> Fields:
-    """T5: an encoder and a decoder, relative positions shared by all blocks, scores that nothing divides.
-
-    Old T5 (tied logits) multiplies the last vectors by n^(−1/2); version 1.1 says tie_word_embeddings=False, which
-    the model takes for "do not multiply", and its logits are tied all the same.
-    """
+    """T5: an encoder and a decoder, relative positions shared by all blocks, scores that nothing divides."""
+    # Old T5 (tied logits) multiplies the last vectors by n^(−1/2); version 1.1 says tie_word_embeddings=False, which
+    # the model takes for "do not multiply", and its logits are tied all the same.
     tied = config.take("tie_word_embeddings", True) is not False
     scaled = config.take("scale_decoder_outputs", tied)
     config.require("is_decoder", False)
     config.require("is_encoder_decoder", True)
     config.require("initializer_factor", 1.0)  # another factor is also the gain of every norm
-    width, heads, d = (config.take(f, v, int) for f, v in (("d_model", 512), ("num_heads", 8), ("d_kv", 64)))
-    hidden, layers = config.take("d_ff", 2048, int), config.take("num_layers", 6, int)
+    sizes = config.fields(num_layers=6, d_model=512, num_heads=8, d_kv=64, d_ff=2048, vocab_size=32128)
+    width, heads, d, hidden = (sizes[name] for name in ("width", "heads", "head_dim", "hidden"))
     gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:
         given = f"{gate}-{activation}".strip("-")
@@ -294,18 +264,13 @@ def t5(config: Config) -> Fields:
     if gate and activation == "gelu":
         activation = "gelu_new"  # as the model reads it
     return {
-        "layers": layers,
-        "decoder_layers": config.take("num_decoder_layers", None, int) or layers,
-        "width": width,
-        "heads": heads,
-        "head_dim": d,
-        "hidden": hidden,
-        "vocabulary": config.take("vocab_size", 32128, int),
+        **sizes,
+        **config.fields(layer_norm_epsilon=1e-6),
+        "decoder_layers": config.take("num_decoder_layers", None, int) or sizes["layers"],
         "positions": "relative",
         "buckets": config.take("relative_attention_num_buckets", 32, int),
         "distance": config.take("relative_attention_max_distance", 128, int),
         "norm": "rms",
-        "eps": config.take("layer_norm_epsilon", 1e-6, float),
         "activation": ACTIVATION[activation],
         "gated": bool(gate),
         "causal": False,

@@ -31,6 +31,30 @@ INERT: dict[str, Any] = {
     "pruned_heads": {},
     "tie_encoder_decoder": False,
 }
+# Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
+# matrices that a family draws smaller, while `std` sets all of them alike.
+HUGGING_FACE_NAMES = {
+    "layers": "n_layer num_hidden_layers num_layers",
+    "width": "n_embd hidden_size d_model",
+    "heads": "n_head num_attention_heads num_heads",
+    "groups": "num_key_value_heads",
+    "head_dim": "d_kv",
+    "hidden": "n_inner intermediate_size d_ff",
+    "vocabulary": "vocab_size",
+    "decoder_layers": "num_decoder_layers",
+    "length": "n_positions max_position_embeddings",
+    "padding": "pad_token_id",
+    "eps": "layer_norm_epsilon layer_norm_eps rms_norm_eps",
+    "activation": "activation_function hidden_act",
+    "tied": "tie_word_embeddings",
+    "rotary_base": "rope_theta",
+    "window": "sliding_window",
+    "experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "score_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
+}
+ALIASES = {alias: name for name, aliases in HUGGING_FACE_NAMES.items() for alias in aliases.split()}
 ACTIVATION = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -96,12 +120,17 @@ class Config:
                 "Write such a network in the language (netsor.nn), or set the field to compare without it"
             )
 
-    def activation(self, field: str, default: str) -> str:
-        """The activation that a field names."""
-        value = self.take(field, default, str)
-        if value not in ACTIVATION:
-            self.refuse(field, value, f"one of {', '.join(sorted(ACTIVATION))}")
-        return ACTIVATION[value]
+    def fields(self, **defaults: Any) -> dict[str, Any]:
+        """Fields of a description, by the names that they have here; a type stands for a default that is missing."""
+        fields: dict[str, Any] = {}
+        for name, default in defaults.items():
+            missing, own = isinstance(default, type), ALIASES[name]
+            fields[own] = self.take(name, kind=default) if missing else self.take(name, default, type(default))
+            if own == "activation":
+                if fields[own] not in ACTIVATION:
+                    self.refuse(name, fields[own], f"one of {', '.join(sorted(ACTIVATION))}")
+                fields[own] = ACTIVATION[fields[own]]
+        return fields
 
     def std(self) -> float:
         """initializer_range, which Hugging Face's code reads as 0.02 where it is 0."""

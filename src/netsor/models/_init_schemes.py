@@ -97,11 +97,9 @@ def _xavier(model: Description) -> Changes:
 
 
 def _t_fixup(model: Description) -> Changes:
-    """T-Fixup: blocks of an encoder times 0.67 L^(−1/4), of a decoder that looks at it times (9L)^(−1/4).
-
-    Each L is the depth of its own stack, and that of the encoder for embeddings which both share, as in the authors'
-    code. A decoder alone has the two branches of an encoder's block, for which their bound gives the first factor.
-    """
+    """T-Fixup: blocks of an encoder times 0.67 L^(−1/4), of a decoder that looks at it times (9L)^(−1/4)."""
+    # Each L is the depth of its own stack, and that of the encoder for embeddings which both share, as in the authors'
+    # code. A decoder alone has the two branches of an encoder's block, for which their bound gives the first factor.
     changes, factor = _xavier(model), 0.67 * model.layers**-0.25
     changes |= {name: changes[name] * factor for name in BRANCHES}
     changes["std_embedding"] *= (9 * model.layers) ** -0.25

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array_api import array_namespace, eigenvectors
+from .._array_api import Array, array_namespace, eigenvectors
 from .._program import Program
 from ..derivatives import base
 from ..engine import ExactError
@@ -34,8 +34,6 @@ from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
 from ._metrics import LogitMoments, batches, capped, flat, of_logits, of_words
 from ._probed_program import ProbedProgram
-
-Array = Any
 
 
 def of_head(
@@ -198,10 +196,8 @@ def _drawn(model: Description, y: Vector, count: int, std: float, first: int | N
 
 
 def _split_root(gram: Any, first: int) -> Any:
-    """[[R, 0], [C R⁺, S]], a square root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T.
-
-    So the first rows are the root of the first vectors alone, which the gradient of the loss needs.
-    """
+    """[[R, 0], [C R⁺, S]], a root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T."""
+    # So the first rows are the root of the first vectors alone, which the gradient of the loss needs.
     xp = array_namespace(gram)
     lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
     rest = gram[..., first:, first:] - lower @ xp.matrix_transpose(lower)

@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Floats
 from .._program import Program
 from ..engine import Plan
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
@@ -33,8 +33,6 @@ from ._metrics import (
     ranges,
 )
 from ._probed_program import Block, ProbedProgram, mask_of, value_of
-
-Floats = npt.NDArray[np.float64]
 
 STREAM = ("mean_square", "cosine", "effective_rank")  # of the embeddings too
 ATTENTION = {"scores": ("score_std", "score_max"), "weights": ("entropy", "largest_weight")}

@@ -11,16 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from .._array_api import array_namespace, eigenvalues
+from .._array_api import Array, Bools, array_namespace, eigenvalues
 from ..language import Scalar, Value, Vector, apply, join
 from ..language._check_function import declares_output, spectral_function
 from ..language._score import pooled
 from ._probed_program import ProbedProgram, mask_of
-
-Array = Any
-Mask = npt.NDArray[np.bool_]
 
 MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
 LOGITS_PER_BATCH = 2**17  # logits or scores that numpy looks at together: 1 MiB fits the cache, and calls are few
@@ -53,7 +49,7 @@ def effective_rank(gram: Array) -> Array:
 
 
 @declares_output(4)
-def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
+def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
     Over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed entries,
@@ -131,10 +127,8 @@ def capped(logits: Array, cap: float | None) -> Array:
 
 
 def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Array, Array]]:
-    """The logits root · noise of some words after the other, with the noise of these words.
-
-    In numpy a batch is small enough for the cache, and the logits of all words are never in memory.
-    """
+    """The logits root · noise of some words after the other, with the noise of these words."""
+    # In numpy a batch is small enough for the cache, and the logits of all words are never in memory.
     words = noise.shape[-1]
     rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
     size = max(1, LOGITS_PER_BATCH // rows) if isinstance(noise, np.ndarray) else words
@@ -279,7 +273,7 @@ def of_range(numbers: Array) -> Array:
     return xp.stack([largest, *shares], axis=-1)
 
 
-def range_of(values: Sequence[Value], allowed: Mask | None = None) -> Scalar:
+def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
     """(COLUMNS,) of some vectors, all coordinates of them, or of scalars; `allowed` are the entries that count."""
     if all(isinstance(value, Vector) for value in values):
         vectors: Vector = join([value.reshape(-1) for value in values])  # type: ignore[assignment]

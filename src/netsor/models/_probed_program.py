@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Bools
 from .._program import Program
 from ..language import Scalar, Value, Vector, Width
 from ..language._graph import topological_order
@@ -20,7 +20,6 @@ from ..language._operation import Apply, Constant, MatMul
 from ..language._probe import Probe
 from ..language._softmax import MASKED_SOFTMAX
 
-Bools = npt.NDArray[np.bool_]
 Block = dict[str, list[Probe]]
 
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block
@@ -44,7 +43,11 @@ class ProbedProgram:
         self.before = [self.starts[0], *self.streams[:-1]]  # the stream before each block
         self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder begins anew
         for k, block in enumerate(self.blocks, 1):
-            self._check_alike(block, k)
+            first, names = self.blocks[0].keys() - {"cross"}, block.keys() - {"cross"}
+            if first != names:
+                which, missing = min(first - names or names - first), first - names
+                where = f"block 1 but not in block {k}" if missing else f"block {k} but not in block 1"
+                raise ValueError(f"{self.name} has the probe {which!r} in {where}: every block must have the same")
         for stack, start in enumerate(self.starts):
             streams = self.streams[self.layers :] if stack else self.streams[: self.layers]
             shapes = {start.shape, *(x.shape for x in streams)}
@@ -82,14 +85,6 @@ class ProbedProgram:
             last = next(iter(block), "embedding")
             raise ValueError(f"{self.name} has the probe {last!r} after its last stream: no block has it")
         self.layers = self.layers or len(self.blocks)
-
-    def _check_alike(self, block: Block, k: int) -> None:
-        first, names = self.blocks[0].keys() - {"cross"}, block.keys() - {"cross"}
-        missing, more = first - names, names - first
-        if missing or more:
-            which = min(missing or more)
-            where = f"block 1 but not in block {k}" if missing else f"block {k} but not in block 1"
-            raise ValueError(f"{self.name} has the probe {which!r} in {where}: every block must have the same")
 
     @cached_property
     def values(self) -> tuple[list[Value], list[list[Value]]]:

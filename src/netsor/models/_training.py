@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import language as ns
-from .._array_api import array_namespace
+from .._array_api import Bools, array_namespace
 from .._program import Program
+from ..engine.passes._rewrite import Context, rewritten
 from ..language._graph import topological_order
 from ..language._operation import Apply, Gaussian, MatMul, Scale
 from ..language._score import pooled, rsqrt, split
@@ -43,7 +42,7 @@ class Training(NamedTuple):
     """A network that is to be trained: what may be watched, and its loss."""
 
     watched: dict[str, tuple[ns.Value, ...]]  # one a block, or one
-    masks: tuple[npt.NDArray[np.bool_] | None, ...]  # of the scores of each block
+    masks: tuple[Bools | None, ...]  # of the scores of each block
     logits: ns.Vector  # (tokens,) in R^V
     loss: ns.Scalar
     targets: ns.Vector  # unit vectors of R^V
@@ -123,30 +122,26 @@ def _trained(traced: Trace, model: Description, vectors: dict[ns.Vector, str], b
         return new_value
 
     without = {kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std}  # theirs are traced
-    new: dict[ns.Value, Any] = {}
-    for value in topological_order([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
-        inputs = [new[x] for x in value.op.inputs]
-        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
-        new_value: Any = value if same else replace(value, op=value.op.with_inputs(*inputs))
-        match new_value.op:
+
+    def change(old: ns.Value, new: Any) -> ns.Value:
+        match new.op:
             case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
                 one = ns.weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
-                new_value = one @ x
-                new_value = split(new_value + parameter(one.out_width, 0.0, "bias") if biases else new_value, heads, 0)
-            case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(new_value.op, n) not in without:
-                new_value = new_value + parameter(w.out_width, 0.0, "bias")
+                new = one @ x
+                new = split(new + parameter(one.out_width, 0.0, "bias") if biases else new, heads, 0)
+            case MatMul(w) if biases and w.source.name not in TABLES and matrix_kind(new.op, n) not in without:
+                new = new + parameter(w.out_width, 0.0, "bias")
             case Gaussian(factor=factor) if biases and factor.any():
-                vectors[new_value] = "bias"
+                vectors[new] = "bias"
             case Scale(ns.Scalar(op=Apply(f)), _) if isinstance(f.f, partial) and f.f.func is rsqrt:
-                new_value = parameter(new_value.width, 1.0, "gain") * new_value if gains else new_value
-                new_value = (
-                    new_value + parameter(new_value.width, 0.0, "bias")
-                    if biases and model.norm == "layer"
-                    else new_value
-                )
-        new[value] = new_value
-    layers = tuple(Layer(*(new[value] for value in layer[:6])) for layer in traced.layers)
-    return traced._replace(layers=layers, output=new[traced.output])
+                new = parameter(new.width, 1.0, "gain") * new if gains else new
+                new = new + parameter(new.width, 0.0, "bias") if biases and model.norm == "layer" else new
+        return new  # type: ignore[no-any-return]
+
+    outputs = [traced.output, *(value for layer in traced.layers for value in layer[:6])]
+    output, *values = rewritten(outputs, Context({}, dict.fromkeys(topological_order(outputs), 0)), change)
+    layers = tuple(Layer(*values[k : k + 6]) for k in range(0, len(values), 6))  # type: ignore[arg-type]
+    return traced._replace(layers=layers, output=output)  # type: ignore[arg-type]
 
 
 def refuse(model: Description) -> None:
@@ -177,10 +172,8 @@ def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
 
 
 def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None) -> ns.Scalar:
-    """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens themselves, if logits are tied.
-
-    The logit of a token's own id, which tied logits make large, is then taken off before the exponential.
-    """
+    """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens, if logits are tied."""
+    # The logit of a token's own id, which tied logits make large, is then taken off before the exponential.
     shift = None if words is None else _own(logits, words)
     given = (logits,) if shift is None else (logits, shift)
     minus = _exp if shift is None else partial(_exp, sign=-1.0)

@@ -13,7 +13,8 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
-from ._check_init import InitCheck, InitFinding, check_init
+from ._check_init import InitCheck, check_init
+from ._init_tests import InitFinding
 from ._network import network
 from ._parameters import Parameter, Parameters, parameters
 from ._program import UnsupportedError, program

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from .. import language as ns
-from .._array_api import array_namespace
+from .._array_api import Floats, array_namespace
+from .._validate import Shape
 from ..activations import Function
-from ._axes import Coordinates, Floats, Pairs, Refusal, Root, Scalars, Shape, Vectors, along_last
+from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last
 from ._draws import Draws, Random
 from ._rotary import settled
 

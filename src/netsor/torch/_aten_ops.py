@@ -1,7 +1,4 @@
-"""What each ATen operation does to vectors and scalars: the table of operations, products and rearrangements.
-
-Operations on entries are in `_aten_arithmetic`.
-"""
+"""The table of ATen operations: what products and rearrangements do; `_aten_arithmetic` has operations on entries."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ import numpy as np
 import torch
 
 from .. import language as ns
+from .._validate import Shape
 from ._aten_arithmetic import (
     ARITHMETIC,
     MASKED,
@@ -28,7 +26,7 @@ from ._aten_arithmetic import (
     multiply,
     numbers,
 )
-from ._axes import Coordinates, Pairs, Refusal, Scalars, Shape, Vectors, along_last, end_to_end, joined, scores
+from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, scores
 from ._draws import Random
 
 # Products
@@ -192,11 +190,6 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     return x.part(*index.indices(x.shape[axis])[:2])
 
 
-def sliced(call: Call, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
-    """`x[…, start:end:step]`."""
-    return pick(call, x, dim, slice(start, end, step))
-
-
 def pieces(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
     """One part after the other along an axis: split, chunk."""
     axis = dim % len(x.shape)
@@ -250,11 +243,6 @@ def repeat(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
     return x
 
 
-def repeat_interleave(call: Call, x: Tensor, repeats: int, dim: int) -> Tensor:
-    """Each entry along an axis so many times."""
-    return pick(call, x, dim, np.repeat(np.arange(x.shape[dim]), int(repeats)))
-
-
 def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     """Scores where a given mask allows them; elsewhere a number so low that a softmax leaves them out."""
     x, y = self, other
@@ -272,11 +260,6 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     if not low.any():
         return multiply(call, x, kept.astype(float))
     raise Refusal("a mask that replaces numbers by others than 0 or below −10⁴")
-
-
-def masked_fill(call: Call, x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    """The value where the mask is true."""
-    return where(call, mask if isinstance(mask, VALUES) else ~mask, x, value)
 
 
 def embedding(call: Call, table: Tensor, indices: Tensor) -> Tensor:
@@ -324,7 +307,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "permute": permute,
     "expand": expand,
     "expand_as": expand,
-    "slice": sliced,
+    "slice": lambda call, x, dim=0, start=None, end=None, step=1: pick(call, x, dim, slice(start, end, step)),
     "narrow": lambda call, x, dim, start, length: pick(call, x, dim, slice(start, start + length)),
     "select": pick,
     "index_select": pick,
@@ -336,9 +319,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "cat": cat,
     "stack": stack,
     "repeat": repeat,
-    "repeat_interleave": repeat_interleave,
+    "repeat_interleave": lambda call, x, repeats, dim: pick(call, x, dim, np.repeat(np.arange(x.shape[dim]), repeats)),
     "where": where,
-    "masked_fill": masked_fill,
+    "masked_fill": lambda call, x, mask, value: where(call, mask if isinstance(mask, VALUES) else ~mask, x, value),
 }
 
 

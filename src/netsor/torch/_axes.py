@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Bools, Floats, Ints
+from .._validate import Shape
 from ..language import Scalar, Vector, concat, data, dot, join
 from ..language._score import split
 
-Floats = npt.NDArray[np.float64]
-Shape = tuple[int, ...]
 COORDINATES = -1  # the coordinates of the vectors, among the parts of an axis
 
 
@@ -171,7 +170,7 @@ class Scalars:
 
     base: Scalar
     factor: float = 1.0
-    allowed: npt.NDArray[np.bool_] | None = None
+    allowed: Bools | None = None
     root: Root | None = None
 
     @property
@@ -186,7 +185,7 @@ class Scalars:
             raise Refusal("masked scores can only be added to, or given to a softmax")
         return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 but for rounding
 
-    def masked(self, allowed: npt.NDArray[np.bool_]) -> Scalars:
+    def masked(self, allowed: Bools) -> Scalars:
         """With fewer scores left."""
         allowed = np.broadcast_to(allowed, self.shape)
         return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
@@ -205,7 +204,7 @@ class Coordinates:
     """
 
     x: Vectors
-    terms: tuple[tuple[npt.NDArray[np.intp], Floats], ...]
+    terms: tuple[tuple[Ints, Floats], ...]
 
     @classmethod
     def of(cls, x: Vectors | Coordinates) -> Coordinates:

@@ -17,8 +17,8 @@ from .._validate import ArgumentError
 from ..models import read
 from ._forward_backward import as_found, forward_backward
 from ._init_tests import (
+    InitFinding,
     Reference,
-    Test,
     correlation_tests,
     holm,
     parameter_tests,
@@ -27,40 +27,12 @@ from ._init_tests import (
 )
 from ._network import inputs_of
 from ._parameters import Parameter, with_declared
-from ._program import Module, Node, UnsupportedError, captured, outputs_of_modules, path_of
+from ._program import Module, UnsupportedError, captured, outputs_of_modules, path_of
 from ._structure import Structure, structure
 
 BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
-ORDER = ("score_std", "score_max", "entropy", "largest_weight", "attention_share", "cross_share", "mlp_share",
-         "mean_square", "cosine", "effective_rank")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class InitFinding:
-    """A departure from the declared initialisation.
-
-    Attributes
-    ----------
-    where : str
-        The path of the parameter or module.
-    what : str
-        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", or a quantity of a
-        pass, such as "entropy" or "grad_query".
-    p : float
-        Its p-value, adjusted for the number of tests.
-    text : str
-        What was found, in words.
-
-    Examples
-    --------
-    >>> ns.torch.check_init(build, ids, reference="config.json").findings[0].where  # doctest: +SKIP
-    'model.layers.3.self_attn.o_proj.weight'
-    """
-
-    where: str
-    what: str
-    p: float
-    text: str
+SCORES = ("score_std", "score_max", "entropy", "largest_weight")  # what a mask changes
+ORDER = (*SCORES, "attention_share", "cross_share", "mlp_share", "mean_square", "cosine", "effective_rank")
 
 
 @dataclass(frozen=True)
@@ -197,10 +169,8 @@ def check_init(
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
     known = reference_of(reference, inputs, named)
-    if reference is not module:
-        return compare(real, inputs, named, known, declared or {}, draws, level, seed)
-    check = compare(real, inputs, named, replace(known, name=OWN), declared or {}, draws, level, seed)
-    return replace(check, notes=[*check.notes, OWN_NOTE])
+    check = compare(real, inputs, named, known, declared or {}, draws, level, seed)
+    return check if reference is not module else replace(check, reference=OWN, notes=[*check.notes, OWN_NOTE])
 
 
 def compare(
@@ -229,7 +199,7 @@ def compare(
     tests += [*correlation_tests(numbers, declared_laws), *_ties(module, known, net)]
     adjusted = holm([test.p for test in tests])
     pairs = zip(tests, adjusted, strict=True)
-    findings = [InitFinding(t.where, t.what, float(p), t.text) for t, p in pairs if p < level / 2]
+    findings = [replace(test, p=float(p)) for test, p in pairs if p < level / 2]
     count = len(tests)
     if net is not None and not notes:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
@@ -289,18 +259,18 @@ def _own_reference(module: Any, real: Any) -> Any:
     return module
 
 
-def _ties(module: Any, known: Reference, net: Any) -> list[Test]:
+def _ties(module: Any, known: Reference, net: Any) -> list[InitFinding]:
     """Parameters that are one and are declared to be two, and the other way round."""
-    tests: list[Test] = []
+    tests: list[InitFinding] = []
     first: dict[int, str] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         own = first.setdefault(id(p), name)
         if own != name and known.laws is not None and name in known.laws:
-            tests.append(Test(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own"))
+            tests.append(InitFinding(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own"))
     declared = net is not None and net.head is not None and net.words is not None and known.laws is None
     if declared and (net.head == net.words[0]) != known.tied:
         said = "logits are tied to the embedding" if not known.tied else "logits are not tied to the embedding"
-        tests.append(Test(net.head, "tie", 0.0, f"{said}, against what is declared"))
+        tests.append(InitFinding(net.head, "tie", 0.0, f"{said}, against what is declared"))
     return tests
 
 
@@ -319,7 +289,7 @@ def _pass_findings(
     masks = _mask_findings(net, ran.weights, known.masks)
     findings = list(masks.values())
     for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
-        if p < level and not (k in masks and name in ORDER[:4]):  # what a wrong mask changes
+        if p < level and not (k in masks and name in SCORES):
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
             text = f"{real[name, k]:.4g}, and 99 % of initialisations as declared are from {low:.4g} to {high:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
@@ -342,15 +312,13 @@ def _path(net: Structure, name: str, k: int) -> str:
     if name in AFTER or name in ("grad_head", "grad_embedding"):
         return (net.words[0] if name == "grad_embedding" and net.words else net.head) or "the output"
     block = net.blocks[k]
-    if name in ORDER[:4] and block.softmaxes:
+    if name in SCORES and block.softmaxes:
         return path_of(block.softmaxes[0])
     branch = block.branches.get(name.removesuffix("_share"))
-    return _returned_by(net, branch) if branch is not None else block.path or "the module"
-
-
-def _returned_by(net: Structure, node: Node) -> str:
-    """The outermost module that returns a node, such as the whole perceptron and not its dropout."""
-    return min(outputs_of_modules(net.graph.nodes).get(node, [path_of(node)]), key=len)
+    if branch is None:
+        return block.path or "the module"
+    # the outermost module that returns it, such as the whole perceptron and not its dropout
+    return min(outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)]), key=len)
 
 
 def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> dict[int, InitFinding]:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Ints
+from .._validate import Shape
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
 from ..nn import Embedding
 from ..nn import logits as logits_of
 from ..nn._embedding import root
-from ._axes import Refusal, Scalars, Shape, Vectors
+from ._axes import Refusal, Scalars, Vectors
 from ._parameters import Parameter
 
 
@@ -50,22 +51,20 @@ class Draws:
     def __init__(
         self,
         laws: Mapping[str, Parameter],
-        ids: Mapping[str, npt.NDArray[np.intp]],
+        ids: Mapping[str, Ints],
         names: Mapping[str, str] | None = None,
         head: str | None = None,
         trained: bool = False,
     ) -> None:
         self.laws, self.ids = laws, ids
         self.names, self.head = names or {}, head  # other names than the paths; the matrix whose products are logits
-        self.trained = (
-            trained  # tables are matrices that act on unit vectors, so that a step of an optimiser moves them
-        )
+        self.trained = trained  # tables are then matrices that act on unit vectors: an optimiser moves them
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
         self._uses: dict[str, str] = {}
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
         self._embeddings: dict[str, Embedding] = {}
         self._rows: dict[str, tuple[int, dict[int, int], list[Vector]]] = {}
-        self._tables: dict[Vector, tuple[str, npt.NDArray[np.intp]]] = {}  # vectors of rows: the table, and which rows
+        self._tables: dict[Vector, tuple[str, Ints]] = {}  # vectors of rows: the table, and which rows
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
 
     def _used(self, name: str, how: str) -> Parameter:
@@ -124,7 +123,7 @@ class Draws:
         matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
         return self._weights.setdefault(name, {}).setdefault(place, (matrix, False))[0]
 
-    def rows(self, table: Random, ids: npt.NDArray[np.intp]) -> Vector:
+    def rows(self, table: Random, ids: Ints) -> Vector:
         """The rows of a table at ids, in their shape."""
         if self.trained:
             units = unit_vectors(ids.ravel().tolist(), self.laws[table.name].shape[0])
@@ -137,11 +136,7 @@ class Draws:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
         law, size, view = self._used(x.name, "vectors"), x.shape[-1], x.entries
         lead = [np.arange(n) * s for n, s in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
-        at = (
-            view.storage_offset() + sum((np.ix_(*lead)), np.zeros((), np.intp))
-            if lead
-            else np.array(view.storage_offset())
-        )
+        at = np.array(view.storage_offset()) + sum(np.ix_(*lead) if lead else (), np.zeros((), np.intp))
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
         if (size > 1 and view.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows:
             raise Refusal(f"the parameter {x.name} is used in pieces that are no rows")

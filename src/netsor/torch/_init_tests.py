@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from .._array_api import Bools, Floats
 from ..engine._parallel import cores
 from ..engine._plan import in_time
 from ..models import Transformer, read
@@ -23,8 +23,6 @@ from ._network import is_module, read_network
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
 from ._structure import Structure
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 ATTENTION = ("query", "key", "value")
 LOG = logging.getLogger("netsor")
 LONG = 10.0  # seconds: draws that take longer are announced
@@ -67,8 +65,9 @@ class Reference:
             return Parameter(name, shape, "unknown")
         words = net is not None and net.words is not None and name == net.words[0]
         zero = (self.padding,) if words and self.padding is not None else ()
-        return Parameter(name, shape, "normal" if std else "constant", std=std, zero_rows=zero, note="declared",
-                         value=0.0 if not std else None)  # fmt: skip
+        if not std:
+            return Parameter(name, shape, "constant", zero_rows=zero, note="declared", value=0.0)
+        return Parameter(name, shape, "normal", std=std, zero_rows=zero, note="declared")
 
 
 def places(net: Structure) -> dict[str, Place]:
@@ -138,8 +137,27 @@ def _stds(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]
     return stds
 
 
-class Test(NamedTuple):
-    """One test: where, of what, the p-value, and what was found in words."""
+@dataclass(frozen=True)
+class InitFinding:
+    """A departure from the declared initialisation.
+
+    Attributes
+    ----------
+    where : str
+        The path of the parameter or module.
+    what : str
+        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", or a quantity of a
+        pass, such as "entropy" or "grad_query".
+    p : float
+        Its p-value, adjusted for the number of tests.
+    text : str
+        What was found, in words.
+
+    Examples
+    --------
+    >>> ns.torch.check_init(build, ids, reference="config.json").findings[0].where  # doctest: +SKIP
+    'model.layers.3.self_attn.o_proj.weight'
+    """
 
     where: str
     what: str
@@ -156,7 +174,7 @@ def holm(p: Sequence[float]) -> Floats:
     return adjusted
 
 
-def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator[Test]:
+def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator[InitFinding]:
     """Mean, standard deviation, shape and rows of one parameter; `samples` initialisations gave its law."""
     from scipy import stats
 
@@ -166,7 +184,7 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
         numbers = p.detach().double()
         entries = f"{float(numbers.mean()):.4g} ± {float(numbers.std(correction=0)):.2g}"
         said = f"{law.value:g}" if law.law == "constant" else "given numbers"
-        yield Test(name, "value", 1.0 if same else 0.0, f"entries are {entries}, and {said} is declared")
+        yield InitFinding(name, "value", 1.0 if same else 0.0, f"entries are {entries}, and {said} is declared")
         return
     if law.law not in GAUSSIAN:
         return
@@ -175,39 +193,45 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
     n, drawn = x.size, max(samples, 1) * x.size
     mean, std = float(x.mean()), float(np.sqrt(np.mean((x - x.mean()) ** 2)))
     if not math.isfinite(std):
-        yield Test(name, "value", 0.0, "entries are not finite")
+        yield InitFinding(name, "value", 0.0, "entries are not finite")
         return
     known = 1 / n + (1 / drawn if law.std_error else 0.0)  # a law that was measured has an error too
-    error = law.std * math.sqrt((KURTOSIS[law.law] - 1) / 4 * known)
-    # the cube root of a χ² is nearly normal (Wilson and Hilferty)
-    k = 4 * n / (2 * (KURTOSIS[law.law] - 1))
-    z = ((max(std, 0.0) / law.std) ** (2 / 3) - 1 + 2 / (9 * k)) / (math.sqrt(2 / (9 * k)) * math.sqrt(known * n))
-    ratio = std / law.std
-    yield Test(name, "std", 2 * float(stats.norm.sf(abs(z))),
-               f"standard deviation {std:.4g}, and {law.std:.4g} is declared: {ratio:.3g} times")  # fmt: skip
-    yield Test(name, "mean", 2 * float(stats.norm.sf(abs(mean - law.mean) / (law.std * math.sqrt(known)))),
-               f"mean {mean:.3g}, and {law.mean:.3g} is declared")  # fmt: skip
-    if error == 0 or std == 0:
+    freedom, ratio = 2 / (KURTOSIS[law.law] - 1), std / law.std  # of the χ² that each squared entry counts for
+    p = _two_sided(_normal_score(ratio**2, freedom * n) / math.sqrt(known * n))
+    text = f"standard deviation {std:.4g}, and {law.std:.4g} is declared: {ratio:.3g} times"
+    yield InitFinding(name, "std", p, text)
+    p = _two_sided((mean - law.mean) / (law.std * math.sqrt(known)))
+    yield InitFinding(name, "mean", p, f"mean {mean:.3g}, and {law.mean:.3g} is declared")
+    if std == 0:
         return
     standard = (x - mean) / std
     if law.note != "declared" and n >= 64:
         some = standard.ravel()[:: max(1, n // MOST)]
         fourth = float(np.mean(some**4))
         text = f"entries are not {law.law}: kurtosis {fourth:.3g}, and {law.kurtosis:.3g} is declared"
-        yield Test(name, "shape", float(stats.kstest(some, _distribution(law), method="asymp").pvalue), text)
+        yield InitFinding(name, "shape", float(stats.kstest(some, _distribution(law), method="asymp").pvalue), text)
         if law.law == "normal":
             tails = float(stats.kurtosistest(some).pvalue)
         else:  # of bounded entries 24/n is more than the variance
-            tails = 2 * float(stats.norm.sf(abs(fourth - law.kurtosis) / math.sqrt(24 / some.size * (1 + 1 / samples))))
-        yield Test(name, "tails", tails, text)
+            tails = _two_sided((fourth - law.kurtosis) / math.sqrt(24 / some.size * (1 + 1 / samples)))
+        yield InitFinding(name, "tails", tails, text)
     if x.ndim == 2 and min(x.shape) >= 16:
         for axis, of in ((1, "rows"), (0, "columns")):
-            each = 2 * x.shape[axis] / (KURTOSIS[law.law] - 1)
-            w = (np.mean(standard**2, axis=axis) ** (1 / 3) - 1 + 2 / (9 * each)) / math.sqrt(2 / (9 * each))
-            spread = float(np.sum((w - w.mean()) ** 2))
-            yield Test(name, of, float(stats.chi2.sf(spread, w.size - 1)),
-                       f"{of} have different standard deviations, by {float(np.std(w)) * math.sqrt(2 / each) / 2:.2g} "
-                       "of their size")  # fmt: skip
+            each = freedom * x.shape[axis]
+            w = _normal_score(np.mean(standard**2, axis=axis), each)
+            spread = float(np.std(w)) * math.sqrt(2 / each) / 2
+            text = f"{of} have different standard deviations, by {spread:.2g} of their size"
+            yield InitFinding(name, of, float(stats.chi2.sf(float(np.sum((w - w.mean()) ** 2)), w.size - 1)), text)
+
+
+def _two_sided(z: float) -> float:
+    """The p-value of a standard normal."""
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def _normal_score(mean_square: Any, freedom: float) -> Any:
+    """A χ² over its degrees of freedom, as a nearly standard normal number: its cube root (Wilson and Hilferty)."""
+    return (mean_square ** (1 / 3) - 1 + 2 / (9 * freedom)) / math.sqrt(2 / (9 * freedom))
 
 
 def _distribution(law: Parameter) -> Any:
@@ -226,10 +250,8 @@ def _distribution(law: Parameter) -> Any:
     return stats.truncnorm(-cut, cut, scale=1 / stats.truncnorm.std(-cut, cut)).cdf
 
 
-def correlation_tests(numbers: Mapping[str, Any], expected: Mapping[str, Parameter]) -> Iterator[Test]:
+def correlation_tests(numbers: Mapping[str, Any], expected: Mapping[str, Parameter]) -> Iterator[InitFinding]:
     """Correlations of parameters that are independent by their laws: one test of all pairs for each parameter."""
-    from scipy import stats
-
     names = [name for name in numbers if name in expected and expected[name].law in GAUSSIAN]
     if len(names) < 2:
         return
@@ -244,19 +266,17 @@ def correlation_tests(numbers: Mapping[str, Any], expected: Mapping[str, Paramet
     for k in range(1, len(names)):
         other = int(np.argmax(np.abs(z[k, :k])))
         r = float(products[k, other] / min(counts[k], counts[other]))
-        p = min(1.0, k * 2 * float(stats.norm.sf(abs(z[k, other]))))  # of k pairs
+        p = min(1.0, k * _two_sided(z[k, other]))  # of k pairs
         same = "the same numbers as" if abs(r) > 0.999 else f"correlation {r:.2f} with"
-        yield Test(names[k], "independence", p, f"{same} {names[other]}, and independent draws are declared")
+        yield InitFinding(names[k], "independence", p, f"{same} {names[other]}, and independent draws are declared")
 
 
 def pass_tests(real: Mapping[tuple[str, int], float], law: Mapping[tuple[str, int], Floats]) -> list[float]:
-    """Adjusted p-values of quantities of one pass among draws of their joint law, in the order of `real`.
-
-    All quantities are standardised by mean and standard deviation of draws and pass together, those above 0 by
-    logarithms. The largest deviation of a draw then has a law that knows how quantities depend on each other, and the
-    p-value of a quantity is how often that exceeds its deviation (Westfall and Young 1993): its rank among the draws,
-    and beyond their largest tenth an exponential tail.
-    """
+    """Adjusted p-values of quantities of one pass among draws of their joint law, in the order of `real`."""
+    # All quantities are standardised by mean and standard deviation of draws and pass together, those above 0 by
+    # logarithms. The largest deviation of a draw then has a law that knows how quantities depend on each other, and the
+    # p-value of a quantity is how often that exceeds its deviation (Westfall and Young 1993): its rank among the draws,
+    # and beyond their largest tenth an exponential tail.
     columns, own = [], []
     for key, value in real.items():
         x = np.append(law[key], value)

@@ -1,8 +1,4 @@
-"""A PyTorch module as the network that an audit measures, or that a coordinate check trains.
-
-Its streams, branches, attention and logits have probes; for training it has a loss and the learning rates of its
-optimiser.
-"""
+"""A PyTorch module as the network that an audit measures, with probes, or that a coordinate check trains."""
 
 from __future__ import annotations
 
@@ -75,10 +71,8 @@ def is_module(given: Any) -> bool:
 
 
 def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | None = None) -> tuple[Any, ...]:
-    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids.
-
-    A module whose second argument is `targets` gets the ids for it too: without, some make logits of one token alone.
-    """
+    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
+    # A module whose second argument is `targets` gets the ids for it too: without, some make logits of one token alone.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from .._array_api import Floats
 from .._program import Program
 from .._validate import Rng, chosen_seed
 from ._samples import Module, Sample, drawn
 
-Floats = npt.NDArray[np.float64]
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # what is treated as Gaussian, of the same variance
 
 
@@ -76,7 +75,7 @@ class Parameter:
         return self.law not in ("constant", "fixed")
 
 
-class Parameters(Mapping[str, Parameter]):
+class Parameters(dict[str, Parameter]):
     """The laws of the parameters of a module, by their names; `print` shows the table.
 
     Examples
@@ -85,16 +84,8 @@ class Parameters(Mapping[str, Parameter]):
     """
 
     def __init__(self, rows: Mapping[str, Parameter], samples: int) -> None:
-        self._rows, self.samples = dict(rows), samples
-
-    def __getitem__(self, name: str) -> Parameter:
-        return self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        super().__init__(rows)
+        self.samples = samples
 
     def label(self, program: Program) -> Program:
         """The program, with a note of whether the parameters that it stands for are Gaussian."""
@@ -144,7 +135,7 @@ def parameters(
     Parameters
     ----------
     module : torch.nn.Module or callable
-        A factory that returns a new module each time, or a module.
+        A factory that returns a new module each time, or a module that can be initialised anew.
     samples : int
         How many initialisations; two or more.
     seed : int
@@ -159,11 +150,6 @@ def parameters(
     -------
     Parameters
         By name, in the order of the module; tied parameters are one.
-
-    Raises
-    ------
-    ValueError
-        If a module cannot be initialised anew: pass a factory.
 
     Examples
     --------

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from .._program import Program
@@ -26,7 +27,7 @@ from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import VIEWS_OF_PARAMETERS, apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._draws import Draws, Random
-from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
+from ._parameters import GAUSSIAN, Parameters, parameters
 from ._rotary import settled
 from ._samples import fresh
 
@@ -89,14 +90,11 @@ def captured(
     exported = capture(instance, args, given)
     order = [name for name in inspect.signature(instance.forward).parameters if name in given]
     given = {name: given[name] for name in [*order, *(name for name in given if name not in order)]}
-    fixed = {name: _number(law) for name, law in laws.items() if not law.random}
+    fixed = {name: law.value for name, law in laws.items() if law.law == "fixed"}
+    fixed |= {name: torch.tensor(law.value).expand(law.shape) for name, law in laws.items() if law.law == "constant"}
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in instance.named_parameters(remove_duplicate=False)}
     return read(exported, args, given, names, fixed), laws, type(instance).__name__
-
-
-def _number(law: Parameter) -> Any:
-    return torch.tensor(law.value).expand(law.shape) if law.law == "constant" else law.value
 
 
 class UnsupportedError(ValueError):
@@ -146,7 +144,9 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     try:
         with torch.no_grad():
             program = torch.export.export(shadow, *given, strict=False)
-            whole = any(_mutates(node) or name_of(node) == "einsum" for node in program.graph.nodes)
+            schemas = [getattr(node.target, "_schema", None) for node in program.graph.nodes]
+            whole = any(getattr(schema, "is_mutable", False) for schema in schemas)
+            whole |= any(name_of(node) == "einsum" for node in program.graph.nodes)
             table = {EINSUM: torch.export.default_decompositions()[EINSUM]} if whole else {}
             return program.run_decompositions(table) if whole else program
     except Exception as error:  # of torch, or of the module itself
@@ -159,10 +159,6 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _mutates(node: Node) -> bool:
-    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-
-
 def read(
     program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tied: dict[str, str], fixed: dict[str, Any]
 ) -> Graph:
@@ -170,10 +166,7 @@ def read(
 
     `tied` gives the first name of every parameter, `fixed` the numbers of those that are not random.
     """
-    signature = program.graph_signature
-    names = {place: tied[name] for place, name in signature.inputs_to_parameters.items()}
-    buffers = dict(signature.inputs_to_buffers)
-    lifted = dict(signature.inputs_to_lifted_tensor_constants)
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     held = {**program.state_dict, **program.constants}
     inputs: Iterator[Any] = iter(pytree.tree_leaves((args, kwargs)))
     nodes = list(program.graph.nodes)
@@ -184,15 +177,16 @@ def read(
     with torch.no_grad():
         for node in nodes:
             if node.op == "placeholder":
-                if node.name in names:
-                    parameters[node] = names[node.name]
-                    if names[node.name] in fixed:
-                        constants[node] = fixed[names[node.name]]
-                elif node.name in buffers or node.name in lifted:
-                    constants[node] = held[buffers.get(node.name) or lifted[node.name]]
-                else:
+                kind, target = specs[node.name].kind, specs[node.name].target
+                if kind is InputKind.PARAMETER:
+                    parameters[node] = tied[target]
+                    if tied[target] in fixed:
+                        constants[node] = fixed[tied[target]]
+                elif kind is InputKind.USER_INPUT:
                     constants[node] = next(inputs)
                     given.add(node)
+                else:  # a buffer, or a tensor that the code makes
+                    constants[node] = held[target]
             elif node.op == "output":
                 outputs = list(node.args[0])
             elif node.op == "get_attr":
@@ -286,10 +280,9 @@ class Reader:
         self.probes: list[Probe] = []
         self.softmaxes: dict[Node, list[Probe]] = {}
         ids: dict[str, Any] = {}
-        for node in graph.nodes:
-            if node.op == "placeholder" and node in graph.parameters and node not in self.env:
+        for node in graph.nodes:  # parameters come first
+            if node in graph.parameters and node not in self.env:
                 self.env[node] = self._parameter(graph.parameters[node])
-        for node in graph.nodes:
             if name_of(node) == "embedding" and node not in self.env and node.args[1] in self.env:
                 table = self.env.get(node.args[0])
                 if isinstance(table, Random):
@@ -329,7 +322,9 @@ class Reader:
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
             raise UnsupportedError(f"{name} returns nothing that depends on a random parameter")
-        self._check_twins(values)
+        twins = self.draws.twins.keys()  # rows that became scalars: as vectors they would be other draws
+        if twins and not twins.isdisjoint(topological_order(values)):
+            raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
         return self.laws.label(Program(values[0] if len(values) == 1 else tuple(values), name, self.probes))
 
     def _result(self, node: Node) -> Any:
@@ -374,8 +369,3 @@ class Reader:
         x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
         x = settled(x) if isinstance(x, Coordinates) else x
         return x.plain() if isinstance(x, Vectors) else x.value
-
-    def _check_twins(self, outputs: list[Value]) -> None:
-        """Rows of a parameter that became scalars must not be vectors elsewhere: these would be other draws."""
-        if self.draws.twins and not self.draws.twins.keys().isdisjoint(topological_order(outputs)):
-            raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Floats, Ints
 from ..language import rotary
 from ..models import Stretch
-from ._axes import Coordinates, Floats, Refusal, Vectors, along_last
+from ._axes import Coordinates, Refusal, Vectors, along_last
 
 TOLERANCE = 1e-4  # of angles and frequencies, which modules compute in single precision
 
@@ -90,7 +90,7 @@ def _turned(c: Coordinates) -> Vectors:
     return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
 
 
-def _pairs(partner: npt.NDArray[np.intp], r: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _pairs(partner: Ints, r: int) -> tuple[Ints, Ints]:
     half = np.arange(r // 2)
     for first, second in ((half, half + r // 2), (2 * half, 2 * half + 1)):
         if np.array_equal(partner[first], second) and np.array_equal(partner[second], first):

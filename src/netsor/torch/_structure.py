@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
@@ -84,15 +85,8 @@ def structure(graph: Graph) -> Structure:
             inside.setdefault(path, []).append(node)
     stacks: list[tuple[Block, ...]] = []
     for paths in _numbered(inside):
-        blocks: list[Block] = []
-        for path in paths:
-            before = blocks[-1].stream if blocks else _entry(graph, inside[path], ends.get(path))
-            block = None if before is None else _block(graph, path, inside[path], before, ends.get(path))
-            if block is None:
-                break
-            blocks.append(block)
-        if len(blocks) == len(paths):
-            stacks.append(tuple(blocks))
+        parts = [(path, inside[path], ends.get(path)) for path in paths]
+        stacks += _stack(graph, _entry(graph, *parts[0][1:]), parts)
     stacks = stacks or _loops(graph) or _whole(graph)
     if not 1 <= len(stacks) <= 2:
         raise UnsupportedError(
@@ -104,6 +98,20 @@ def structure(graph: Graph) -> Structure:
     return Structure(graph, tuple(stacks), *_head(graph, stacks))
 
 
+def _stack(
+    graph: Graph, before: Node | None, parts: Iterable[tuple[str, list[Node], Node | None]]
+) -> list[tuple[Block, ...]]:
+    """One block after the other, each with its path, its nodes and what it returns; empty if one of them is none."""
+    blocks: list[Block] = []
+    for path, nodes, end in parts:
+        block = None if before is None else _block(graph, path, nodes, before, end)
+        if block is None:
+            return []
+        blocks.append(block)
+        before = block.stream
+    return [tuple(blocks)]
+
+
 def _loops(graph: Graph) -> list[tuple[Block, ...]]:
     """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`: from one number to the next."""
     starts: dict[str, Node] = {}
@@ -112,18 +120,12 @@ def _loops(graph: Graph) -> list[tuple[Block, ...]]:
             if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
                 starts.setdefault(match[1], node)
     order = {node: k for k, node in enumerate(graph.nodes)}
-    stacks = []
+    stacks: list[tuple[Block, ...]] = []
     for paths in _numbered(starts):
-        cuts = [order[starts[path]] for path in paths]
-        blocks: list[Block] = []
-        for path, start, stop in zip(paths, cuts, [*cuts[1:], len(order)], strict=True):
-            nodes = graph.nodes[start:stop]
-            random = (x for x in nodes[0].all_input_nodes if _random(graph, x))
-            before = blocks[-1].stream if blocks else next(random, None)
-            block = None if before is None else _block(graph, path, nodes, before, None)
-            blocks += [] if block is None else [block]
-        if len(blocks) == len(paths) > 1:
-            stacks.append(tuple(blocks))
+        cuts = [*(order[starts[path]] for path in paths), len(order)]
+        parts = [(path, graph.nodes[slice(*ends)], None) for path, ends in zip(paths, pairwise(cuts), strict=True)]
+        before = next((x for x in starts[paths[0]].all_input_nodes if _random(graph, x)), None)
+        stacks += _stack(graph, before, parts) if len(paths) > 1 else []
     return stacks
 
 
@@ -161,8 +163,7 @@ def _whole(graph: Graph) -> list[tuple[Block, ...]]:
     given = [node for node in graph.nodes if node in graph.inputs and graph.constants[node].is_floating_point()]
     tables = [node for node in graph.nodes if name_of(node) == "embedding" and _random(graph, node)]
     first = next(iter([*given, *tables]), None)
-    block = None if first is None else _block(graph, "", graph.nodes[graph.nodes.index(first) :], first, None)
-    return [] if block is None else [(block,)]
+    return [] if first is None else _stack(graph, first, [("", graph.nodes[graph.nodes.index(first) :], None)])
 
 
 def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node | None) -> Block | None:

@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._array_api import Array
 from ..._validate import ArgumentError
 from .._cost_model import ACCELERATOR, CPU, Prices
 from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid, summed
 from .._parallel import in_bytes
 from .._plan import Plan
-
-Array = Any
 
 PRECISIONS = ("float64", "float32")
 AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled
@@ -86,7 +85,7 @@ class Backend(ABC):
     ) -> Iterator[tuple[Array, Array]]:
         """Conditional means and coefficients for the replicas of a chunk of `size`, in blocks, as the library's arrays.
 
-        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_interpreter.run`.
+        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_plan.run`.
         """
 
     @abstractmethod
@@ -107,10 +106,8 @@ class Backend(ABC):
         return self.slowness * plan.seconds(draws)
 
     def working_bytes(self, replica: float) -> float:
-        """About the memory of this machine that the library takes for a block of replicas of so many bytes.
-
-        An accelerator keeps the arrays in its own memory, which `fits` looks at.
-        """
+        """About the memory of this machine that the library takes for a block of replicas of so many bytes."""
+        # An accelerator keeps the arrays in its own memory, which `fits` looks at.
         if self.kind != "cpu":
             return self.library_bytes
         return self.library_bytes + self.working * max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
@@ -141,7 +138,7 @@ class Device(Backend):
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
         """A function of random numbers, numpy arrays (replicas, *shape) by register, with results (replicas or 1, …).
 
-        It returns `what(library, mean, columns)`, with the outputs of the plan (see `_interpreter.run`), on the device.
+        It returns `what(library, mean, columns)`, with the outputs of the plan (see `_plan.run`), on the device.
         """
 
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..._array_api import Array
 from .. import _gram_schmidt
-from .._interpreter import RULES, WITH_LINALG
 from .._ir import Step
 from .._ops import gram, squares
-from .._psd_cholesky import LinalgBackend, basis, by_columns, diagonal, safe_pivot_ratio, solve, tolerance
-
-Array = Any
+from .._plan import RULES, WITH_LINALG
+from .._psd_cholesky import LinalgBackend, basis, by_columns, safe_pivot_ratio, solve, tolerance
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
 ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding
@@ -62,8 +61,8 @@ class Library:
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, floor)
         lower = self.cholesky(gram)
-        regular = self.xp.all(diagonal(self.xp, lower) ** 2 > floor, axis=-1)
-        finite = self.xp.all(self.xp.isfinite(diagonal(self.xp, gram)), axis=-1)  # else NaN is what it should be
+        regular = self.xp.all(self.xp.linalg.diagonal(lower) ** 2 > floor, axis=-1)
+        finite = self.xp.all(self.xp.isfinite(self.xp.linalg.diagonal(gram)), axis=-1)  # else NaN is what it should be
         return self.recompute_where(lower, ~regular & finite, self._singular, gram, floor[..., None, :])
 
     def _singular(self, gram: Array, floor: Array) -> Array:
@@ -71,7 +70,7 @@ class Library:
         if gram.shape[-1] <= self.few:
             return self.columns(gram, floor[..., 0, :])
         made = self._dependent(gram, floor[..., 0, :])
-        unknown = ~self.xp.all(diagonal(self.xp, made) >= 0, axis=-1)
+        unknown = ~self.xp.all(self.xp.linalg.diagonal(made) >= 0, axis=-1)
         return self.recompute_where(
             made, unknown, lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor
         )
@@ -80,23 +79,21 @@ class Library:
         """The same where all rows but those of zeros add a direction; NaN elsewhere."""
         xp = self.xp
         if gram.shape[-1] <= LEAF:
-            return by_columns(xp, gram, tolerance(xp, gram.dtype) * diagonal(xp, gram))
-        none = xp.astype(diagonal(xp, gram) == 0, gram.dtype)[..., None]
+            return by_columns(xp, gram, tolerance(xp, gram.dtype) * xp.linalg.diagonal(gram))
+        none = xp.astype(xp.linalg.diagonal(gram) == 0, gram.dtype)[..., None]
         one = xp.eye(gram.shape[-1], dtype=gram.dtype) * none
         return self.cholesky(gram + one) - one
 
     def factored_roughly(self, gram: Array, floor: Array) -> Array:
-        """The same, for rows that have errors: one of whose square this or less is left may depend.
-
-        Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
-        more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
-        more than its errors. So that is the factor where it is undecided which rows depend on others.
-        """
+        """The same, for rows that have errors: one of whose square this or less is left may depend."""
+        # Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
+        # more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
+        # more than its errors. So that is the factor where it is undecided which rows depend on others.
         xp = self.xp
         many = max(1.0, gram.shape[-1] / ROUNDED)
 
         def failed(made: Array) -> Array:
-            return ~xp.all(diagonal(xp, made) >= 0, axis=-1)
+            return ~xp.all(xp.linalg.diagonal(made) >= 0, axis=-1)
 
         def again(gram: Array, floor: Array) -> Array:
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE)
@@ -111,7 +108,7 @@ class Library:
             )
 
         lower = self._tried(gram)
-        weak = xp.any(~(diagonal(xp, lower) ** 2 > floor) & (diagonal(xp, gram) > 0), axis=-1)
+        weak = xp.any(~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0), axis=-1)
         return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
 
     def _more_regular(self, gram: Array, more: Array) -> Array:
@@ -132,13 +129,13 @@ class Library:
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         regular = self._more_regular(gram, floor) if regular is None else regular
-        adds = diagonal(xp, regular) ** 2 > MORE * floor
+        adds = xp.linalg.diagonal(regular) ** 2 > MORE * floor
         whole = xp.astype(adds, gram.dtype)
         lower = self.cholesky(gram * whole[..., None] * whole[..., None, :] + one * (1.0 - whole)[..., None])
         others = xp.tril(self.triangular(lower, gram * whole[..., None, :]), k=-1) * whole[..., None, :]
         made = xp.where(adds[..., None], lower, others)
-        left = diagonal(xp, gram) - squares(xp, others)
-        found = xp.where(adds, diagonal(xp, lower) ** 2 > floor, left <= slack * floor)
+        left = xp.linalg.diagonal(gram) - squares(xp, others)
+        found = xp.where(adds, xp.linalg.diagonal(lower) ** 2 > floor, left <= slack * floor)
         return xp.where(xp.all(found, axis=-1)[..., None, None], made, xp.asarray(float("nan"), dtype=gram.dtype))
 
     def _solved(self, lower: Array, b: Array) -> Array:
@@ -146,7 +143,7 @@ class Library:
         xp = self.xp
         if lower.shape[-1] <= LEAF:
             return solve(xp, lower, b)
-        real = xp.astype(diagonal(xp, lower) > 0, lower.dtype)
+        real = xp.astype(xp.linalg.diagonal(lower) > 0, lower.dtype)
         whole = lower + xp.eye(lower.shape[-1], dtype=lower.dtype) * (1.0 - real)[..., None]
         return self.triangular(whole, b) * real[..., None, :]
 
@@ -159,7 +156,7 @@ class Library:
         """Rows that are nearly orthonormal, or 0, made so: NaN where they are far from it."""
         xp = self.xp
         products = gram(xp, rows, rows)
-        none = xp.astype(diagonal(xp, products) == 0, rows.dtype)
+        none = xp.astype(xp.linalg.diagonal(products) == 0, rows.dtype)
         return self._lowered(self.cholesky(products + xp.eye(rows.shape[-2], dtype=rows.dtype) * none[..., None]), rows)
 
     def _based(self, rows: Array) -> Array:
@@ -167,17 +164,15 @@ class Library:
         xp = self.xp
         products = gram(xp, rows, rows)
         lower = self.cholesky(products)
-        good = diagonal(xp, lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * diagonal(xp, products)
+        good = xp.linalg.diagonal(lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
         made = self._orthonormal(self._lowered(lower, rows))
         return self.recompute_where(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
 
     def _span(self, rows: Array, *known: Array) -> Array:
-        """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020).
-
-        With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
-        little of what they have: of that, products tell what is left, to the rounding error of the row. The third
-        factor takes the errors of the second away.
-        """
+        """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020)."""
+        # With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
+        # little of what they have: of that, products tell what is left, to the rounding error of the row. The third
+        # factor takes the errors of the second away.
         xp = self.xp
         if rows.shape[-2] <= self.few:
             return self.gram_schmidt(rows, *known)
@@ -186,12 +181,12 @@ class Library:
         real = squares(xp, left) > floor
         left = left * xp.astype(real, rows.dtype)[..., None]
         products = gram(xp, left, left)
-        more = xp.where(real, tolerance(xp, rows.dtype) * diagonal(xp, products), xp.ones_like(floor))
+        more = xp.where(real, tolerance(xp, rows.dtype) * xp.linalg.diagonal(products), xp.ones_like(floor))
         lower = self.cholesky(products + xp.eye(rows.shape[-2], dtype=rows.dtype) * more[..., None])
         once = self._lowered(lower, left)
         products = gram(xp, once, once)
-        rounding = tolerance(xp, rows.dtype) * diagonal(xp, products)
-        lower = self._dependent(products, xp.maximum(floor / diagonal(xp, lower) ** 2, rounding))
+        rounding = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
+        lower = self._dependent(products, xp.maximum(floor / xp.linalg.diagonal(lower) ** 2, rounding))
         made = self._orthonormal(_gram_schmidt.project_out(xp, self._lowered(lower, once), known))
         failed = ~xp.all(squares(xp, made) >= 0, axis=-1)
         return self.recompute_where(made, failed, self.gram_schmidt, rows, *known)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-Array = Any
+from ..._array_api import Array
 
 MIN_QUANTILE_DOF = 16  # degrees of freedom below which squares of normals are added
 MAX_QUANTILE_DOF = 2**14  # degrees of freedom above which quantiles lose digits, and an interpolation in 1/√ν is used

@@ -16,16 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._array_api import Array
 from .. import _ops
 from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import cores, memory
 from .._plan import Plan
 from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
-from ._jax_linalg import LIBRARY
-from ._jax_program import Piece, block, pieces
-
-Array = Any
+from ._jax_program import LIBRARY, Piece, block, pieces
 
 
 @lru_cache(maxsize=8)
@@ -65,7 +63,6 @@ class Jax(Device):
             raise NoDeviceError("device", self.device, f"one that JAX sees here: {found}") from None
 
     def _device(self) -> Any:
-
         kind, _, number = self.device.partition(":")
         return jax.devices(kind)[int(number or 0)]
 

@@ -1,4 +1,4 @@
-"""Some steps of a plan, compiled by JAX into one program for a block of replicas.
+"""Some steps of a plan, compiled by JAX into one program for a block of replicas; its generator, and its factors.
 
 Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw): JAX's own counter-based generator,
 called with explicit counters. So a number depends neither on the size of a block nor on the process that draws it, and
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
-from .._interpreter import RULES
+from ..._array_api import Array
+from .. import _gram_schmidt
 from .._ir import Register, Step, key_of
-from .._plan import Plan
+from .._ops import squares
+from .._plan import RULES, Plan
 from .._rng_keys import key_words
+from ._batched_linalg import Library
 from ._chi import chi
-from ._jax_linalg import LIBRARY
-
-Array = Any
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
 PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it
@@ -54,10 +54,8 @@ def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> 
 
 
 def threefry(first_key: Array, second_key: Array, first: Array, second: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits.
-
-    JAX has the same, on a CPU as a loop: that is compiled into many functions, and takes twice as long to compile.
-    """
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits."""
+    # JAX has the same, on a CPU as a loop: that is compiled into many functions, and takes twice as long to compile.
     keys = first_key, second_key, first_key ^ second_key ^ PARITY
     x, y = first + keys[0], second + keys[1]
     for four in range(5):
@@ -78,6 +76,69 @@ def on_gpu() -> bool:
     """Whether JAX compiles for a GPU, here and now."""
     return bool((jax.config.jax_default_device or jax.devices()[0]).platform == "gpu")
 
+
+# Factors of many matrices: JAX's own factors and solutions, and compiled loops where these fail
+MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it
+
+
+def _triangular(lower: Array, b: Array) -> Array:
+    batch = jnp.broadcast_shapes(lower.shape[:-2], b.shape[:-2])
+    lower = jnp.broadcast_to(lower, (*batch, *lower.shape[-2:]))
+    b = jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
+    return jax.lax.linalg.triangular_solve(lower, b, left_side=False, lower=True, transpose_a=True)
+
+
+def _columns(gram: Array, floor: Array) -> Array:
+    """As `_psd_cholesky.by_columns`."""
+    size = gram.shape[-1]
+
+    def column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rest, made = state
+        pivot = jax.lax.dynamic_index_in_dim(jnp.diagonal(rest, axis1=-2, axis2=-1), j, -1, keepdims=False)
+        fresh = pivot > jax.lax.dynamic_index_in_dim(floor, j, -1, keepdims=False)
+        inverse = jnp.where(fresh, 1.0 / jnp.sqrt(jnp.where(fresh, pivot, 1.0)), 0.0)
+        below = jax.lax.dynamic_index_in_dim(rest, j, -1, keepdims=False) * inverse[..., None]
+        below = jnp.where(jnp.arange(size) >= j, below, 0.0)
+        made = jax.lax.dynamic_update_index_in_dim(made, below, j, -1)
+        return rest - below[..., :, None] * below[..., None, :], made
+
+    return jax.lax.fori_loop(0, size, column, (gram, jnp.zeros_like(gram)))[1]
+
+
+def _singly(rows: Array, *known: Array) -> Array:
+    """As `_gram_schmidt.modified_gram_schmidt`: rows of `made` not yet computed are 0, and subtract nothing."""
+    batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (rows, *known)))
+    floor = _gram_schmidt.zero_threshold(jnp, rows)
+
+    def one(j: Any, made: Array) -> Array:
+        x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
+        once = _gram_schmidt.project_out(jnp, x, (*known, made))
+        rest = _gram_schmidt.project_out(jnp, once, (*known, made))
+        least = jax.lax.dynamic_slice_in_dim(floor, j, 1, -1)
+        found = _gram_schmidt.unit(jnp, rest, squares(jnp, once), least)
+        return jax.lax.dynamic_update_slice_in_dim(made, found, j, -2)
+
+    return jax.lax.fori_loop(0, rows.shape[-2], one, jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype))
+
+
+def _mended(made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+    """`made`, with the matrices marked in `again` recomputed: if any is marked, all are, and only those used."""
+
+    def both(inputs: tuple[Array, ...]) -> Array:
+        return jnp.where(again[..., None, None], remake(*inputs), made)
+
+    return jax.lax.cond(jnp.any(again), both, lambda _: made, arrays)
+
+
+LIBRARY = Library(
+    jnp,
+    lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False),
+    _triangular,
+    _columns,
+    _singly,
+    _mended,
+    MAX_LOOPED_ROWS,
+)
 
 # Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
 MAX_SHARED_NORMALS = 1024
@@ -286,7 +347,6 @@ def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
 
 
 def _native(step: Step, precision: str) -> bool:
-
     if step.kind not in ("apply", "kernel", "moments", "nodes"):
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]

@@ -17,16 +17,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._array_api import one_blas_thread
+from ..._array_api import Array, one_blas_thread
 from .._cost_model import NUMPY, Prices
-from .._interpreter import in_numpy, run
 from .._ir import ORTHANT_SIZES_PER_BATCH, Step
 from .._parallel import memory
-from .._plan import MIN_INNERMOST_ROW, Plan
+from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
-Array = Any
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
 
 
@@ -214,12 +212,10 @@ def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], No
 
 @cache
 def hold_memory() -> None:
-    """Once in a process: make glibc keep freed memory for the next block.
-
-    glibc returns freed arrays above a threshold to the system, and what is free at the end of its memory above another.
-    Without this the system maps all pages anew for each block, which takes a quarter of the time of small plans, and a
-    tenth of that of a model's gradients.
-    """
+    """Once in a process: make glibc keep freed memory for the next block."""
+    # glibc returns freed arrays above a threshold to the system, and what is free at the end of its memory above
+    # another. Without this the system maps all pages anew for each block, which takes a quarter of the time of small
+    # plans, and a tenth of that of a model's gradients.
     if platform.libc_ver()[0] == "glibc":
         c = ctypes.CDLL(None)
         c.mallopt(M_MMAP_THRESHOLD, HELD_BYTES)

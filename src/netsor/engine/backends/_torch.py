@@ -19,19 +19,16 @@ import numpy as np
 import torch
 from array_api_compat import torch as xp
 
+from ..._array_api import Array
 from ...language._check_function import is_builtin
 from .. import _gram_schmidt, _ops, _psd_cholesky
-from .._interpreter import RULES, run
 from .._ir import Register, Step
 from .._parallel import memory
-from .._plan import Plan
+from .._plan import RULES, Plan, run
 from .._rng_keys import key_words
 from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
 from ._batched_linalg import LEAF, Library
 from ._chi import Chi, chi
-
-Array = Any
-
 
 CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions that make arrays from no array
 
@@ -177,7 +174,6 @@ class Torch(Device):
 
 
 def _array(numbers: Array, precision: str, device: str) -> Array:
-
     return torch.tensor(np.array(numbers, order="C"), dtype=getattr(torch, precision), device=device)
 
 

@@ -1,13 +1,12 @@
 """Gaussian expectations: moments and kernels of nonlinearities of Gaussian vectors, each with its error.
 
-One argument: closed forms (`_closed_forms`), Hermite series with cached coefficients (`_hermite_series`), and
-conditioning where the series is too long (`_kernel`). `_breakpoints` finds the kinks, jumps and spikes that the rules
+One argument: closed forms, Hermite series with cached coefficients (`_hermite_series`), and conditioning where the
+series is too long (`_kernel`). `_breakpoints` finds the kinks, jumps and spikes that the rules
 of `_gauss_legendre` must respect, and `_univariate` integrates around poles and decides where to truncate an integral.
 Several arguments: product rules and randomised quasi-Monte Carlo (`_multivariate`).
 """
 
-from ._closed_forms import closed_form
-from ._kernel import kernel, moments
+from ._kernel import closed_form, kernel, moments
 from ._multivariate import kernel_of_several, moments_of_several
 from ._univariate import BatchedFunction
 

@@ -9,15 +9,14 @@ compared with its neighbours. Points found there become edges of the panels.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODE, NODES, POINTS, unresolved
-
-Array = Any
 
 GRID_END_ARCSINH = 13.0  # arcsinh |u| at which the grid of panels ends: |u| about 2e5
 STEP = 1 / 32  # of that grid, in arcsinh u: 0.03 near 0, and 3 % of |u| far out

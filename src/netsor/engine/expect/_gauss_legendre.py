@@ -8,12 +8,12 @@ once: a panel knows the number of its integral.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
-Array = Any
+from ..._array_api import Array
 
 NODES = 16  # Gauss–Legendre nodes of a panel
 HALVINGS = 48  # of a panel at most: then its length is at the rounding of its edges
@@ -72,13 +72,6 @@ def largest_density(left: Array, right: Array) -> Array:
     return np.exp(log_density(np.clip(0.0, left, right)))
 
 
-def panels_between(edges: Array) -> tuple[Array, Array, Array]:
-    """(row, left, right) of the panels of positive length between sorted edges (rows, edges)."""
-    left, right = edges[:, :-1], edges[:, 1:]
-    keep = right - left > 1e-15 * (1.0 + np.abs(left))
-    return np.nonzero(keep)[0], left[keep], right[keep]
-
-
 def resolve(
     values_at: Callable[[Array, Array], Array],
     edges: Array,
@@ -95,8 +88,10 @@ def resolve(
     round, that is noise or an endless oscillation: they are not halved. With `squares`, for values that grow into the
     tails, the density is that of N(0, 1), and the tolerance is for the root mean square of the unresolved part.
     """
-    row, left, right = panels_between(np.sort(edges, axis=1))
-    rows = len(edges)
+    edges = np.sort(edges, axis=1)
+    left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)
+    long = right - left > 1e-15 * (1.0 + np.abs(left))
+    row, left, right = np.nonzero(long)[0], left[long], right[long]
     error, rough = np.zeros(rows), np.zeros(rows)
     done: list[tuple[Array, ...]] = []
     for halving in range(HALVINGS + 1):

@@ -13,11 +13,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
 from ._univariate import FARTHEST, Single, Windows, between, ends, growing, slices, windows
-
-Array = Any
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
 VALUES = 2**21  # of the function computed at once, to bound memory

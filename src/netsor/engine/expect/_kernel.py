@@ -1,4 +1,7 @@
-"""Kernels E[φ(u) ψ(v)] and moments of functions of one Gaussian argument; see also `_multivariate`."""
+"""Kernels E[φ(u) ψ(v)] and moments of functions of one Gaussian argument; see also `_multivariate`.
+
+Closed forms, (u, v) ~ N((μ, ν), [[a, c], [c, b]]); else a Hermite series, or conditioning on u where that is too long.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,96 @@ from typing import Any
 
 import numpy as np
 
-from ._closed_forms import closed_form
+from ... import activations as known
+from ..._array_api import Array, array_namespace
+from ...activations import Function
+from ...derivatives import base
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import Series, series, tabulated
 from ._univariate import BatchedFunction, Single, between, ends, fitted, paired, slices
 
-Array = Any
+_IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
+    base(f) for f in (known.IDENTITY, known.RELU, known.ABS, known.ERF, known.GELU, known.SIN, known.COS)
+)
+_LEAKY_RELU = base(known.leaky_relu(0.0))
+
+
+def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array | None:
+    """E[φ(u) ψ(v)] where a formula is known, else None; all arguments broadcast."""
+    kinds = (base(f), base(g))
+    if kinds == (_IDENTITY, _IDENTITY):
+        return c + mu * nu
+    if set(kinds) <= {_SIN, _COS}:
+        return _waves(kinds[0] is _SIN, kinds[1] is _SIN, mu, nu, a, c, b)
+    first, second = _piecewise_linear(f), _piecewise_linear(g)
+    if not ((first and second) or kinds in ((_ERF, _ERF), (_GELU, _GELU))):
+        return None
+    if not (_is_zero(mu) and _is_zero(nu)):
+        return None
+    if first and second:  # φ = α x + β relu(x), and E[u relu(v)] = c/2
+        (p, q), (r, s) = first, second
+        linear = (p * r + (p * s + q * r) / 2) * c
+        return linear + q * s * _relu(a, c, b) if q * s else linear
+    # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
+    return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b) if kinds[0] is _ERF else _gelu(a, c, b)
+
+
+def _is_zero(mean: Array) -> bool:
+    """Whether means are 0; a plain number, where that is known without looking."""
+    return bool(mean == 0.0) if isinstance(mean, float) else not bool(array_namespace(mean).any(mean != 0))
+
+
+def _piecewise_linear(f: Function) -> tuple[float, float] | None:
+    """(α, β) if φ(x) = α x + β relu(x)."""
+    if base(f) is _LEAKY_RELU:
+        slope = f.parameters[0]
+        return slope, 1.0 - slope
+    return {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}.get(base(f))
+
+
+def _relu(a: Array, c: Array, b: Array) -> Array:
+    """√(ab)/(2π) (√(1−ρ²) + ρ (π − arccos ρ)) (Cho and Saul 2009)."""
+    xp = array_namespace(a, c, b)
+    scale = xp.sqrt(a) * xp.sqrt(b)
+    rho = xp.clip(c / xp.where(scale > 0, scale, 1.0), -1.0, 1.0)
+    return scale / (2 * np.pi) * (xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho)))
+
+
+def _angle(a: Array, c: Array, b: Array) -> Array:
+    """arcsin(c/√((1+a)(1+b)))."""
+    xp = array_namespace(a, c, b)
+    return xp.atan2(c, xp.sqrt(_determinant(a, c, b)))
+
+
+def _determinant(a: Array, c: Array, b: Array) -> Array:
+    """(1+a)(1+b) − c², at least 1 + a + b because c² ≤ ab."""
+    xp = array_namespace(a, c, b)
+    return 1.0 + a + b + xp.clip(a * b - c * c, 0.0, None)
+
+
+def _gelu(a: Array, c: Array, b: Array) -> Array:
+    """Of x Φ(x), by Stein's lemma twice."""
+    # c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π.
+    xp = array_namespace(a, c, b)
+    mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
+    return c * (0.25 + _angle(a, c, b) / (2 * np.pi)) + mixed / (2 * np.pi * xp.sqrt(_determinant(a, c, b)))
+
+
+def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array:
+    """E of products of sines and cosines, from E[cos x cos y] = e^−m cosh c, E[sin x sin y] = e^−m sinh c."""
+    xp = array_namespace(a, c, b)
+    middle, size = (a + b) / 2, xp.abs(c)
+    less = xp.expm1(-2 * size)
+    peak = xp.exp(size - middle) / 2
+    even, odd = peak * (2 + less), -xp.sign(c) * peak * less
+    if sine_u and sine_v:
+        return xp.sin(mu) * xp.sin(nu) * even + xp.cos(mu) * xp.cos(nu) * odd
+    if sine_u:
+        return xp.sin(mu) * xp.cos(nu) * even - xp.cos(mu) * xp.sin(nu) * odd
+    if sine_v:
+        return xp.cos(mu) * xp.sin(nu) * even - xp.sin(mu) * xp.cos(nu) * odd
+    return xp.cos(mu) * xp.cos(nu) * even + xp.sin(mu) * xp.sin(nu) * odd
+
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for pairs whose correlation is too near ±1 for a series. Given u, v
 # is N(m, s²), and E[ψ(m + s z)] is a formula for every named activation, an integral for other functions. The integral
@@ -259,7 +346,14 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
         exact = closed_form(x.f, y.f, mu, nu, a[..., :, None], xy[..., 0, 0], b[..., None, :])
         if exact is not None:
             return exact, np.zeros((1,) * exact.ndim)
-    return _single_pairs(x, y, xx, xy, yy)
+    (first, rows), same = _single(x, xx), x is y and xx is yy
+    second, others = (first, rows) if same else _single(y, yy)
+    shape, ix, iy = paired(rows, others, xy.shape[:-2])
+    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
+    if same and np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
+        return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
+    value, error = pairs(first, second, ix, iy, covariance.ravel())
+    return value.reshape(shape), error.reshape(shape)
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
@@ -268,31 +362,18 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] where φ is smooth (Stein). The error is that of the mean and of
     β √xx, whichever is larger.
     """
-    lead = fitted(x, xx)[0].shape[:-1]
-    single = _single(x, xx)
+    single, lead = _single(x, xx)
     (mean, first), _, error = coefficients(single, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = np.where(single.std > 0, first / single.std, 0.0)
     return mean.reshape(lead), slope.reshape(*lead, 1), error.reshape(lead)
 
 
-def _single(x: BatchedFunction, xx: Array) -> Single:
+def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
+    """Flat rows, and the shape that they had."""
     mean, covariance, params = fitted(x, xx)
     std = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
-    return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params))
-
-
-def _single_pairs(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
-    shape, ix, iy = paired(fitted(x, xx)[0].shape[:-1], fitted(y, yy)[0].shape[:-1], xy.shape[:-2])
-    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
-    first = _single(x, xx)
-    if x is y and xx is yy:
-        if np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
-            return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
-        value, error = pairs(first, first, ix, iy, covariance.ravel())
-    else:
-        value, error = pairs(first, _single(y, yy), ix, iy, covariance.ravel())
-    return value.reshape(shape), error.reshape(shape)
+    return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params)), mean.shape[:-1]
 
 
 def _mirrored(x: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:

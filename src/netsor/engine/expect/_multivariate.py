@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
+from ..._array_api import Array
 from ..._sobol import Sobol
 from .._ops import alike
 from ._univariate import BatchedFunction, fitted, paired, slices
-
-Array = Any
 
 SETS = 16  # independent scramblings of the Sobol points, whose spread is the error
 NODE_VARIANCE = 1.5  # variance of the points: more of them in the tails than N(0, 1) has
@@ -27,11 +26,9 @@ RIM = 0.85  # of the largest coordinate: nodes beyond lie on the rim, where an i
 
 @cache
 def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
-    """Nodes (variables, SETS · points) and weights (SETS, points), half of the points mirror images of the other half.
-
-    They are drawn from N(0, NODE_VARIANCE) and weighted by the ratio of densities: an integrand that grows, as products
-    do, has much of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
-    """
+    """Nodes (variables, SETS · points) and weights (SETS, points); half of the points mirror the other half."""
+    # They are drawn from N(0, NODE_VARIANCE) and weighted by the ratio of densities: an integrand that grows has much
+    # of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
@@ -114,10 +111,8 @@ def _estimate(
 
 
 def _tail(terms: Array, value: Array) -> Array:
-    """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean.
-
-    If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
-    """
+    """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean."""
+    # If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
     size = np.abs(terms)
     share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
     left = np.zeros(share.shape)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..._array_api import Array
 from ...activations import Function
 from ._breakpoints import Breakpoints, declared, features
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, log_density, unresolved
-
-Array = Any
 
 DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
 OCTAVES = 64  # searched at most, where the rows have very different standard deviations
@@ -71,10 +70,8 @@ class Single:
         return np.broadcast_to(values, u.shape)
 
     def edges(self, rows: Array, reach: float, step: float) -> Array:
-        """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges).
-
-        16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
-        """
+        """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges)."""
+        # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
@@ -129,7 +126,7 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
         return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
 
 
-def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
+def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     """Where the integral of φ² may stop, and the root of the integral beyond; ∞ where that does not converge."""
     x = np.concatenate([-_OUTWARD[::-1], _OUTWARD])
     with np.errstate(all="ignore"):
@@ -140,14 +137,14 @@ def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
     known = np.cumprod(np.isfinite(finite), axis=2, dtype=bool)
     sides = np.where(known, sides, -np.inf)
     top = sides.max(axis=(1, 2))
-    alive = sides > (top - fall)[:, None, None]
+    alive = sides > (top - FALL)[:, None, None]
     count = len(_OUTWARD)
     last = np.where(alive.any(axis=2), count - 1 - np.argmax(alive[:, :, ::-1], axis=2), 0)  # (rows, 2)
     cut = np.where(known.all(axis=2), count - 1, known.sum(axis=2) - 1)
     overflown = np.any((last >= cut) & (cut < count - 1), axis=1)
     reach = np.minimum(_OUTWARD[last.max(axis=1)] + 2 * STEP, FARTHEST)
     with np.errstate(all="ignore"):
-        root = np.exp(0.5 * (top - fall)) * SAFETY
+        root = np.exp(0.5 * (top - FALL)) * SAFETY
     endless = reach >= FARTHEST
     if endless.any():
         root[endless] += _slow(sides[endless])

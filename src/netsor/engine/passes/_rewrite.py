@@ -130,11 +130,9 @@ def asked(value: Value) -> tuple[Vector, ...]:
 
 
 def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value]]) -> dict[Value, set[Value]]:
-    """For each value where a linear section begins: those whose products with it something asks for.
-
-    A dot asks for the products of its two factors, a matrix for those of all its inputs, a nonlinearity for all
-    coordinates of its arguments.
-    """
+    """For each value where a linear section begins: those whose products with it something asks for."""
+    # A dot asks for the products of its two factors, a matrix for those of all its inputs, a nonlinearity for all
+    # coordinates of its arguments.
     pairs: dict[tuple[frozenset[Value], frozenset[Value]], None] = {}
     together: dict[Source, set[Value]] = {}
     for value in values:

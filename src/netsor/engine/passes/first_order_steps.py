@@ -11,7 +11,7 @@ width makes such scores, one a coordinate.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -30,19 +30,6 @@ from .._error import ExactError
 from ._rewrite import Context, rewritten
 
 MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated separately
-
-
-class _Given(Reverse):
-    """Gradients with the scores before given."""
-
-    def __init__(self, p: Value, seed: Value, leaves: Collection[Value], scores: Collection[Value]) -> None:
-        self.scores = scores
-        super().__init__([(p, seed)], leaves)
-
-    def _prepare(self, value: Value) -> None:
-        super()._prepare(value)
-        if value in self.scores:
-            self._live.discard(value)
 
 
 def expand_first_order(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
@@ -105,7 +92,7 @@ class _Perturbed:
     def _seen(self, old: Value, p: Value, seed: Value, seen: list[Value]) -> Any:
         """By what a score, or a coordinate of a vector, moves."""
         try:
-            reverse = _Given(p, seed, seen, self.scores)
+            reverse = Reverse([(p, seed)], seen, constants=self.scores)
         except TraceError as error:
             raise ExactError(old, f"a score that sees a change by a step: {error}") from None
         total: Any = constant(np.zeros(()))

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._array_api import Array, Ints
 from ...activations import IDENTITY, Function
 from ...language._array import Take, Value
 from ...language._operation import Add, Nonlin, Scale
@@ -25,47 +26,36 @@ from ...language._scalar import MULTIPLY, Scalar
 from ...language._vector import Vector
 from ._rewrite import Context, rewritten
 
-Array = Any
-Places = npt.NDArray[np.intp] | None  # flat positions of entries, in the shape that they get; None: all
+Places = Ints | None  # flat positions of entries, in the shape that they get; None: all
+
+
+# Expressions are functions of arrays, and objects, so that a program can be sent to another process.
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A leaf of an expression: argument number so and so, vectors first."""
+    """A leaf of an expression: one of the arguments, vectors first."""
 
     number: int
+
+    def __call__(self, *arguments: Array) -> Array:
+        """Its value."""
+        return arguments[self.number]
 
 
 @dataclass(frozen=True)
 class Call:
     """A function of expressions."""
 
-    f: Function | str  # or "add"
+    f: Function | Callable[..., Array]  # a nonlinearity, or `add`
     inputs: tuple[Any, ...]
-
-
-Expression = Argument | Call
-
-
-def evaluated(e: Expression, arguments: Sequence[Array]) -> Array:
-    """The value of an expression."""
-    if isinstance(e, Argument):
-        return arguments[e.number]
-    values = [evaluated(x, arguments) for x in e.inputs]
-    if isinstance(e.f, str):
-        return values[0] + values[1]
-    return e.f(*values)
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """The function that an expression is; an object, so that a program can be sent to another process."""
-
-    expression: Expression
 
     def __call__(self, *arguments: Array) -> Array:
         """Its value."""
-        return evaluated(self.expression, arguments)
+        return self.f(*(x(*arguments) for x in self.inputs))
+
+
+Expression = Argument | Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +131,13 @@ class _Expander:
             return [self._leaf(p, inside(p)) for p in inner]
 
         match x.op:
-            case Nonlin(Composed(f=Evaluate(inner)), vectors, scalars):
+            case Nonlin(Composed(f=Argument() | Call() as inner), vectors, scalars):
                 arguments = [*expanded(vectors), *leaves(scalars)]
                 return _with_leaves(inner, lambda argument: arguments[argument.number])
             case Nonlin(f, vectors, scalars):
                 return Call(f, (*expanded(vectors), *leaves(scalars)))
             case Add(a, b) if self.whole or _nonlinear(x):
-                return Call("add", tuple(expanded([a, b])))
+                return Call(add, tuple(expanded([a, b])))
             case Scale(c, a) if self.whole or _nonlinear(x):
                 return Call(MULTIPLY, (*expanded([a]), *leaves([c])))
             case Take(a, flat) if places is not None or _nonlinear(a):
@@ -165,7 +155,7 @@ class _Expander:
             if plain and root.f is not MULTIPLY:
                 return root.f
         factors = tuple(_part(factor) for factor in _factors(root))
-        return Composed(name, Evaluate(root), parity=_parity(root), factors=factors if len(factors) > 1 else ())
+        return Composed(name, root, parity=_parity(root), factors=factors if len(factors) > 1 else ())
 
 
 def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
@@ -191,7 +181,7 @@ def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
     own = _with_leaves(e, lambda x: Argument(numbers.index(x.number)))
     if isinstance(own.f, Function) and own.inputs == tuple(Argument(k) for k in range(len(numbers))):
         return own.f, numbers
-    return Function("factor", Evaluate(own), parity=_parity(own)), numbers
+    return Function("factor", own, parity=_parity(own)), numbers
 
 
 def _parity(e: Expression) -> int | None:
@@ -204,7 +194,7 @@ def _parity(e: Expression) -> int | None:
     known = [p for p in inputs if p is not None]
     if e.f is MULTIPLY:
         return math.prod(known)
-    if e.f == "add":
+    if e.f is add:
         return known[0] if len(set(known)) == 1 else None
     assert isinstance(e.f, Function)
     return None if len(known) > 1 else 1 if known[0] == 1 else e.f.parity
@@ -212,8 +202,10 @@ def _parity(e: Expression) -> int | None:
 
 def is_smooth(f: Function) -> bool:
     """Whether a function is known to have a continuous derivative: no kink and no jump, in none that it is made of."""
-    return f is MULTIPLY or f.breaks == () or (isinstance(f.f, Evaluate) and _smooth(f.f.expression))
+    return f is MULTIPLY or f.breaks == () or _smooth(f.f)
 
 
-def _smooth(e: Expression) -> bool:
-    return isinstance(e, Argument) or ((isinstance(e.f, str) or is_smooth(e.f)) and all(map(_smooth, e.inputs)))
+def _smooth(e: Any) -> bool:
+    if isinstance(e, Call):
+        return (is_smooth(e.f) if isinstance(e.f, Function) else True) and all(map(_smooth, e.inputs))
+    return isinstance(e, Argument)

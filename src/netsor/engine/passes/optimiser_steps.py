@@ -41,8 +41,7 @@ from ._operations import Outer
 from ._rewrite import Context, rewritten
 from .adam_first_step import eps_error
 from .first_order_steps import expand_first_order
-from .muon_steps import orthogonalised
-from .step_coefficients import Coefficient, Combination, Order, coefficient_of, largest, single, value_of
+from .step_arithmetic import Coefficient, Combination, Order, coefficient_of, largest, orthogonalised, single, value_of
 from .trained_entries import TrainedEntries
 
 

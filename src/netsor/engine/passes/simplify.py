@@ -95,14 +95,8 @@ def _all(value: Value, weight: Weight, x: Vector) -> Value:
 def _each(value: Value, weight: Weight, x: Vector) -> Value:
     members = weight.members.ravel()
     rows = x.reshape(len(members), -1)
-    rounds: list[list[int]] = []  # the places of the first occurrence of each member, of the second, …
-    for place, member in enumerate(members.tolist()):
-        for chosen in rounds:
-            if all(members[k] != member for k in chosen):
-                chosen.append(place)
-                break
-        else:
-            rounds.append([place])
+    earlier = np.array([np.sum(members[:place] == member) for place, member in enumerate(members)])
+    rounds = [np.flatnonzero(earlier == k) for k in range(earlier.max() + 1)]  # first occurrences, second ones, …
     parts = [replace(weight, members=members[chosen]).each(rows[chosen]) for chosen in rounds]
     order = np.argsort(np.concatenate(rounds))
     return join(parts)[order].reshape(*value.shape)
@@ -156,12 +150,10 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
     """If √(n/m) is a multiple of m^(−1/2) for one infinite width m: that width, and the multiple."""
-    sizes = {True: list(op.over), False: list(op.under)}
-    infinite = {side: [w for w in found if math.isinf(w.bind(bound))] for side, found in sizes.items()}
-    if infinite[True] or len(infinite[False]) != 1:
+    over, under = ([w for w in side if math.isinf(w.bind(bound))] for side in (op.over, op.under))
+    if over or len(under) != 1:
         return None
-    rest = Root(op.over, tuple(w for w in op.under if w is not infinite[False][0]))
-    return infinite[False][0], rest.of(bound)
+    return under[0], Root(op.over, tuple(w for w in op.under if w is not under[0])).of(bound)
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:

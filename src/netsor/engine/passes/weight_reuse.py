@@ -127,12 +127,10 @@ def _reads_small_parts(value: Value, context: Context) -> bool:
 
 
 def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
-    """The matrices whose outputs' products with each other count at order n^(−1/2).
-
-    They made both factors of a score at infinite width, or of a mean that vanishes and that a score depends on. What
-    counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
-    matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
-    """
+    """The matrices whose outputs' products with each other count at order n^(−1/2)."""
+    # They made both factors of a score at infinite width, or of a mean that vanishes and that a score depends on. What
+    # counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
+    # matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
     values = context.ordered(outputs)
     scores = [v for v in values if isinstance(v.op, Dot) and v.op.power == 0.5 and context.width(v.op.x) == math.inf]
     values = topological_order(scores)
