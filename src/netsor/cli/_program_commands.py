@@ -111,7 +111,6 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
     default="kl",
     metavar="WHAT",
     help="What --tolerance is about: kl, tv, variance, kurtosis, or a quantile such as 0.999.",
-    show_default=True,
 )
 def compare_command(
     draws: int,
@@ -272,9 +271,9 @@ LEVEL = Number(real, above=0, most=0.5)
 @click.option(
     "--ids", metavar="I,J,…", help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]"
 )
-@click.option("--draws", type=POSITIVE, default=300, show_default=True, help="Draws of the declared law of a pass.")
-@click.option("--level", type=LEVEL, default=0.001, show_default=True, help="Probability of a false alarm.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the draws, and of the module.")
+@click.option("--draws", type=POSITIVE, default=300, help="Draws of the declared law of a pass.")
+@click.option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the draws, and of the module.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def check_init_command(
     model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: str | None, as_json: bool,

@@ -279,13 +279,15 @@ def error_text(error: BaseException) -> str:
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
 
 
-def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "", code: str = "") -> str:
-    """What a page shows of a view: `saved` are buttons for files, `code` is its Python as HTML."""
+def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "") -> str:
+    """What a page shows of a view; `waiting` ends the table, and `saved` are links to files."""
     many = " netsor-many" if view.columns > 1 else ""
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
     rules = "" if view.result is None else view.result._repr_html_()
+    notes = "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in view.notes)
+    code = f"<pre><code>{html.escape(view.code)}</code></pre>"
     return (
-        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
     )
 
@@ -314,16 +316,6 @@ def _cell(value: Estimate | Band | str) -> str:
         return f'<td title="median (5 % to 95 %)" data-value="{value.value!r}">{text}</td>'
     digits = f"{float(value.value)!r} ± {float(value.error)!r}"
     return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(value.brief())}</td>'
-
-
-def message(text: str) -> str:
-    """An error, shown on the page."""
-    return f'<div class="netsor-message" role="alert">{html.escape(text)}</div>'
-
-
-def notes(lines: tuple[str, ...]) -> str:
-    """Remarks below the numbers."""
-    return "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in lines)
 
 
 def fold(title: str, inside: str) -> str:
