@@ -17,10 +17,10 @@ from netsor.models import read
 from netsor.studies import _cost, _process_pool
 from netsor.studies._cost import BASE, Cost, Draw, overhead_seconds, worker_count
 from netsor.studies._parametrisation import parametrisation
+from netsor.studies.audit import AuditStudy
 from netsor.studies.audit._request import Request as AuditRequest
-from netsor.studies.audit._study import AuditStudy
+from netsor.studies.coord_check import CoordCheckStudy
 from netsor.studies.coord_check._request import Request
-from netsor.studies.coord_check._study import CoordCheckStudy
 
 
 class Device(Numpy):
@@ -97,7 +97,7 @@ import json, sys
 from netsor.models import read
 from netsor.studies.audit import _request
 from netsor.studies.coord_check import _request as _coord
-from netsor.studies.coord_check._study import CoordCheckStudy
+from netsor.studies.coord_check import CoordCheckStudy
 from netsor.studies._parametrisation import parametrisation
 name, options, rule = json.loads(sys.argv[1])
 model = read(name).replace(layers=2)

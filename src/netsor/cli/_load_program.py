@@ -211,12 +211,16 @@ def usage_errors(about: str = "") -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        argument = getattr(error, "argument", None)
-        if not about and argument is not None:
+        argument, (option, _, value) = getattr(error, "argument", None), about.partition(" ")
+        if argument is not None and not about:
             raise
-        if argument is not None and about.endswith(f" {shown(argument.value)}"):  # which names the value already
-            raise click.UsageError(f"{about} must be {argument.allowed}") from None
-        raise click.UsageError(": ".join(filter(None, (about, one_line(error))))) from None
+        text = one_line(error)
+        if argument is not None and (option == f"--{argument.name}" or value == shown(argument.value)):
+            text = f"{about} must be {argument.allowed}"
+        elif about:  # a message that begins with what the option was given names it once
+            named = text.startswith(value) or (argument is not None and f"{argument.name}=" in value)
+            text = f"{option} {text}" if named else f"{about}: {text}"
+        raise click.UsageError(text) from None
 
 
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:

@@ -21,20 +21,19 @@ from ..models._metric_program import ProgramModel
 from ..optim import NAMED
 from ..studies import Cost, Result, Study
 from ..studies._training import subject_of
+from ..studies.audit import AuditStudy
 from ..studies.audit import _request as _audit_config
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
-from ..studies.audit._study import AuditStudy
+from ..studies.coord_check import CoordCheckStudy, of_module
 from ..studies.coord_check import _request as _check_config
-from ..studies.coord_check import of_module
-from ..studies.coord_check._study import CoordCheckStudy
+from ..studies.transfer import TransferStudy
 from ..studies.transfer import _request as _transfer_config
-from ..studies.transfer._study import TransferStudy
 from ._load_program import bound, find, is_target, networks_of, usage_errors
+from ._main import Watch
 from ._options import RATE, BackendChoice, executor_context, integers, parsed
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
-from ._signals import Watch
 from ._subject import LONGEST, slow_notice
 
 Found = TypeVar("Found", bound=Result)

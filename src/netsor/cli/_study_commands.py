@@ -13,6 +13,7 @@ import click
 
 from .._validate import real, shown
 from ..optim import NAMES
+from ._main import Watch
 from ._options import (
     ABOVE,
     DRAWS,
@@ -30,7 +31,6 @@ from ._options import (
     where_options,
 )
 from ._output import check_name, echo, echo_notice, stdout_to_stderr
-from ._signals import Watch
 
 
 def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
@@ -113,11 +113,11 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
     help="Exit with code 3 if a median leaves its 5–95 % band in an earlier audit: its --json, or audit.json of --out.",
 )
 @click.option(
-    "--gradients/--no-gradients",
-    default=None,
-    help="Measure gradients by block and kind of weight, or not; the last of several counts.  [default: at the "
-    "shortest length, if that at most doubles the time]",
+    "--gradients",
+    is_flag=True,
+    help="Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]",
 )
+@click.option("--no-gradients", is_flag=True, help="Measure no gradients.")
 @click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
@@ -146,6 +146,10 @@ def audit_command(
     from ._load_program import usage_errors
     from ._study import against, audit_study, earlier_of, printed, rules_of, run_study
 
+    without = options.pop("no_gradients")
+    if without and options["gradients"]:
+        raise click.UsageError("--gradients and --no-gradients cannot be combined")
+    options["gradients"] = False if without else options["gradients"] or None
     rules = rules_of(fail_on, options)
     earlier = earlier_of(baseline)
     where = study_options(options, out, auto=True)

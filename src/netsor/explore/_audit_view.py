@@ -15,6 +15,7 @@ import numpy as np
 
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
+from ..studies.audit import AuditStudy, joined, result_of
 from ..studies.audit._cases import AuditCase
 from ..studies.audit._cases import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
@@ -24,7 +25,6 @@ from ..studies.audit._measurements import Draws
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
 from ..studies.audit._request import LENGTHS, Request, longest
 from ..studies.audit._results import Audit, Comparison
-from ..studies.audit._study import AuditStudy, joined, result_of
 from ._view import MAX_SECONDS, Band, Curve, Panel, Rows, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all

@@ -7,7 +7,7 @@ from .._document import FLAG, Block, Cell, Document, Figure, Figures, Item, Item
 from .._html_report import provenance
 from ._cache import Arrays, Store, cache_key, derive_seed
 from ._cost import Cost, Draw, worker_count
-from ._output_dir import out_path, to_csv, to_dataframe
+from ._output_dir import to_csv, to_dataframe
 from ._rate import slope_of
 from ._study import Request, Result, Run, Study
 
@@ -15,5 +15,5 @@ __all__ = [
     "FLAG", "Arrays", "Block", "Cell", "Cost",
     "Document", "Draw", "Figure", "Figures", "Item", "Items", "Paragraph", "Raw", "Request", "Result", "Row", "Run",
     "Section", "Store", "Study", "Table", "cache_key", "derive_seed",
-    "out_path", "provenance", "slope_of", "to_csv", "to_dataframe", "worker_count",
+    "provenance", "slope_of", "to_csv", "to_dataframe", "worker_count",
 ]  # fmt: skip

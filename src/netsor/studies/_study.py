@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -24,14 +24,14 @@ from .._array_api import one_blas_thread
 from .._document import Document, to_text
 from .._executors import thread_pool
 from .._html_report import to_cell, to_page
-from .._validate import ArgumentError, Positive, Seed
+from .._validate import ArgumentError, Positive, Rng, Seed, chosen_seed
 from ..engine import Sampling
 from ..engine._parallel import Progress, check_executor
-from ..engine.backends import Backend, Numpy
+from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
 from ._cache import Arrays, Store, cache_key, derive_seed
 from ._cost import Cost
-from ._output_dir import Folder, environment
+from ._output_dir import Folder, environment, out_path
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
@@ -93,12 +93,30 @@ class Request(ABC):
     kept: ClassVar[str] = "draws"  # what finished tasks are
     smaller: ClassVar[str]  # what takes less time, such as "fewer draws"
     side_by_side: ClassVar[tuple[str, ...]] = ()  # options in which two runs may differ and share a folder
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     out: Path | None = None
     seed: Seed = 0
     workers: Positive | None = None
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     progress: Progress = True
     typed: str | None = None  # the command line; None if it was called from Python
+
+    @classmethod
+    def of(
+        cls,
+        *own: Any,
+        seed: Any,
+        rng: Rng,
+        out: Any,
+        backend: Any = "numpy",
+        device: Any = None,
+        precision: Any = "float64",
+        **others: Any,
+    ) -> Self:
+        """A request from the arguments of the study's function."""
+        place = choose(backend, device, precision, cls.precisions)
+        folder = None if out is None and cls.out is None else out_path(out)
+        return cls(*own, seed=chosen_seed(seed, rng), out=folder, backend=place, **others)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # while it is validated; later on it is frozen

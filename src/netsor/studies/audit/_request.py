@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
-from ..._validate import ArgumentError, check_fields, choice, shown, whole
+from ..._validate import ArgumentError, check_fields, choice, whole
 from ...engine import ExactError
 from ...engine._parallel import check_memory
 from ...engine._precision import resolve_precision
-from ...engine.backends import AUTO, Backend, Numpy
+from ...engine.backends import AUTO, PRECISIONS, Backend, Numpy
 from ...models import Transformer
 from ...models._description import SCALAR_STDS
 from ...models._metric_program import ProgramModel
@@ -54,6 +54,7 @@ class Request(_study.Request):
     backend: Backend = field(default_factory=lambda: Numpy(precision=AUTO), kw_only=True)
 
     command: ClassVar[str] = "netsor audit"
+    precisions: ClassVar[tuple[str, ...]] = (AUTO, *PRECISIONS)
     smaller: ClassVar[str] = "fewer draws or tokens, or a smaller model,"
     files: ClassVar[Sequence[str]] = ("report.html", "audit.csv", "audit.json")
 
@@ -273,7 +274,7 @@ def sweep(
     if len(set(numbers)) < max(2, len(numbers)) or not all(
         isinstance(v, int | float) and not isinstance(v, bool) for v in numbers
     ):
-        raise ValueError(f"sweep of {field} over {shown(values)} must be over two numbers or more, each once")
+        raise ArgumentError("sweep", {field: values}, "over two numbers or more, each once")
     name = model.name
     changes: list[dict[str, Any]] = [{field: value, "name": f"{name}, {field}={value:g}"} for value in numbers]
     return tuple(model.replace(**change) for change in changes), (field, numbers)

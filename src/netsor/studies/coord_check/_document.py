@@ -1,4 +1,4 @@
-"""A coordinate check as a document, with its figures: see `netsor._document`."""
+"""The result of a coordinate check, its document and its figures: see `netsor._document`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html_report import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
-from .._training_report import GROWTH, batch_text, panels, sections_of, steps_text, svg_figure
+from .._training_report import GROWTH, ByParametrisation, batch_text, panels, sections_of, steps_text, svg_figure
 from ._measurements import Check
 from ._network import CHANGE, UPDATE, Entry
 from ._request import Request
@@ -245,3 +245,66 @@ def _shown(check: Check, what: str) -> list[Entry]:
     """The block that each verdict is of."""
     verdicts = check.verdicts if what == CHANGE else check.updates
     return [v.entry for v in verdicts if v.entry.name not in LEFT_OUT]
+
+
+class CoordCheck(ByParametrisation[Check]):
+    """A coordinate check: one `Check` for each parametrisation, by its name or its place; `ns.coord_check` makes it.
+
+    Print it for the table; `save(folder)` writes the report, the figures and the tables.
+
+    Parameters
+    ----------
+    request : Request
+        The arguments of the check.
+    parts : sequence of Check
+        The result for each parametrisation.
+    random_numbers : int
+        About how many random numbers were drawn.
+    seconds : float
+        Seconds of one core that the draws took, including those kept from an earlier run.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
+    >>> found
+    <CoordCheck of gpt2: sp not as expected; print it for the table>
+    >>> found["sp"]["logits"].verdict
+    'grows'
+    >>> row = found.rows()[-1]
+    >>> row["what"], row["name"], row["width"]
+    ('change', 'loss', 64)
+    """
+
+    request: Request
+
+    @property
+    def _verdict(self) -> str:
+        return "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.parts)
+
+    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        return document(self.parts, manifest)
+
+    def _figure(self) -> Any:
+        return figure(self.parts, CHANGE)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor coord-check --json` prints."""
+        r = self.request
+        return {
+            "model": r.name,
+            "axis": r.axis,
+            "at": list(r.at),
+            "optimiser": r.optimiser,
+            "steps": r.steps,
+            "eps": r.eps if isinstance(r.eps, int | float) else None,
+            "lr": r.lr if isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own) else None,
+            "ids": r.ids,
+            "targets": r.targets,
+            "draws": r.draws,
+            "grow": None if r.own else r.grow,
+            "tolerance": r.tolerance,
+            "checks": [check.as_dict() for check in self.parts],
+            "random_numbers": self.random_numbers,
+            "seconds": round(self.seconds, 3),
+        }
