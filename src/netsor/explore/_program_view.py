@@ -163,11 +163,7 @@ class ProgramSettings:
         """Python that makes the program, or a part of it."""
         given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
         call = "" if isinstance(self.target.found, Program) else f"({given})"
-        return [
-            *self.target.lines,
-            *IMPORTS,
-            f"net = {self.target.name}{call}{key}",
-        ]
+        return [*self.target.lines, *IMPORTS, f"net = {self.target.name}{call}{key}"]
 
     def _part(self, net: Program) -> tuple[Program, str]:
         """One output: the part that FILE:PROGRAM[i] names, or the one of this number among all of them."""

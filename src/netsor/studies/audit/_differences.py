@@ -11,17 +11,7 @@ import numpy as np
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
-from ._findings import (
-    EQUALITY_RTOL,
-    HIGH,
-    LOW,
-    Array,
-    Finding,
-    join_words,
-    lengths_text,
-    number,
-    times,
-)
+from ._findings import EQUALITY_RTOL, HIGH, LOW, Array, Finding, join_words, lengths_text, number
 from ._measurements import Lengths, merged
 from ._quantities import BLOCKS, EVERY, FINAL
 
@@ -88,7 +78,7 @@ class SeparatedMetric(NamedTuple):
     def __str__(self) -> str:
         place = "" if self.block is None else ", embedding" if not self.block else f", block {self.block}"
         (a, b), quantity = self.medians, EVERY[self.quantity]
-        ratio = f" ({times(max(a, b) / min(a, b))})" if quantity.log and min(a, b) > 0 else ""
+        ratio = f" ({number(max(a, b) / min(a, b))} times)" if quantity.log and min(a, b) > 0 else ""
         digits = quantity.digits
         return (
             f"{quantity.title}{place}: {a:.{digits}g} and {b:.{digits}g}{ratio}; "

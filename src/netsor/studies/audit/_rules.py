@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,7 +22,6 @@ from ._findings import (
     number,
     quantile_confidence_interval,
     ratio,
-    times,
 )
 from ._quantities import BLOCKS, EVERY
 
@@ -59,13 +57,13 @@ def _through(
     start, whole = "", ""
     if len(facts.stacks) == 1:
         start = f"{np.median(facts.draws['grad_input']):.3g} at the embedding, "
-        whole = f"{times(float(np.median(ratio(facts.draws['grad_input'], square[:, last], 1.0))))} in all, "
+        whole = f"{number(float(np.median(ratio(facts.draws['grad_input'], square[:, last], 1.0))))} times in all, "
     inside = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
     text = (
         f"mean square of the gradient {start}{np.median(square[:, first]):.3g} after block {first + 1}, "
-        f"{np.median(square[:, last]):.3g} after block {last + 1}: {whole}{times(inside)} in the blocks"
+        f"{np.median(square[:, last]):.3g} after block {last + 1}: {whole}{number(inside)} times in the blocks"
     )
-    return compared(text, is_it, ratios[worst], threshold, float(np.median(ratios[worst])))
+    return compared(text, is_it, ratios[worst], threshold)
 
 
 def _scores(facts: RuleInput, threshold: float) -> Verdict:
@@ -84,7 +82,7 @@ def _scores(facts: RuleInput, threshold: float) -> Verdict:
         f"in block {worst + 1} queries and keys receive {medians[worst]:.2g} of the squared gradient of attention's "
         f"matrices; gradient over weight is {_sizes(facts, worst, ('query', 'value'))}"
     )
-    return compared(text, below, share[:, worst], threshold, float(medians[worst]))
+    return compared(text, below, share[:, worst], threshold)
 
 
 def _sizes(facts: RuleInput, block: int, kinds: tuple[str, ...]) -> str:
@@ -108,7 +106,7 @@ def _dominant(facts: RuleInput, threshold: float) -> Verdict:
         f"of the squared gradient of all weights {middle:.2g} is that of one kind ({first}), "
         f"{np.median(shares[second]):.2g} of the next ({second})"
     )
-    return compared(text, above, shares[first], threshold, middle)
+    return compared(text, above, shares[first], threshold)
 
 
 def _whole(draws: Array) -> Array:
@@ -174,7 +172,7 @@ def _load(facts: RuleInput, threshold: float) -> Verdict:
         f"in block {worst + 1} the busiest expert has {medians[worst]:.3g} times its even share of the tokens, the "
         f"idlest {np.median(facts.draws['least_load'][:, worst]):.3g} times"
     )
-    return compared(text, above, load[:, worst], threshold, float(medians[worst]))
+    return compared(text, above, load[:, worst], threshold)
 
 
 ROUTING_RULES = (
@@ -196,14 +194,13 @@ def _growth(facts: RuleInput, threshold: float) -> Verdict:
     ratios = [ratio(square[:, last], start, 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
     most = int(np.argmax([np.median(ratio) for ratio in ratios]))
     first, last = facts.stacks[most]
-    middle = float(np.median(ratios[most]))
-    inside = float(np.median(ratio(square[:, last], square[:, first], 1.0)))
+    whole, inside = (float(np.median(each)) for each in (ratios[most], ratio(square[:, last], square[:, first], 1.0)))
     text = (
         f"mean square {np.median(starts[most]):.3g} at the embedding, {np.median(square[:, first]):.3g} after block "
-        f"{first + 1}, {np.median(square[:, last]):.3g} after block {last + 1}: {times(middle)} in all, "
-        f"{times(inside)} in the blocks"
+        f"{first + 1}, {np.median(square[:, last]):.3g} after block {last + 1}: {number(whole)} times in all, "
+        f"{number(inside)} times in the blocks"
     )
-    return compared(text, above, ratios[most], threshold, middle)
+    return compared(text, above, ratios[most], threshold)
 
 
 def _branches(facts: RuleInput, threshold: float) -> Verdict:
@@ -223,7 +220,7 @@ def _branches(facts: RuleInput, threshold: float) -> Verdict:
         f"{worst + 1} {'attention' if is_attention else 'the MLP'} is {lesser[worst]:.2g} of what is added"
     )
     drowned = part[:, worst] if is_attention else 1 - part[:, worst]
-    return compared(text, below, drowned, threshold, float(lesser[worst]))
+    return compared(text, below, drowned, threshold)
 
 
 def _rank(facts: RuleInput, threshold: float) -> Verdict:
@@ -236,7 +233,7 @@ def _rank(facts: RuleInput, threshold: float) -> Verdict:
         f"effective rank {np.median(rank[:, first]):.3g} after block {first + 1}, {np.median(rank[:, last]):.3g} "
         f"after block {last + 1}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, last]):.2g}"
     )
-    return compared(text, below, free, threshold, float(np.median(free)))
+    return compared(text, below, free, threshold)
 
 
 def _entropy(facts: RuleInput, threshold: float) -> Verdict:
@@ -248,7 +245,7 @@ def _entropy(facts: RuleInput, threshold: float) -> Verdict:
     text = f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest"
     if "score_std" in facts.draws:
         text += f"; scores have a standard deviation of {np.median(facts.draws['score_std'][:, worst]):.3g} there"
-    return compared(text, below, entropy[:, worst], threshold, float(medians[worst]))
+    return compared(text, below, entropy[:, worst], threshold)
 
 
 def _loss(facts: RuleInput, threshold: float) -> Verdict:
@@ -261,7 +258,7 @@ def _loss(facts: RuleInput, threshold: float) -> Verdict:
         f"first loss {np.median(facts.draws['loss']):.4g}, which is ln V {more}; logits have a standard "
         f"deviation of {np.median(facts.draws['logit_std']):.3g}"
     )
-    return compared(text, above, excess, threshold, middle)
+    return compared(text, above, excess, threshold)
 
 
 def _limit(facts: RuleInput, threshold: float) -> Verdict:
@@ -372,21 +369,8 @@ def judged(facts: RuleInput, rules: Sequence[Rule] = RULES) -> tuple[Finding, ..
     findings = []
     for rule in rules:
         said = rule.judge(facts, rule.threshold)
-        value = said.value if said.value is None or math.isfinite(said.value) else None
-        findings.append(
-            Finding(
-                rule.name,
-                rule.rule.format(threshold=f"{rule.threshold:,g}"),
-                rule.reason,
-                said.measured,
-                said.verdict,
-                value,
-                rule.threshold,
-                *said.interval,
-                said.above,
-                (facts.tokens,),
-                "" if value is None else rule.brief.format(value=number(value)),
-                rule.advice,
-            )
-        )
+        measured = {**said._asdict(), "threshold": rule.threshold, "tokens": (facts.tokens,), "advice": rule.advice}
+        brief = "" if said.value is None else rule.brief.format(value=number(said.value))
+        words = rule.name, rule.rule.format(threshold=f"{rule.threshold:,g}"), rule.reason
+        findings.append(Finding(*words, **measured, brief=brief))
     return tuple(findings)
