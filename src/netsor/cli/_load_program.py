@@ -89,7 +89,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
-        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {_why(error)}") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
+        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {why}") from None
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
@@ -139,11 +140,6 @@ def _prepend_sys_path(folder: str) -> Iterator[None]:
         with suppress(ValueError):  # the file may have changed the path itself
             sys.path.remove(folder)
             sys.path.append(folder)
-
-
-def _why(error: BaseException) -> str:
-    """Why a file cannot be read, without its path, which the message names already."""
-    return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -179,21 +179,21 @@ def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline
 
 
 def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
-    names = ("model", "changes", "compare", "others", "sweep")
-    source, changes, compare, others, sweep = (options.pop(name) for name in names)
-    binds, arguments = options.pop("binds"), options.pop("arguments")
-    drawn, recipes = options.pop("recipe"), options.pop("recipes")
+    names = ("model", "changes", "compare", "others", "sweep", "binds", "arguments", "recipe", "recipes")
+    source, changes, compare, others, sweep, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
+    of_models = {"--set": changes, "--compare-set": others, "--recipe": drawn, "--compare-recipe": recipes}
+    of_programs = {"--bind": binds, "--arg": arguments}
+    for option, given in (of_models if is_target(source) else of_programs).items():
+        if given:
+            needed = "is for models; FILE:PROGRAM takes --bind and --arg"
+            raise click.UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
+    swept = _swept(sweep)
+    if swept is not None and (compare or others or recipes):
+        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
     if is_target(source):
-        for option, given in (
-            ("--set", changes), ("--compare-set", others), ("--recipe", drawn), ("--compare-recipe", recipes),
-        ):  # fmt: skip
-            if given:
-                raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
         inputs = {name: options.pop(name) for name in ("ids", "tokens")}
-        swept = _swept(sweep)
         if swept is not None:
             field, values = swept
-            _refuse_compared(compare)
             built = (_program(source, binds, [*arguments, f"{field}={value}"], inputs) for value in values)
             programs = tuple(p.replace(f"{p.name}, {field}={v:g}") for p, v in zip(built, values, strict=True))
         else:
@@ -201,20 +201,13 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
             options["widths"] = options["widths"] or "actual"
         return _audit_config.Request(programs, swept=swept, **options)
-    for option, values in (("--bind", binds), ("--arg", arguments)):
-        if values:
-            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
-    plain = changed(model_of("MODEL", source), "--set", changes)
-    model = plain if drawn is None else _by("--recipe", plain, drawn)
-    models, swept = [model], _swept(sweep)
     if others and len(compare) > 1:
         raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
-    models += [_by("--compare-recipe", plain, name) for name in recipes]
-    if swept is not None:
-        _refuse_compared(compare or others or recipes)
+    plain = changed(model_of("MODEL", source), "--set", changes)
+    model = plain if drawn is None else _by("--recipe", plain, drawn)
+    models = [model, *(_by("--compare-recipe", plain, name) for name in recipes)]
     models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
-    if others and not compare:
-        models.append(changed(model, "--compare-set", others))
+    models += [changed(model, "--compare-set", others)] if others and not compare else []
     if swept is not None:
         with usage_errors(f"--sweep {shown(sweep)}"):
             every, swept = _audit_config.sweep(model, *swept)
@@ -224,11 +217,6 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     lengths = integers("--tokens", tokens, "16,128")
     return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
-
-
-def _refuse_compared(compared: Sequence[str]) -> None:
-    if compared:
-        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
 
 
 def _swept(text: str | None) -> tuple[str, tuple[float, ...]] | None:

@@ -83,7 +83,9 @@ class AuditViewRequest:
         for request in self.steps:
             seconds = _seconds(request)
             if seconds > (PATIENT if self.sharp else MAX_SECONDS if view is None else LATER):
-                long = f"{_worded(request)} would take about {_time(seconds)}, too long for a page"
+                models = join_words([model.name for model in request.models])
+                at = f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
+                long = f"{at} would take about {_time(seconds)}, too long for a page"
                 if view is None:
                     raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
                 yield replace(view, notes=(*view.notes, f"{long}; the Python below does it"))
@@ -172,11 +174,6 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
     log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
     floor = None if log or every.min() < 0 else 0.0
     return Panel(quantity.title, "block", "", tuple(curves), floor=floor, legend=len(curves) > 1, log=bool(log))
-
-
-def _worded(request: Request) -> str:
-    models = join_words([model.name for model in request.models])
-    return f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
 
 
 def _time(seconds: float) -> str:

@@ -178,8 +178,4 @@ class ProgramSettings:
             raise ValueError(f"output {self.output} is not there: the program has {len(places)}, from 0 on")
         for key in places[self.output]:
             net = net[key]
-        return net, "".join(f"[{_index(key)}]" for key in (*keys, *places[self.output]))
-
-
-def _index(key: int | tuple[int, ...]) -> str:
-    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+        return net, "".join(f"[{str(key).strip('(,)')}]" for key in (*keys, *places[self.output]))

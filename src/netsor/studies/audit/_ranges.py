@@ -57,15 +57,6 @@ class Range(NamedTuple):
     held: tuple[FormatFit, ...]
 
 
-def _smallest(held: FormatFit) -> int:
-    return next(f.smallest for f in FORMATS if f.title == held.format)
-
-
-def _scale(held: FormatFit) -> str:
-    left = f", and leaves {held.scaled:.2g} below" if held.scaled >= UNDERFLOW_SHARE else ""
-    return f"a scale of 2^{held.scale} fits{left}"
-
-
 def ranges_of(arrays: Mapping[str, Array]) -> list[Range]:
     """What was measured of each activation; nothing, if ranges were not asked for."""
     return [_range(name, arrays) for name in (*ENDS[:1], *BLOCK, *ENDS[1:]) if f"{name}_largest" in arrays]
@@ -114,8 +105,11 @@ def _cell(held: FormatFit) -> Cell:
     if not bad:
         open_ = UNDECIDED in (held.overflow, held.underflow)
         return Cell("undecided" if open_ else "fits", status="open" if open_ else "good")
-    below = f"{held.below:.2g} of its numbers are below 2^{_smallest(held)}; " if held.below else ""
-    return Cell(f"{' and '.join(bad)}, 2^{held.scale}", f"{below}{_scale(held)}", "bad")
+    smallest = next(f.smallest for f in FORMATS if f.title == held.format)
+    below = f"{held.below:.2g} of its numbers are below 2^{smallest}; " if held.below else ""
+    left = f", and leaves {held.scaled:.2g} below" if held.scaled >= UNDERFLOW_SHARE else ""
+    note = f"{below}a scale of 2^{held.scale} fits{left}"
+    return Cell(f"{' and '.join(bad)}, 2^{held.scale}", note, "bad")
 
 
 def as_list(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:

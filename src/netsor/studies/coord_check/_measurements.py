@@ -88,10 +88,6 @@ class Check(Mapping[str, Verdict]):
         """The exponent of each entry; None if a replica of it is 0 or not finite."""
         return {entry: fit(some, self.request.at) for entry, some in self.draws.items()}
 
-    def _promised(self, name: str) -> float | None:
-        promised = self.rule.promise(name)
-        return promised if self.request.axis == "width" or promised is None else 0.0
-
     def blocks(self, what: str, step: int | None = None) -> list[Verdict]:
         """The verdict on every block; `verdicts` has the worst block alone.
 
@@ -105,7 +101,8 @@ class Check(Mapping[str, Verdict]):
         every = []
         for entry, power in self.fits.items():
             if entry.what == what and entry.step == step:
-                promised = self._promised(entry.name)
+                promised = self.rule.promise(entry.name)
+                promised = promised if self.request.axis == "width" or promised is None else 0.0
                 every.append(Verdict(entry, promised, power, judged(power, promised, self.request.tolerance)))
         return every
 
