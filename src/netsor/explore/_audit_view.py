@@ -22,10 +22,10 @@ from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
 from ..studies.audit._findings import join_words
 from ..studies.audit._measurements import Draws
-from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
+from ..studies.audit._quantities import BLOCKS, Quantity
 from ..studies.audit._request import LENGTHS, Request, longest
 from ..studies.audit._results import Audit, Comparison
-from ._view import MAX_SECONDS, Band, Curve, Panel, Rows, View
+from ._view import MAX_SECONDS, Curve, Panel, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all
 Side = tuple[str, str, Draws]  # a label, a look, and the draws
@@ -102,14 +102,9 @@ class AuditViewRequest:
             looks = LOOKS[0] if len(firsts) == 1 else LOOKS[k + 1]
             for label, look, measured in zip(labels, looks, (first.actual, first.limit), strict=True):
                 sides += [] if measured is None else [(label, look, measured)]
-        rows: Rows = {"status": {label: measured.subject.status for label, _, measured in sides}}
-        for q in FINAL:
-            here = {label: measured for label, _, measured in sides if q.name in measured}
-            if here:
-                rows[q.title] = {label: Band(*map(float, each.band(q.name)[1:4])) for label, each in here.items()}
         quantities = [q for q in BLOCKS if any(q.name in measured for _, _, measured in sides)]
         panels = tuple(_panel(q, sides) for q in quantities)
-        return View(panels, rows, code, (*self._notes(result),), columns=2, result=result)
+        return View(panels, {}, code, (*self._notes(result),), columns=2, result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         first = result.audits[0]

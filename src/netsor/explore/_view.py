@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,15 +98,7 @@ class Panel:
         return left, right, low if low == self.floor else low - room, high + room
 
 
-class Band(NamedTuple):
-    """A number that varies from draw to draw: its median, and its 5 % and 95 % quantiles."""
-
-    value: float
-    low: float
-    high: float
-
-
-Rows = dict[str, dict[str, Estimate | Band | str]]  # name of a number → which law → the number
+Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
 
 
 @dataclass(frozen=True)
@@ -286,8 +278,9 @@ def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "") -> str
     rules = "" if view.result is None else view.result._repr_html_()
     notes = "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in view.notes)
     code = f"<pre><code>{html.escape(view.code)}</code></pre>"
+    numbers = table(rows, waiting) if rows else ""
     return (
-        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes}'
+        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{numbers}{notes}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
     )
 
@@ -308,12 +301,9 @@ def table(rows: Rows, waiting: str = "") -> str:
     )
 
 
-def _cell(value: Estimate | Band | str) -> str:
+def _cell(value: Estimate | str) -> str:
     if isinstance(value, str):
         return f"<td>{html.escape(value)}</td>"
-    if isinstance(value, Band):
-        text = f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
-        return f'<td title="median (5 % to 95 %)" data-value="{value.value!r}">{text}</td>'
     digits = f"{float(value.value)!r} ± {float(value.error)!r}"
     return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(value.brief())}</td>'
 

@@ -24,7 +24,7 @@ from .._array_api import one_blas_thread
 from .._document import Document, to_text
 from .._executors import thread_pool
 from .._html_report import to_cell, to_page
-from .._validate import ArgumentError, Positive, Rng, Seed, chosen_seed
+from .._validate import ArgumentError, Positive, Seed, chosen_seed
 from ..engine import Sampling
 from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
@@ -106,7 +106,7 @@ class Request(ABC):
         cls,
         *own: Any,
         seed: Any,
-        rng: Rng,
+        rng: Any,
         out: Any,
         backend: Any = "numpy",
         device: Any = None,

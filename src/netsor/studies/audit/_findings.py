@@ -188,7 +188,8 @@ def compared(text: str, is_it: Callable[[Array, float], str], values: Array, thr
         draws = draws_needed(values, threshold)
         text += "; at the threshold: no number of draws decides" if draws is None else f"; about {draws:,} draws decide"
     ends = float(np.median(values)), *quantile_confidence_interval(values, 0.5)
-    return Verdict(text, verdict, *(end if math.isfinite(end) else None for end in ends), above=is_it is above)
+    value, low, high = (end if math.isfinite(end) else None for end in ends)
+    return Verdict(text, verdict, value, low, high, is_it is above)
 
 
 def ratio(a: Array, b: Array, otherwise: float) -> Array:
