@@ -125,6 +125,9 @@ class Verdict(NamedTuple):
     above: bool = True
 
 
+Judge = Callable[[RuleInput, float], Verdict]  # of the facts and the threshold
+
+
 class Rule(NamedTuple):
     """A rule."""
 
@@ -134,7 +137,7 @@ class Rule(NamedTuple):
     brief: str  # a few words, with {value}
     reason: str
     advice: str
-    judge: Callable[[RuleInput, float], Verdict]
+    judge: Judge
 
 
 def band(values: Array) -> tuple[Array, Array, Array]:

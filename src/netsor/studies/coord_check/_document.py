@@ -240,10 +240,8 @@ class CoordCheck(ByParametrisation[Check]):
         The arguments of the check.
     parts : sequence of Check
         The result for each parametrisation.
-    random_numbers : int
-        About how many random numbers were drawn.
-    seconds : float
-        Seconds of one core that the draws took, including those kept from an earlier run.
+    random_numbers, seconds : float
+        About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
 
     Examples
     --------

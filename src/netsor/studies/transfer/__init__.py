@@ -92,21 +92,12 @@ def transfer(
         Biases and gains of a model that are trained, as in `ns.coord_check`.
     seed : int
         The draws depend on it alone, not on the number of workers.
-    rng : numpy.random.Generator or int, optional
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
-    workers : int, optional
-        Worker processes; all cores, if None.
-    out : str or pathlib.Path, optional
-        A folder, in which finished parts are kept as they are done, an interrupted sweep goes on where it stopped, and
-        the report is written at the end.
+    rng, workers, out, device, executor : optional
+        As in `ns.audit`.
     backend : str
         The array library, as in `Program.law`.
-    device : str, optional
-        Where it computes.
     precision : str
         Of numbers, "float64" or "float32".
-    executor : concurrent.futures.Executor, optional
-        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 

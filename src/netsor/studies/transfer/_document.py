@@ -179,10 +179,8 @@ class Transfer(ByParametrisation[Sweep]):
         The arguments of the sweep.
     parts : sequence of Sweep
         The curves of each parametrisation.
-    random_numbers : int
-        About how many random numbers were drawn.
-    seconds : float
-        Seconds of one core that the draws took, including those kept from an earlier run.
+    random_numbers, seconds : float
+        About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
 
     Examples
     --------
