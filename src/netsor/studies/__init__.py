@@ -5,9 +5,8 @@
 
 from .._document import FLAG, Block, Cell, Document, Figure, Figures, Item, Items, Paragraph, Raw, Row, Section, Table
 from .._html_report import provenance
-from ._cache import Arrays, Store, cache_key, derive_seed
 from ._cost import Cost, Draw, worker_count
-from ._output_dir import to_csv, to_dataframe
+from ._output_dir import Arrays, Store, cache_key, derive_seed, to_csv, to_dataframe
 from ._rate import slope_of
 from ._study import Request, Result, Run, Study
 

@@ -29,9 +29,8 @@ from ..engine import Sampling
 from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
-from ._cache import Arrays, Store, cache_key, derive_seed
 from ._cost import Cost
-from ._output_dir import Folder, environment, out_path
+from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from netsor.studies import _process_pool
-from netsor.studies._cache import Store
+from netsor.studies._output_dir import Store
 from netsor_papers.paper import _reproduce
 from netsor_papers.paper._experiments import figures
 from netsor_papers.paper._reproduce import PaperStudy, Request

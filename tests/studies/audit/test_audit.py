@@ -19,7 +19,7 @@ from netsor.engine import _sampler
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
-from netsor.studies._cache import Store
+from netsor.studies._output_dir import Store
 from netsor.studies.audit import AuditStudy, _cases, _document, _plots, _request
 from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._measurements import LengthResult

@@ -20,8 +20,8 @@ from ...engine.backends import AUTO
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
 from ...models._metric_program import ProgramModel
-from .._cache import Arrays
 from .._cost import Cost, overhead_seconds, worker_count
+from .._output_dir import Arrays
 from .._study import Run, Study
 from .._training import is_function
 from ._advice import cheaper

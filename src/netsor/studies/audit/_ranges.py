@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
 from ...models._metrics import BLOCK, ENDS, FORMATS, Format
-from ._findings import above, band
+from ._findings import Array, above, band
 
-Array = npt.NDArray[np.float64]
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
 TITLES = {
     "stream": "stream",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._program import Program
 from ..._validate import Rng, also_spelled
@@ -27,12 +26,11 @@ from ._document import CoordCheck
 from ._measurements import Check
 from ._network import CHANGE, SIZE, Entry
 from ._request import DRAWS, CheckCase, CheckTask, Request
+from ._rules import Floats
 
 __all__ = ["coord_check"]
 
 SIZE_RTOL = 1e-5  # of a size: square roots of rounding errors of squares are below it
-
-Floats = npt.NDArray[np.float64]
 
 
 @also_spelled(optimizer="optimiser", parametrization="parametrisation")

@@ -8,15 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from .._parametrisation import Parametrisation
 from ._network import CHANGE, SIZE, UPDATE, Entry
 from ._request import Request
-from ._rules import Fit, Verdict, advice, broken, finite, fit, judged, size, worst
-
-Floats = npt.NDArray[np.float64]
+from ._rules import Fit, Floats, Verdict, advice, broken, finite, fit, judged, size, worst
 
 
 class Check(Mapping[str, Verdict]):
