@@ -161,17 +161,17 @@ def test_a_log_has_a_line_for_each_part(monkeypatch, caplog):
     """Unless a terminal shows a bar, or lines would follow each other too soon."""
     caplog.set_level("INFO", "netsor")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
-    assert _process_pool.with_progress(iter("ab"), 2, "audit", "part") == ["a", "b"]
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     assert [line.split(",")[0] for line in caplog.messages] == ["audit: 1 of 2 parts", "audit: 2 of 2 parts"]
     caplog.clear()
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 60.0)
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part", progress=False)
+    _process_pool.with_progress(iter("ab"), 2, "audit", progress=False)
     monkeypatch.setattr(logging.getLogger("netsor"), "level", logging.WARNING)  # for all calls
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     monkeypatch.undo()
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(_process_pool, "on_terminal", lambda: True)
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     assert caplog.messages == []

@@ -100,11 +100,6 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     return LoadedProgram(target, module_name, match["name"], value, values, match["index"])
 
 
-def load(target: str, arguments: Sequence[str] = ()) -> Program:
-    """The program that FILE:PROGRAM names; functions are called with --arg."""
-    return find(target, arguments).build()
-
-
 def _part(net: Program, index: str, target: str) -> Program:
     try:
         key = ast.literal_eval(index.strip())

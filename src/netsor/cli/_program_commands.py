@@ -241,10 +241,10 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     function that returns one. Exit code 1 if the program has no limit.
     """
     from ..language._theorem_check import NO_LIMIT
-    from ._load_program import load
+    from ._load_program import find
 
     with stdout_to_stderr(as_json):
-        report = load(program, arguments).check()
+        report = find(program, arguments).build().check()
     if as_json:
         points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
         echo_json({"program": report.program, "verdict": report.verdict, "points": points})

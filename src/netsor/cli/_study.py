@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,11 +70,6 @@ def _taken(cost: Cost, where: BackendChoice) -> str:
         return f"on {where.backend.device}"
     needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
     return f"about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
-
-
-def typed() -> str:
-    """The command line, for the manifest."""
-    return shlex.join(["netsor", *sys.argv[1:]])
 
 
 def printed(
@@ -145,14 +139,6 @@ def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
     if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
         raise click.UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
     return names
-
-
-def earlier_of(path: str | None) -> Baseline | None:
-    """The audit that --baseline names, read before anything is measured."""
-    if path is None:
-        return None
-    check_name("--baseline", path)
-    return Baseline.of(path)
 
 
 def against(audit: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
+import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -36,12 +38,12 @@ from ._output import check_name, echo, echo_notice, stdout_to_stderr
 def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
     """The backend of a study, taken out of its options; the folder and the command line are put into them."""
     from ..engine.backends import Numpy
-    from ._study import typed
 
     if out is not None:
         check_name("--out", out)
     where = pop_backend(options, auto) if "backend" in options else BackendChoice(Numpy())
-    options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed()}
+    typed = shlex.join(["netsor", *sys.argv[1:]])
+    options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed}
     return where
 
 
@@ -143,15 +145,18 @@ def audit_command(
     --out an interrupted audit of a model resumes where it stopped. Files in the folder that no earlier audit wrote are
     never overwritten.
     """
+    from ..studies.audit._baseline import Baseline
     from ._load_program import usage_errors
-    from ._study import against, audit_study, earlier_of, printed, rules_of, run_study
+    from ._study import against, audit_study, printed, rules_of, run_study
 
     without = options.pop("no_gradients")
     if without and options["gradients"]:
         raise click.UsageError("--gradients and --no-gradients cannot be combined")
     options["gradients"] = False if without else options["gradients"] or None
     rules = rules_of(fail_on, options)
-    earlier = earlier_of(baseline)
+    if baseline is not None:
+        check_name("--baseline", baseline)
+    earlier = None if baseline is None else Baseline.of(baseline)
     where = study_options(options, out, auto=True)
     with stdout_to_stderr(as_json):
         result = run_study(watch, where, lambda: audit_study(options, rules, earlier))

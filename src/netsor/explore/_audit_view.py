@@ -130,28 +130,24 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     """The audit, here and now; what is kept is not drawn again. What `tell` raises ends it."""
     tell(0.0, seconds)
     AuditStudy(request).estimate()  # which refuses what does not fit in memory
-    measured: dict[AuditCase, Draws] = {}
-    parts = {subject: request.tasks(subject) for subject in request.subjects}
-    keys = {subject: (subject, request.draws_of(subject.tokens)) for subject in parts}
-    weights = {subject: subject.draw.seconds for subject, key in keys.items() if key not in _kept}
-    total = sum(weights[subject] * key[1] for subject, key in keys.items() if subject in weights)
-    done = 0.0
-    for subject, key in keys.items():
-        if key not in _kept:
-            arrays = []
-            for part in parts[subject]:
-                one, before = weights[subject], done
+    keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
+    total = sum(case.draw.seconds * draws for case, draws in keys if (case, draws) not in _kept)
+    done, measured = 0.0, []
+    for case, draws in keys:
+        if (case, draws) not in _kept:
+            tasks, arrays = request.tasks(case), []
+            for task in tasks:
 
-                def report(draws: int, _: int, one: float = one, before: float = before) -> None:
-                    tell(seconds * ((before + one * draws) / total), seconds)
+                def report(drawn: int, _: int, one: float = case.draw.seconds, before: float = done) -> None:
+                    tell(seconds * ((before + one * drawn) / total), seconds)
 
-                arrays.append(part.run(report))
-                done += one * part.draws
+                arrays.append(task.run(report))
+                done += case.draw.seconds * task.draws
             while len(_kept) >= CACHED_SUBJECTS:
                 del _kept[next(iter(_kept))]
-            _kept[key] = joined(subject, arrays, parts[subject][0].backend.precision)
-        measured[subject] = _kept[key]
-    return result_of(request, measured.values())
+            _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
+        measured.append(_kept[case, draws])
+    return result_of(request, measured)
 
 
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:

@@ -8,9 +8,10 @@ the report. docs/developer.md shows how to add a study.
 from __future__ import annotations
 
 import json
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
@@ -140,9 +141,10 @@ class Request(ABC):
     def files(self) -> Sequence[str]:
         """The names of the files that it writes, but for the manifest."""
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
+        """What the manifest says of the options: those that are the study's own."""
+        shared = {field.name for field in fields(Request)}
+        return {f.name: _as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
 
     def folder(self, path: Path) -> Folder:
         """A folder for its files."""
@@ -152,6 +154,18 @@ class Request(ABC):
     def store(self) -> Store | None:
         """Where finished tasks are kept."""
         return None if self.out is None or self.own else Store(self.out / "parts")
+
+
+def _as_json(value: Any) -> Any:
+    """A value as JSON can hold it; functions and optimisers by their names."""
+    if hasattr(value, "fields"):  # a model, or a parametrisation
+        return _as_json(value.fields())
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    plain = value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else getattr(value, "__name__", str(value))
 
 
 class Result(ABC):
@@ -328,7 +342,7 @@ class Run:
                 next(meanwhile, None)
 
         what = title or self.request.title.partition(":")[0]
-        _process_pool.with_progress(done(), len(left), what, "part", self.request.progress)
+        _process_pool.with_progress(done(), len(left), what, self.request.progress)
 
     def _finished(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Arrays | None]]:
         if self.workers is None:

@@ -256,17 +256,6 @@ class TrainingRequest(_study.Request):
         """The numbers of the parts at a width, with their draws."""
         return list(enumerate(_study.part_sizes(self.draws, self.part_draws[place])))
 
-    def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        names = ("steps", "ids", "targets", "draws", "grow", "vectors")
-        return {
-            "model": self.name,
-            "parametrisations": [rule.fields() for rule in self.checks],
-            "widths": ["inf" if width == math.inf else width for width in self.sizes],
-            "optimiser": self.optimiser if isinstance(self.optimiser, str) else str(self.optimiser),
-            **{name: getattr(self, name) for name in names},
-        }
-
 
 class TrainingStudy(_study.Study[_study.Found]):
     """What the tasks of a check or a sweep are, and what they take."""

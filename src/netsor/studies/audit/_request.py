@@ -79,17 +79,9 @@ class Request(_study.Request):
                     refuse_large(model, tokens, infinite, bool(self.gradients))
 
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        return {
-            "models": [model.fields() for model in self.models],
-            "tokens": self.lengths,
-            "ids": self.ids,
-            "draws": [self.draws_of(tokens) for tokens in self.lengths],
-            "widths": self.widths,
-            "gradients": [tokens for tokens in self.lengths if self.backward(tokens)],
-            "ranges": self.ranges,
-            "sweep": self.swept,
-        }
+        """What the manifest says of the options, with the draws at each length and the lengths with gradients."""
+        draws = [self.draws_of(tokens) for tokens in self.lengths]
+        return super().options() | {"draws": draws, "gradients": list(filter(self.backward, self.lengths))}
 
     @property
     def title(self) -> str:

@@ -174,14 +174,6 @@ class Request(TrainingRequest):
         assert not isinstance(self.model, Transformer)
         return OwnNetwork(self.model, self.lr, self.eps)
 
-    def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        eps = self.eps if isinstance(self.eps, int | float) else str(self.eps)
-        return {
-            **super().options(), "depths": list(self.depths or ()), "lr": str(self.lr), "eps": eps,
-            "tolerance": self.tolerance,
-        }  # fmt: skip
-
     @property
     def title(self) -> str:
         """What is done, in a few words."""

@@ -173,10 +173,6 @@ class Request(TrainingRequest):
         """The learning rates at a width: one more round than the first, if they are not given."""
         return len(self.grid) + (ADDED if self.lr is None else 0)
 
-    def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        return {**super().options(), "lr": self.lr, "schedule": self.factors, "clip_norm": self.clip_norm}
-
     @property
     def title(self) -> str:
         """What is done, in a few words."""
