@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 import click
 
@@ -26,9 +27,6 @@ from ._options import (
 )
 from ._output import INFINITE_HEADS, check_name, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
 
-if TYPE_CHECKING:
-    from ..laws import Estimate
-
 
 @cli.command("law")
 @subject_options(width="inf")
@@ -46,6 +44,7 @@ def law_command(
     module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
     outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
+    from ..laws import Estimate
     from ._subject import announce, subject
 
     check_plot(plot)
@@ -60,7 +59,10 @@ def law_command(
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
         for name, moment in moments.items():
             finite(name, moment.value)
-        points = {"pdf": [], "cdf": []} if not at else _points(law, at)
+        points: dict[str, list[Estimate]] = {"pdf": [], "cdf": []}
+        for name, estimates in points.items() if at else ():
+            for y, value, error in zip(at, *getattr(known, name)(list(at)), strict=True):
+                estimates.append(Estimate(finite(f"{name} at {y:g}", value), float(error)))
         if plot:
             draw(plot, {label: law})
     if as_json:
@@ -82,19 +84,6 @@ def law_command(
         echo(f"{name:16} {moment}")
     for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
         echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
-
-
-def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
-    """Density and distribution function at the points."""
-    from ..laws import Estimate
-
-    estimates = {}
-    for name in ("pdf", "cdf"):
-        value, error = getattr(law.with_error, name)(list(at))
-        estimates[name] = [
-            Estimate(finite(f"{name} at {y:g}", v), float(e)) for y, v, e in zip(at, value, error, strict=True)
-        ]
-    return estimates
 
 
 WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total variation, variance and quantiles
@@ -154,7 +143,10 @@ def compare_command(
                     f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
                 )
             kept: dict[str, Any] = {k: v for k, v in target.widths.items() if k not in free}
-            tolerance, level = checked(tolerance, _level(of))
+            level: str | float = of
+            with suppress(ValueError):  # it need not be a number
+                level = float(of)
+            tolerance, level = checked(tolerance, level)
             announce(WIDTHS_TRIED * target.seconds)
             enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
         with executor_context(where) as how:
@@ -184,14 +176,6 @@ def compare_command(
         echo(f"note: {note}")
     for name, estimate in measured.items():
         echo(f"{name.replace('_', ' '):16} {estimate}")
-
-
-def _level(of: str) -> str | float:
-    """A number, if it is one."""
-    try:
-        return float(of)
-    except ValueError:
-        return of
 
 
 NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed

@@ -18,7 +18,7 @@ from ..engine._plan import in_time
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
-from ..studies import Cost, Result, Study
+from ..studies import Result, Study
 from ..studies._training import subject_of
 from ..studies.audit import AuditStudy
 from ..studies.audit import _request as _audit_config
@@ -58,18 +58,13 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         left = f"nothing was kept: finished {request.kept} are kept of models only"
     with usage_errors(), report_errors(watch, request.out, left):
         study.prepare()
-        sentences = (f"{request.title}; {_taken(cost, where)}.", finished, request.remark, less)
+        needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
+        workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
+        taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
+        sentences = (f"{request.title}; {taken}.", finished, request.remark, less)
         echo_notice(" ".join(filter(None, sentences)))
         with executor_context(where, request.workers) as how:
             return study.run(how.get("executor"))
-
-
-def _taken(cost: Cost, where: BackendChoice) -> str:
-    """Time and memory, in words."""
-    if where.backend.kind != "cpu":
-        return f"on {where.backend.device}"
-    needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-    return f"about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
 
 
 def printed(
@@ -271,7 +266,8 @@ def transfer_study(options: dict[str, Any]) -> TransferStudy:
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     """The model or the function of the width, and the optimiser; other options are read in their place."""
     source, changes, layers = (options.pop(name) for name in ("model", "changes", "layers"))
-    by, options["vectors"] = options.pop("optimiser"), _words(options["vectors"])
+    by, vectors = options.pop("optimiser"), options["vectors"]
+    options["vectors"] = [] if vectors is None else [word.strip() for word in vectors.split(",")]
     for name in ("widths", "ids", "targets"):
         options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
     changes = changes if layers is None else (*changes, f"layers={layers}")
@@ -281,10 +277,6 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
         model = find(source).value
         return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
     return changed(model_of("MODEL", source), "--set", changes), by
-
-
-def _words(text: str | None) -> list[str]:
-    return [] if text is None else [word.strip() for word in text.split(",")]
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
