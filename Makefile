@@ -19,7 +19,7 @@ $(VENV)/stamp-%: $(VENV)/stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	@touch $@
 
-explore: $(VENV)/stamp-explore  ## a page in the browser: move a slider, see the law
+explore: $(VENV)/stamp  ## a page in the browser: move a slider, see the law
 	$(BIN)/netsor explore
 
 explore-static: .pyodide  ## the explorer as static files that need no server of ours, into explore-static/

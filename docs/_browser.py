@@ -19,7 +19,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-from netsor.explore import _static
+from netsor.explore import _forms
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
@@ -32,7 +32,7 @@ PURE = ("array-api-compat", "click", "filelock", "jinja2", "markupsafe", "thread
 CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"  # where it is loaded from, if the site has no copy
 SIZE = 32_900_000  # bytes of Pyodide, numpy and scipy, which are loaded before the first answer
 LOCAL = ROOT / ".pyodide"  # what `make .pyodide` writes
-ARCHIVE, STYLE = "netsor.zip", SOURCE / "netsor" / "explore" / "_app.css"
+ARCHIVE = "netsor.zip"
 ASSETS = ("live.js", "live-worker.js", "live.css")
 DEMO = re.compile(r'<div data-demo="(\w+)" data-controls="([\w ]*)"></div>')
 
@@ -88,21 +88,28 @@ def script(place: str, pyodide: str, archive: Path) -> str:
     size = SIZE + archive.stat().st_size
     styles = "".join(f'<link rel="stylesheet" href="{place}{name}">' for name in ("explore.css", "live.css"))
     given = f'data-pyodide="{pyodide}" data-archive="{archive.name}" data-size="{size}"'
-    return f'{styles}<script defer src="{place}live.js" {given}></script>'
+    scripts = f'<script defer src="{place}explore.js"></script><script defer src="{place}live.js" {given}></script>'
+    return styles + scripts
+
+
+def copy_page(folder: Path) -> None:
+    """The style and the script that these pages share with `netsor explore`."""
+    for kind in ("css", "js"):
+        shutil.copy(SOURCE / "netsor" / "explore" / f"_page.{kind}", folder / f"explore.{kind}")
 
 
 def _demo(kind: str, controls: str, stored: str) -> str:
     """A form with its answer: at first the stored one."""
-    form = {"layer": _static.layer_form, "model": _static.model_form}[kind](controls.split() or None)
-    return f'<div class="netsor-demo netsor-two"><div>{form}</div><div class="netsor-view">{stored}</div></div>'
+    form = {"layer": _forms.layer_form, "model": _forms.model_form}[kind](controls.split() or None)
+    return _forms.demo(form, stored)
 
 
 @functools.cache
 def _stored(kind: str) -> str:
     """The answer to a form with its initial values."""
     found: list[str] = []
-    given = {"layer": _static.START, "model": {"name": "gpt2"}}[kind]
-    _static.answer(kind, json.dumps(given), lambda _, content: found.append(content))
+    given = {"layer": _forms.START, "model": {"name": "gpt2"}}[kind]
+    _forms.answer(kind, json.dumps(given), lambda _, content: found.append(content))
     return found[-1]
 
 
@@ -111,7 +118,7 @@ def write_explorer(folder: Path, pyodide: str = CDN) -> None:
     write_netsor(folder / ARCHIVE)
     for name in ASSETS:
         shutil.copy(ROOT / "docs" / "assets" / name, folder)
-    shutil.copy(STYLE, folder / "explore.css")
+    copy_page(folder)
     if LOCAL.exists():
         shutil.copytree(LOCAL, folder / "pyodide", dirs_exist_ok=True)
         pyodide = "pyodide/"
@@ -119,26 +126,9 @@ def write_explorer(folder: Path, pyodide: str = CDN) -> None:
         f"<section><h2>{title}</h2>{_demo(kind, '', _stored(kind))}</section>"
         for title, kind in (("One layer", "layer"), ("One model", "model"))
     )
-    (folder / "index.html").write_text(PAGE.format(head=script("", pyodide, folder / ARCHIVE), views=views))
-
-
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>netsor explore</title>
-<style>
-  :root {{ color-scheme: light dark }}
-  body {{ font-family: sans-serif; margin: 0 auto; max-width: 80rem; padding: 1rem }}
-</style>
-<script>document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)</script>
-{head}
-<h1 class="netsor-head">netsor: move a slider, see the law</h1>
-<p class="netsor-note">Everything is computed in your browser; nothing that you enter leaves this page.</p>
-{views}
-</html>
-"""
+    note = "Everything is computed in your browser; nothing that you enter leaves this page."
+    head = script("", pyodide, folder / ARCHIVE)
+    (folder / "index.html").write_text(_forms.page(head, f'<p class="netsor-note">{note}</p>{views}'))
 
 
 # The hook of mkdocs
@@ -160,7 +150,7 @@ def on_post_build(config: Any) -> None:
     """Called by mkdocs when the site is written: the files that the script loads."""
     assets = Path(config.site_dir) / "assets"
     write_netsor(assets / ARCHIVE)
-    shutil.copy(STYLE, assets / "explore.css")
+    copy_page(assets)
     shutil.rmtree(assets / "javascripts" / "lunr", ignore_errors=True)  # of the theme: search in other languages
     for file in Path(config.site_dir).rglob("*.map"):  # for those who debug its scripts
         file.unlink()

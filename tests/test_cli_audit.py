@@ -16,10 +16,9 @@ from netsor.cli import _study
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
-from netsor.studies.audit import _cases, _plots, _request
+from netsor.studies.audit import AuditStudy, _cases, _plots, _request
 from netsor.studies.audit._advice import CHEAPER, cheaper
 from netsor.studies.audit._quantities import BLOCKS
-from netsor.studies.audit._study import AuditStudy
 
 from .command import netsor
 from .inline import Inline
@@ -219,9 +218,9 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
 BAD = {
     ("nothing",): "MODEL 'nothing' must be the path of a file, or the name of a model that ships",
     ("tiny.json", "--set", "stdd=1"): "--set 'stdd=1': stdd is not a field",
-    ("tiny.json", "--set", "layers=x"): "--set 'layers=x': layers='x'",
-    ("tiny.json", "--set", "layers"): "--set 'layers': 'layers' must be written field=value",
-    ("tiny.json", "--compare-set", "std=-1"): "--compare-set 'std=-1': std=-1",
+    ("tiny.json", "--set", "layers=x"): "--set layers='x' must be a positive integer",
+    ("tiny.json", "--set", "layers"): "--set 'layers' must be written field=value",
+    ("tiny.json", "--compare-set", "std=-1"): "--compare-set std=-1",
     ("tiny.json", "--compare", "gpt5"): "--compare 'gpt5' must be the path of a file",
     ("tiny.json", "--tokens", "17"): "--tokens 17 must be an integer from 1 to 16",
     ("tiny.json", "--tokens", "1"): "--tokens 1 must be 2 or more: an audit compares tokens",
@@ -236,6 +235,7 @@ BAD = {
     ("tiny.json", "--tokens", "3,x"): "--tokens '3,x' must be whole numbers with commas between, as 16,128",
     ("tiny.json", "--tokens", "3,3"): "--tokens (3, 3) must be one length or more, each once",
     ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth' must be one of growth, branches",
+    ("tiny.json", "--gradients", "--no-gradients"): "--gradients and --no-gradients cannot be combined",
     ("tiny.json", "--fail-on", "exploding"): "--fail-on 'exploding': exploding needs --gradients",
     ("tiny.json", "--fail-on", "load"): "--fail-on 'load': load is not measured of tiny: there are no experts",
     ("tiny.json", "--set", "vocabulary=none", "--fail-on", "loss"): "loss is not measured of tiny, vocabulary=none: th",
@@ -255,21 +255,21 @@ BAD = {
     ("tiny.json", "--sweep", "std"): "--sweep 'std' must be written field=number,number,…, as std=0.005,0.01",
     ("tiny.json", "--sweep", "std=0.1,x"): "--sweep 'std=0.1,x' must be written field=number",
     ("tiny.json", "--sweep", "norm=layer,rms"): "--sweep 'norm=layer,rms' must be written field=number",
-    ("tiny.json", "--sweep", "std=0.1"): "--sweep 'std=0.1': sweep of std over (0.1,) must be over two numbers",
+    ("tiny.json", "--sweep", "std=0.1"): "--sweep 'std=0.1' must be over two numbers or more, each once",
     ("tiny.json", "--sweep", "std=0.1,0.2", "--compare", "gpt2"): "--sweep and --compare cannot be combined",
     ("tiny.json", "--compare", "gpt2", "--compare", "gpt2", "--compare-set", "std=1"): "--compare-set is for one",
     ("tiny.json", "--draws", "1000000000000"): "1,000,000,000,000 draws would need",
     ("tiny.json", "--out", "tiny.json"): "--out 'tiny.json' must be a folder that can be written to",
     ("tiny.json", "--out", "theirs"): "--out 'theirs' must be another folder: it holds a report.html that",
-    ("tiny.json", "--set", "std=1e300"): "--set 'std=1e300': std=1e+300 must be a finite number, 0 or",
-    ("tiny.json", "--set", "std=1e-300"): "--set 'std=1e-300': std=1e-300 must be a finite number",
+    ("tiny.json", "--set", "std=1e300"): "--set std=1e+300 must be a finite number, 0 or",
+    ("tiny.json", "--set", "std=1e-300"): "--set std=1e-300 must be a finite number",
     ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1: so many different ids",
     ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
     ("b" * 300,): "must be the path of a file that can be read (File name too long), or the name of a model",
-    ("twice.json",): "MODEL 'twice.json': 'twice.json' is not valid JSON: it has the field 'n_layer' twice",
-    ("deep.json",): "MODEL 'deep.json': 'deep.json' is nested too deeply",
+    ("twice.json",): "MODEL 'twice.json' is not valid JSON: it has the field 'n_layer' twice",
+    ("deep.json",): "MODEL 'deep.json' is nested too deeply",
     ("escape.json",): r"'\x1b[2J'=1",
-    ("/dev/zero",): "MODEL '/dev/zero': '/dev/zero' must be a regular file",
+    ("/dev/zero",): "MODEL '/dev/zero' must be a regular file",
     ("llama-3-8b", "--set", "heads=1000000000", "--set", "head_dim=2", "--tokens", "2"): "1,000,000,000 heads, hid",
     ("text.json",): "is not valid JSON",
     ("list.json",): "must hold an object",

@@ -12,7 +12,7 @@ from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy, prices
 from netsor.studies import _process_pool
 from netsor.studies import _training as training_study
-from netsor.studies.audit import _study as audit_study
+from netsor.studies import audit as audit_study
 
 from .command import netsor
 from .inline import Inline

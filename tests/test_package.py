@@ -45,7 +45,12 @@ def test_the_wheel_has_both_packages_alone(built):
         entry = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "netsor = netsor.cli:main" in archive.read(entry).decode()
     assert found == {str(path.relative_to(ROOT / folder)) for folder in ("src", "papers") for path in below(folder)}
-    assert {"netsor/py.typed", "netsor/models/data/gpt2.json", "netsor/explore/_app.css"} <= found
+    assert {
+        "netsor/py.typed",
+        "netsor/models/data/gpt2.json",
+        "netsor/explore/_page.css",
+        "netsor/explore/_page.js",
+    } <= found
 
 
 def test_lowest_versions_are_read_off(tmp_path):

@@ -3,7 +3,7 @@
 
 const PLOTS = /matplotlib|plot|save|--out/ // code that needs matplotlib
 const CELLS = "netsor._browser_cells"
-const FORMS = "netsor.explore._static"
+const FORMS = "netsor.explore._forms"
 const MODULES = { python: CELLS, sh: CELLS, layer: FORMS, model: FORMS }
 let python
 

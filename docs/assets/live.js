@@ -5,7 +5,7 @@
   const size = Number(script.dataset.size) // bytes to load before the first answer
   const address = (name) => new URL(name, script.src).href
   const megabytes = (bytes) => `${Math.round(bytes / 1e6)} MB`
-  const made = (tag, name, text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text })
+  const { made, show, answerTo, values, label } = netsorPage // of explore.js
 
   // One worker for the page.
   let worker, ready
@@ -63,24 +63,6 @@
       pending.set(id, { emit, done, failed })
       worker.postMessage({ id, kind, content })
     })
-  }
-
-  function show(place, what, content) {
-    if (what === "text") {
-      let last = place.lastElementChild
-      if (last?.className !== "netsor-live-text") place.append((last = made("pre", "netsor-live-text")))
-      last.append(content)
-    } else if (what === "image") {
-      place.append(Object.assign(made("img", ""), { src: `data:image/png;base64,${content}`, alt: "A figure of this block" }))
-    } else if (what === "error") {
-      const error = made("pre", "netsor-message", content)
-      error.setAttribute("role", "alert")
-      place.append(error)
-    } else if (what === "html") {
-      const part = made("div", "netsor-live-html")
-      part.innerHTML = content
-      place.append(part)
-    }
   }
 
   // Blocks of code.
@@ -141,19 +123,9 @@
   }
 
   // Forms: those of kind "layer" are answered as a slider moves, an audit when its button is pressed.
-  function values(form) {
-    const found = {}
-    for (const control of form.querySelectorAll("[name]")) {
-      if (control.type === "range") found[control.name] = JSON.parse(control.dataset.choices)[control.value][0]
-      else if (control.type === "checkbox") found[control.name] = control.checked
-      else found[control.name] = control.tagName === "SELECT" ? JSON.parse(control.value) : control.value
-    }
-    return JSON.stringify(found)
-  }
-
   function addForm(form) {
     const kind = form.dataset.kind
-    const place = form.parentElement.parentElement.querySelector(".netsor-view")
+    const place = answerTo(form)
     const button = Object.assign(made("button", "md-button netsor-run"), { type: "submit" })
     button.title = `The first time this loads Python, ${megabytes(size)}.`
     const line = made("div", "netsor-live-line")
@@ -213,10 +185,9 @@
       button.textContent = "Stop"
       answer()
     }
-    form.oninput = ({ target }) => {
-      if (target.type === "range") target.parentElement.querySelector("output").textContent = JSON.parse(target.dataset.choices)[target.value][1]
-      if (target.type === "file") target.files[0]?.text().then((text) => (form.elements[target.dataset.for].value = text))
-      else if (kind === "layer") answer()
+    form.oninput = (event) => {
+      label(event)
+      if (kind === "layer") answer()
     }
   }
 

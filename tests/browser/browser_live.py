@@ -136,10 +136,7 @@ def test_the_audit_of_a_pasted_configuration_and_of_gpt2(reader):
     page.wait_for_function(ANSWERED, arg=["model", 1])
     audit = ns.audit("gpt2", quick=True, progress=False)
     assert str(audit).splitlines()[0] in view.inner_text()
-    cells = view.locator('tr[data-row="loss of the first step"] td[data-value]').all()
-    assert [float(cell.get_attribute("data-value")) for cell in cells] == pytest.approx(
-        [audit["loss"].median], rel=1e-6
-    )
+    assert f"{audit['loss'].median:.4g}" in view.locator("tr", has_text="loss of the first step").inner_text()
     assert all(name.startswith(reader.root) for name in reader.asked)
 
 
@@ -174,7 +171,8 @@ def test_the_static_explorer(browser, served, width, scheme):
     reader.open("explore-static/index.html")
     page = reader.page
     assert page.locator("form[data-kind]").count() == 2
-    assert page.locator(".netsor-view .netsor-numbers").count() == 2
+    assert page.locator(".netsor-view .netsor-numbers").count() == 1
+    assert page.locator(".netsor-view table").count() > 2
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("form[data-kind=model]").locator("[name=name]").select_option(label="llama-3-8b")
     assert reader.wrong == []

@@ -121,32 +121,28 @@ class Watched:
 
     def view(self, name):
         """Go to a view, and wait until all its numbers are there."""
-        self.page.get_by_text(name, exact=True).click()
-        own = {"One layer": "mask", "One model": "path", "Your program": "output", "Its audit": "width n"}[name]
-        self.page.wait_for_selector(f'[data-control="{own}"]')
+        self.page.get_by_label(name, exact=True).check()
+        self.section = self.page.locator(f'section[data-view="{name}"]')
+        self.answer = self.section.locator(".netsor-view")
         self.settled()
 
     def settled(self):
-        self.page.wait_for_function(
-            """() => { const v = document.querySelector('.netsor-view');
-                       return v && v.querySelector('[role=alert], [data-row^="KL"], .netsor-done'); }"""
-        )
+        self.section.locator(".netsor-view.netsor-done").wait_for()
 
     def control(self, name):
-        return self.page.locator(f'[data-control="{name}"] [role=slider]')
+        return self.section.locator(f'[name="{name}"]')
 
     def move(self, name, key="ArrowRight", times=1):
         """Move a slider by keys, and wait for what comes of the last."""
-        slider = self.control(name)
-        old = self.page.locator(".netsor-view").inner_html()
+        if not self.control(name).is_visible():
+            self.section.locator("summary", has_text="hange").first.click()
         for _ in range(times):
-            slider.press(key)
-        self.page.wait_for_function("old => document.querySelector('.netsor-view').innerHTML != old", arg=old)
+            self.control(name).press(key)
         self.settled()
 
     def numbers(self):
         """The table: row → values, in the order of its columns."""
-        rows = self.page.locator(".netsor-numbers tr[data-row]").all()
+        rows = self.answer.locator(".netsor-numbers tr[data-row]").all()
         return {
             row.get_attribute("data-row"): [
                 float(cell.get_attribute("data-value")) for cell in row.locator("td[data-value]").all()
@@ -157,16 +153,16 @@ class Watched:
     def verdicts(self):
         """The findings: rule → verdicts, in the order of the models."""
         found = {}
-        for item in self.page.locator(".netsor-done [data-item]").all():
+        for item in self.answer.locator("[data-item]").all():
             for name in item.get_attribute("data-item").split(", "):
                 found.setdefault(name, []).append(item.get_attribute("data-status"))
         return found
 
     def picture(self):
-        return self.page.locator(".netsor-panel").first.inner_html()
+        return self.answer.locator(".netsor-panel").first.inner_html()
 
     def message(self):
-        return self.page.locator(".netsor-view [role=alert]").inner_text()
+        return self.answer.locator("[role=alert]").inner_text()
 
 
 @pytest.fixture

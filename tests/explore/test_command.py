@@ -1,11 +1,8 @@
 """netsor explore on the command line, as far as no page is needed."""
 
-import importlib.util
-
 import pytest
 
-from netsor import explore
-from netsor.cli import _study_commands
+from netsor.explore import _server
 
 from ..command import netsor
 
@@ -21,8 +18,7 @@ def served(monkeypatch):
         say("http://127.0.0.1:1/?access_token=x")
         asked.append((target, port, browser))
 
-    monkeypatch.setattr(explore, "serve", serve)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(_server, "serve", serve)
     return asked
 
 
@@ -59,18 +55,11 @@ def test_bad_input(served, tmp_path, arguments, words):
     assert not served
 
 
-def test_what_is_not_installed(monkeypatch):
-    monkeypatch.setattr(_study_commands.importlib.util, "find_spec", lambda name: None)
-    result = netsor("explore")
-    assert result.returncode == 2
-    assert "pip install marimo uvicorn" in result.stderr
-
-
 def test_a_port_that_is_taken(served, monkeypatch):
     def serve(*_):
         raise OSError(98, "Address already in use")
 
-    monkeypatch.setattr(explore, "serve", serve)
+    monkeypatch.setattr(_server, "serve", serve)
     result = netsor("explore", "--port", "8123")
     assert result.returncode == 2
     assert result.stderr == "netsor: --port 8123 cannot be used: Address already in use\n"

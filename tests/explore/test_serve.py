@@ -1,148 +1,118 @@
-"""The server of the page: its address is printed once it can be reached, and no page of another site may talk to it."""
+"""The server of the page: who does not know its token is told nothing; answers come line by line."""
 
-import ast
-import asyncio
-import contextlib
 import http.client
+import json
 import re
-import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from types import SimpleNamespace
+import time
 
 import pytest
 
+import netsor as ns
 from netsor.explore import _server
-from netsor.explore._server import own_origin
-
-OWN = "http://127.0.0.1:8123"
-OTHERS = ["http://evil.example", "http://127.0.0.1:8124", "https://127.0.0.1:8123", "http://localhost:8123", "null", ""]
 
 
-def asked(kind, *headers):
-    """What an application behind the door answers, and whether it was asked at all."""
-    sent, reached = [], []
-
-    async def app(scope, receive, send):
-        reached.append(scope)
-        shared = [(b"Access-Control-Allow-Origin", b"*"), (b"access-control-expose-headers", b"x"), (b"age", b"1")]
-        await send({"type": f"{kind}.answer", "headers": shared})
-
-    async def receive():
-        return {"type": f"{kind}.connect"}
-
-    async def send(message):
-        sent.append(message)
-
-    named = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    asyncio.run(own_origin(app)({"type": kind, "headers": named}, receive, send))
-    return sent, bool(reached)
+@pytest.fixture
+def server():
+    with _server.Server() as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
 
 
-@pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_the_page_itself_is_answered_and_shared_with_nobody(kind):
-    host = ("host", "127.0.0.1:8123")
-    for headers in ([host], [host, ("origin", OWN)], [("Host", "localhost:9"), ("Origin", "http://localhost:9")]):
-        sent, reached = asked(kind, *headers)
-        assert reached
-        assert sent == [{"type": f"{kind}.answer", "headers": [(b"age", b"1")]}]
+def asked(server, method, path, body=None, token=None):
+    page = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    page.request(method, f"{path}?access_token={server.token if token is None else token}", body)
+    answer = page.getresponse()
+    return answer, answer.read()
 
 
-@pytest.mark.parametrize("origin", OTHERS)
-def test_other_origins_are_turned_away(origin):
-    headers = ("host", "127.0.0.1:8123"), ("origin", origin)
-    sent, reached = asked("websocket", *headers)
-    assert (reached, sent) == (False, [{"type": "websocket.close", "code": 1008}])
-    sent, reached = asked("http", *headers)
-    assert (reached, sent[0]["status"]) == (False, 403)
+def test_the_page(server):
+    """It loads nothing from elsewhere, and no page of another site may read it."""
+    answer, content = asked(server, "GET", "/")
+    assert answer.status == 200
+    assert b"One layer" in content
+    assert not re.findall(rb'(?:src|href)="(?!data:)', content)
+    assert not any(name.lower().startswith("access-control") for name, _ in answer.getheaders())
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8123", "", "127.0.0.1:8123/x", "a@127.0.0.1", "[", "é"])
-def test_other_hosts_are_turned_away(host):
-    """A name that its owner makes point to this machine."""
-    assert not asked("http", ("host", host), ("origin", f"http://{host}"))[1]
-    assert not asked("http", ("host", "127.0.0.1"), ("host", host))[1]
-    assert not asked("http")[1]
+@pytest.mark.parametrize("token", ["", "wrong", "%C3%A9"])
+def test_without_the_token_nothing_is_told(server, token, monkeypatch):
+    monkeypatch.setattr(_server, "answer", lambda *_: pytest.fail("it is answered"))
+    for method, path in (("GET", "/"), ("GET", "/file/0/layer.csv"), ("POST", "/answer/layer")):
+        answer, content = asked(server, method, path, "{}" if method == "POST" else None, token)
+        assert answer.status == 403
+        assert b"netsor" not in content
 
 
-def test_the_address_is_told_when_it_can_be_had(monkeypatch):
-    printed = threading.Event()
-
-    class Server:
-        started = False
-
-        def __init__(self, config):
-            pass
-
-        def run(self, sockets):
-            printed.wait(0.2)  # printing the address too early shows here
-            self.started = True
-
-    server = []
-    monkeypatch.setitem(
-        sys.modules,
-        "uvicorn",
-        SimpleNamespace(Config=lambda *_, **__: None, Server=lambda c: server.append(Server(c)) or server[0]),
-    )
-    made = SimpleNamespace(with_app=lambda **_: SimpleNamespace(build=lambda: None))
-    monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(create_asgi_app=lambda **_: made))
-    found = []
-
-    def say(address):
-        printed.set()
-        found.append((server[0].started, re.fullmatch(r"http://127\.0\.0\.1:\d+/\?access_token=\S+", address)))
-
-    _server.serve(None, 0, False, say)
-    assert found[0][0]
-    assert found[0][1]
+def test_an_answer_and_its_files(server):
+    """Distances come after the picture; the files are those of the view."""
+    given = json.dumps({"heads": 3, "width": 16, "draws": 500, "distances": True})
+    _, content = asked(server, "POST", "/answer/layer", given)
+    parts = [json.loads(line) for line in content.splitlines()]
+    assert [what for what, _ in parts] == ["html", "html"]
+    assert f'data-value="{ns.paper.layer(heads=3).law(n=16, draws=500).var()!r}"' in parts[1][1]
+    files = re.findall(r'href="(file/\d+/layer\.(\w+))\?', parts[1][1])
+    begins = {"png": b"\x89PNG", "pdf": b"%PDF", "csv": b"panel,curve,x,y"}
+    assert [kind for _, kind in files] == list(begins)
+    for path, kind in files:
+        answer, content = asked(server, "GET", f"/{path}")
+        assert answer.status == 200
+        assert content.startswith(begins[kind])
+    assert asked(server, "GET", "/file/99/layer.png")[0].status == 404
+    assert asked(server, "GET", "/nothing")[0].status == 404
 
 
-def test_a_server_that_does_not_begin_is_an_error(monkeypatch):
-    ended = SimpleNamespace(started=False, run=lambda sockets: None)
-    monkeypatch.setitem(sys.modules, "uvicorn", SimpleNamespace(Config=lambda *_, **__: None, Server=lambda _: ended))
-    made = SimpleNamespace(with_app=lambda **_: SimpleNamespace(build=lambda: None))
-    monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(create_asgi_app=lambda **_: made))
-    with pytest.raises(RuntimeError, match="before it began"):
-        _server.serve(None, 0, False, lambda address: pytest.fail("nothing is there"))
+def test_old_views_are_dropped(server):
+    for k in range(_server.KEPT + 3):
+        server.links(k, "layer")
+    assert list(server.views) == list(range(3, _server.KEPT + 3))
+
+
+def test_work_ends_when_nobody_listens(server, monkeypatch):
+    """Of two audits one runs at a time, and one whose page has gone ends at its next message."""
+    ended = threading.Event()
+
+    def answer(kind, content, emit, target, links):
+        try:
+            for _ in range(10_000):
+                emit("progress", "0")
+                time.sleep(0.001)
+        except ConnectionError:
+            ended.set()
+            raise
+
+    monkeypatch.setattr(_server, "answer", answer)
+    page = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    page.request("POST", f"/answer/model?access_token={server.token}", "{}")
+    page.getresponse().read(20)
+    assert server.audit.locked()
+    page.close()
+    assert ended.wait(20)
+    with server.audit:
+        pass
+
+
+def test_the_address_is_that_of_the_page(monkeypatch):
+    said = []
+    monkeypatch.setattr(_server.Server, "serve_forever", lambda server: said.append(server.address))
+    monkeypatch.setattr(_server.webbrowser, "open", said.append)
+    _server.serve(None, 0, True, said.append)
+    assert len(set(said)) == 1
+    assert len(said) == 3
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?access_token=\S{22}", said[0])
 
 
 @pytest.mark.slow
 def test_the_real_server(tmp_path):
-    """A connection at once; the websocket for its own origin, with the cookie, and for no other."""
-    pytest.importorskip("marimo")
     command = [sys.executable, "-m", "netsor", "explore", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as running:
         try:
-            line = running.stdout.readline()
-            port, token = re.search(r":(\d+)/\?access_token=(\S+)", line).groups()
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", int(port))) as page:
-                page.request("GET", f"/?access_token={token}", headers={"Origin": f"http://127.0.0.1:{port}"})
-                answer = page.getresponse()
-                answer.read()
-            names = {name.lower() for name, _ in answer.getheaders()}
-            assert not any(name.startswith("access-control") for name in names)
-            cookie = answer.getheader("set-cookie").partition(";")[0]
-            assert "101" in socket_status(port, cookie, f"http://127.0.0.1:{port}")
-            assert "403" in socket_status(port, cookie, "http://evil.example")
+            port, token = re.search(r":(\d+)/\?access_token=(\S+)", running.stdout.readline()).groups()
+            page = http.client.HTTPConnection("127.0.0.1", int(port))
+            page.request("GET", f"/?access_token={token}")
+            assert page.getresponse().status == 200
         finally:
             running.kill()
-
-
-def socket_status(port, cookie, origin):
-    with contextlib.closing(socket.create_connection(("127.0.0.1", int(port)))) as door:
-        lines = ["GET /ws?session_id=s_abcdef&file= HTTP/1.1", f"Host: 127.0.0.1:{port}", "Upgrade: websocket"]
-        lines += ["Connection: Upgrade", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13"]
-        door.sendall("\r\n".join([*lines, f"Cookie: {cookie}", f"Origin: {origin}", "", ""]).encode())
-        return door.recv(64).partition(b"\r\n")[0].decode()
-
-
-def test_the_page_finds_its_modules():
-    """marimo runs the page as a script, which has no package: a relative import ends it."""
-    path = Path(_server.__file__).with_name("_app.py")
-    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-    assert imports
-    for node in imports:
-        assert (node.level, node.module) == (0, "netsor.explore")
-        assert all(path.with_name(f"{alias.name}.py").is_file() for alias in node.names)

@@ -19,10 +19,10 @@ from netsor.models import read
 from netsor.studies import _cost, _process_pool
 from netsor.studies._cost import Cost, overhead_seconds, worker_count
 from netsor.studies._parametrisation import parametrisation
+from netsor.studies.audit import AuditStudy
 from netsor.studies.audit._request import Request as AuditRequest
-from netsor.studies.audit._study import AuditStudy
+from netsor.studies.coord_check import CoordCheckStudy
 from netsor.studies.coord_check._request import Request
-from netsor.studies.coord_check._study import CoordCheckStudy
 
 
 class Device(Numpy):
@@ -99,7 +99,7 @@ import json, sys
 from netsor.models import read
 from netsor.studies.audit import _request
 from netsor.studies.coord_check import _request as _coord
-from netsor.studies.coord_check._study import CoordCheckStudy
+from netsor.studies.coord_check import CoordCheckStudy
 from netsor.studies._parametrisation import parametrisation
 name, options, rule = json.loads(sys.argv[1])
 model = read(name).replace(layers=2)
@@ -163,17 +163,17 @@ def test_a_log_has_a_line_for_each_part(monkeypatch, caplog):
     """Unless a terminal shows a bar, or lines would follow each other too soon."""
     caplog.set_level("INFO", "netsor")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
-    assert _process_pool.with_progress(iter("ab"), 2, "audit", "part") == ["a", "b"]
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     assert [line.split(",")[0] for line in caplog.messages] == ["audit: 1 of 2 parts", "audit: 2 of 2 parts"]
     caplog.clear()
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 60.0)
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part", progress=False)
+    _process_pool.with_progress(iter("ab"), 2, "audit", progress=False)
     monkeypatch.setattr(logging.getLogger("netsor"), "level", logging.WARNING)  # for all calls
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     monkeypatch.undo()
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(_process_pool, "on_terminal", lambda: True)
-    _process_pool.with_progress(iter("ab"), 2, "audit", "part")
+    _process_pool.with_progress(iter("ab"), 2, "audit")
     assert caplog.messages == []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netsor._validate import Rng, chosen_seed
+from netsor._validate import Rng
 from netsor.engine._parallel import Progress
-from netsor.studies import out_path
 
 from ._study import Finished, LiteratureStudy, Request
 
@@ -56,6 +55,5 @@ def literature(
     >>> {claim.verdict for claim in found.claims["unit-scaling"]} <= {"agrees", "disagrees"}
     True
     """
-    seed = chosen_seed(seed, rng)
-    request = Request(results, quick, out=out_path(out), seed=seed, workers=workers, progress=progress)
+    request = Request.of(results, quick, out=out, seed=seed, rng=rng, workers=workers, progress=progress)
     return LiteratureStudy(request).run()

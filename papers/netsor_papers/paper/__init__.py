@@ -6,9 +6,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netsor._validate import Rng, chosen_seed
-from netsor.engine.backends import choose
-from netsor.studies import out_path
+from netsor._validate import Rng
 
 if TYPE_CHECKING:
     from ._reproduce import Finished
@@ -83,16 +81,6 @@ def reproduce(
     """
     from ._reproduce import PaperStudy, Request  # matplotlib is slow to import, and seldom needed
 
-    request = Request(
-        figures,
-        samples,
-        trials,
-        quick,
-        estimator,
-        tokens,
-        out=out_path(out),
-        seed=chosen_seed(seed, rng),
-        workers=workers,
-        backend=choose(backend, device, precision),
-    )
+    how = {"seed": seed, "rng": rng, "workers": workers, "backend": backend, "device": device, "precision": precision}
+    request = Request.of(figures, samples, trials, quick, estimator, tokens, out=out, **how)
     return PaperStudy(request).run(executor)

@@ -89,7 +89,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
-        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {_why(error)}") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
+        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {why}") from None
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
@@ -97,11 +98,6 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
         listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
         raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
     return LoadedProgram(target, module_name, match["name"], value, values, match["index"])
-
-
-def load(target: str, arguments: Sequence[str] = ()) -> Program:
-    """The program that FILE:PROGRAM names; functions are called with --arg."""
-    return find(target, arguments).build()
 
 
 def _part(net: Program, index: str, target: str) -> Program:
@@ -139,11 +135,6 @@ def _prepend_sys_path(folder: str) -> Iterator[None]:
         with suppress(ValueError):  # the file may have changed the path itself
             sys.path.remove(folder)
             sys.path.append(folder)
-
-
-def _why(error: BaseException) -> str:
-    """Why a file cannot be read, without its path, which the message names already."""
-    return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
 
 
 def one_line(error: BaseException) -> str:
@@ -211,12 +202,16 @@ def usage_errors(about: str = "") -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        argument = getattr(error, "argument", None)
-        if not about and argument is not None:
+        argument, (option, _, value) = getattr(error, "argument", None), about.partition(" ")
+        if argument is not None and not about:
             raise
-        if argument is not None and about.endswith(f" {shown(argument.value)}"):  # which names the value already
-            raise click.UsageError(f"{about} must be {argument.allowed}") from None
-        raise click.UsageError(": ".join(filter(None, (about, one_line(error))))) from None
+        text = one_line(error)
+        if argument is not None and (option == f"--{argument.name}" or value == shown(argument.value)):
+            text = f"{about} must be {argument.allowed}"
+        elif about:  # a message that begins with what the option was given names it once
+            named = text.startswith(value) or (argument is not None and f"{argument.name}=" in value)
+            text = f"{option} {text}" if named else f"{about}: {text}"
+        raise click.UsageError(text) from None
 
 
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:

@@ -51,7 +51,7 @@ class Group(click.Group):
     command_class = Command
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="netsor")
 def cli() -> None:
     """Audit transformers at initialisation, and compute exact laws of networks.
@@ -136,37 +136,19 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
             type=PLACE,
             help="A coordinate of the output, if their laws differ.  [default: 0]",
         ),
-        click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
-        click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
-        click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
-        click.option(
-            "--token", type=POSITIVE, default=1, show_default=True, help="The token whose output it is; 1 is the first."
-        ),
+        click.option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
+        click.option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
+        click.option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
+        click.option("--token", type=POSITIVE, default=1, help="The token whose output it is; 1 is the first."),
         click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
-        click.option(
-            "--activation",
-            type=click.Choice(ACTIVATIONS),
-            default="clip",
-            show_default=True,
-            help="φ in x = φ(W h).",
-        ),
-        click.option("--clip", type=ABOVE, default=100.0, show_default=True, help="Where the clip activation cuts."),
-        click.option(
-            "--scaling",
-            type=click.Choice(["sqrt", "linear"]),
-            default="sqrt",
-            show_default=True,
-            help="Scores over √d or d.",
-        ),
+        click.option("--activation", type=click.Choice(ACTIVATIONS), default="clip", help="φ in x = φ(W h)."),
+        click.option("--clip", type=ABOVE, default=100.0, help="Where the clip activation cuts."),
+        click.option("--scaling", type=click.Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
         click.option("--mask", type=click.Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
         click.option("--infinite-heads", is_flag=True, help="Infinitely many heads, in the limit of infinite width."),
         *(
             click.option(
-                f"--sigma-{k}",
-                type=SIGMA if k in "qk" else ABOVE,
-                default=1.0,
-                show_default=True,
-                help=f"Standard deviation of {what}.",
+                f"--sigma-{k}", type=SIGMA if k in "qk" else ABOVE, default=1.0, help=f"Standard deviation of {what}."
             )
             for k, what in SIGMAS
         ),
@@ -177,10 +159,8 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
 def sampling_options(command: Decorated) -> Decorated:
     """The options of sampling and of output."""
     options = [
-        click.option(
-            "--draws", type=DRAWS, default=100_000, show_default=True, help="Independent draws of the network."
-        ),
-        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers."),
+        click.option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
+        click.option("--seed", type=SEED, default=0, help="Seed of the random numbers."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         click.option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
     ]
@@ -210,9 +190,7 @@ def place_options(command: Decorated) -> Decorated:
     device = click.option(
         "--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"
     )
-    backend = click.option(
-        "--backend", type=click.Choice(BACKENDS), default="numpy", show_default=True, help="The array library."
-    )
+    backend = click.option("--backend", type=click.Choice(BACKENDS), default="numpy", help="The array library.")
     return backend(device(command))
 
 
@@ -227,7 +205,6 @@ def where_options(command: Decorated, auto: bool = False) -> Decorated:
             "--precision",
             type=click.Choice(_precisions(auto)),
             default=_precisions(auto)[0],
-            show_default=True,
             help="Precision of numbers; auto is float32 where that is enough." if auto else "Precision of numbers.",
         ),
         click.option(

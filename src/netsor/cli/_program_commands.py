@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 import click
 
@@ -26,9 +27,6 @@ from ._options import (
 )
 from ._output import INFINITE_HEADS, check_name, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
 
-if TYPE_CHECKING:
-    from ..laws import Estimate
-
 
 @cli.command("law")
 @subject_options(width="inf")
@@ -46,6 +44,7 @@ def law_command(
     module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
     outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
+    from ..laws import Estimate
     from ._subject import announce, subject
 
     check_plot(plot)
@@ -60,7 +59,10 @@ def law_command(
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
         for name, moment in moments.items():
             finite(name, moment.value)
-        points = {"pdf": [], "cdf": []} if not at else _points(law, at)
+        points: dict[str, list[Estimate]] = {"pdf": [], "cdf": []}
+        for name, estimates in points.items() if at else ():
+            for y, value, error in zip(at, *getattr(known, name)(list(at)), strict=True):
+                estimates.append(Estimate(finite(f"{name} at {y:g}", value), float(error)))
         if plot:
             draw(plot, {label: law})
     if as_json:
@@ -84,19 +86,6 @@ def law_command(
         echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
 
 
-def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
-    """Density and distribution function at the points."""
-    from ..laws import Estimate
-
-    estimates = {}
-    for name in ("pdf", "cdf"):
-        value, error = getattr(law.with_error, name)(list(at))
-        estimates[name] = [
-            Estimate(finite(f"{name} at {y:g}", v), float(e)) for y, v, e in zip(at, value, error, strict=True)
-        ]
-    return estimates
-
-
 WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total variation, variance and quantiles
 
 
@@ -111,7 +100,6 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
     default="kl",
     metavar="WHAT",
     help="What --tolerance is about: kl, tv, variance, kurtosis, or a quantile such as 0.999.",
-    show_default=True,
 )
 def compare_command(
     draws: int,
@@ -155,7 +143,10 @@ def compare_command(
                     f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
                 )
             kept: dict[str, Any] = {k: v for k, v in target.widths.items() if k not in free}
-            tolerance, level = checked(tolerance, _level(of))
+            level: str | float = of
+            with suppress(ValueError):  # it need not be a number
+                level = float(of)
+            tolerance, level = checked(tolerance, level)
             announce(WIDTHS_TRIED * target.seconds)
             enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
         with executor_context(where) as how:
@@ -185,14 +176,6 @@ def compare_command(
         echo(f"note: {note}")
     for name, estimate in measured.items():
         echo(f"{name.replace('_', ' '):16} {estimate}")
-
-
-def _level(of: str) -> str | float:
-    """A number, if it is one."""
-    try:
-        return float(of)
-    except ValueError:
-        return of
 
 
 NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
@@ -242,10 +225,10 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     function that returns one. Exit code 1 if the program has no limit.
     """
     from ..language._theorem_check import NO_LIMIT
-    from ._load_program import load
+    from ._load_program import find
 
     with stdout_to_stderr(as_json):
-        report = load(program, arguments).check()
+        report = find(program, arguments).build().check()
     if as_json:
         points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
         echo_json({"program": report.program, "verdict": report.verdict, "points": points})
@@ -272,9 +255,9 @@ LEVEL = Number(real, above=0, most=0.5)
 @click.option(
     "--ids", metavar="I,J,…", help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]"
 )
-@click.option("--draws", type=POSITIVE, default=300, show_default=True, help="Draws of the declared law of a pass.")
-@click.option("--level", type=LEVEL, default=0.001, show_default=True, help="Probability of a false alarm.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the draws, and of the module.")
+@click.option("--draws", type=POSITIVE, default=300, help="Draws of the declared law of a pass.")
+@click.option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the draws, and of the module.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def check_init_command(
     model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: str | None, as_json: bool,

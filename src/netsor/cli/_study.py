@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,22 +18,21 @@ from ..engine._plan import in_time
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
-from ..studies import Cost, Result, Study
+from ..studies import Result, Study
 from ..studies._training import subject_of
+from ..studies.audit import AuditStudy
 from ..studies.audit import _request as _audit_config
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._rules import BACKWARD_RULES
-from ..studies.audit._study import AuditStudy
+from ..studies.coord_check import CoordCheckStudy, of_module
 from ..studies.coord_check import _request as _check_config
-from ..studies.coord_check import of_module
-from ..studies.coord_check._study import CoordCheckStudy
+from ..studies.transfer import TransferStudy
 from ..studies.transfer import _request as _transfer_config
-from ..studies.transfer._study import TransferStudy
 from ._load_program import bound, find, is_target, networks_of, usage_errors
+from ._main import Watch
 from ._options import RATE, BackendChoice, executor_context, integers, parsed
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
-from ._signals import Watch
 from ._subject import LONGEST, slow_notice
 
 Found = TypeVar("Found", bound=Result)
@@ -60,23 +58,13 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         left = f"nothing was kept: finished {request.kept} are kept of models only"
     with usage_errors(), report_errors(watch, request.out, left):
         study.prepare()
-        sentences = (f"{request.title}; {_taken(cost, where)}.", finished, request.remark, less)
+        needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
+        workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
+        taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
+        sentences = (f"{request.title}; {taken}.", finished, request.remark, less)
         echo_notice(" ".join(filter(None, sentences)))
         with executor_context(where, request.workers) as how:
             return study.run(how.get("executor"))
-
-
-def _taken(cost: Cost, where: BackendChoice) -> str:
-    """Time and memory, in words."""
-    if where.backend.kind != "cpu":
-        return f"on {where.backend.device}"
-    needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-    return f"about {in_time(cost.clock)}{needed} on {cost.workers} worker{'s' * (cost.workers > 1)}"
-
-
-def typed() -> str:
-    """The command line, for the manifest."""
-    return shlex.join(["netsor", *sys.argv[1:]])
 
 
 def printed(
@@ -148,14 +136,6 @@ def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
     return names
 
 
-def earlier_of(path: str | None) -> Baseline | None:
-    """The audit that --baseline names, read before anything is measured."""
-    if path is None:
-        return None
-    check_name("--baseline", path)
-    return Baseline.of(path)
-
-
 def against(audit: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
     """What a comparison with an earlier audit says, in a line and for JSON."""
     if earlier is None:
@@ -180,21 +160,21 @@ def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline
 
 
 def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
-    names = ("model", "changes", "compare", "others", "sweep")
-    source, changes, compare, others, sweep = (options.pop(name) for name in names)
-    binds, arguments = options.pop("binds"), options.pop("arguments")
-    drawn, recipes = options.pop("recipe"), options.pop("recipes")
+    names = ("model", "changes", "compare", "others", "sweep", "binds", "arguments", "recipe", "recipes")
+    source, changes, compare, others, sweep, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
+    of_models = {"--set": changes, "--compare-set": others, "--recipe": drawn, "--compare-recipe": recipes}
+    of_programs = {"--bind": binds, "--arg": arguments}
+    for option, given in (of_models if is_target(source) else of_programs).items():
+        if given:
+            needed = "is for models; FILE:PROGRAM takes --bind and --arg"
+            raise click.UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
+    swept = _swept(sweep)
+    if swept is not None and (compare or others or recipes):
+        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
     if is_target(source):
-        for option, given in (
-            ("--set", changes), ("--compare-set", others), ("--recipe", drawn), ("--compare-recipe", recipes),
-        ):  # fmt: skip
-            if given:
-                raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
         inputs = {name: options.pop(name) for name in ("ids", "tokens")}
-        swept = _swept(sweep)
         if swept is not None:
             field, values = swept
-            _refuse_compared(compare)
             built = (_program(source, binds, [*arguments, f"{field}={value}"], inputs) for value in values)
             programs = tuple(p.replace(f"{p.name}, {field}={v:g}") for p, v in zip(built, values, strict=True))
         else:
@@ -202,20 +182,13 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
             options["widths"] = options["widths"] or "actual"
         return _audit_config.Request(programs, swept=swept, **options)
-    for option, values in (("--bind", binds), ("--arg", arguments)):
-        if values:
-            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
-    plain = changed(model_of("MODEL", source), "--set", changes)
-    model = plain if drawn is None else _by("--recipe", plain, drawn)
-    models, swept = [model], _swept(sweep)
     if others and len(compare) > 1:
         raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
-    models += [_by("--compare-recipe", plain, name) for name in recipes]
-    if swept is not None:
-        _refuse_compared(compare or others or recipes)
+    plain = changed(model_of("MODEL", source), "--set", changes)
+    model = plain if drawn is None else _by("--recipe", plain, drawn)
+    models = [model, *(_by("--compare-recipe", plain, name) for name in recipes)]
     models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
-    if others and not compare:
-        models.append(changed(model, "--compare-set", others))
+    models += [changed(model, "--compare-set", others)] if others and not compare else []
     if swept is not None:
         with usage_errors(f"--sweep {shown(sweep)}"):
             every, swept = _audit_config.sweep(model, *swept)
@@ -225,11 +198,6 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     lengths = integers("--tokens", tokens, "16,128")
     return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
-
-
-def _refuse_compared(compared: Sequence[str]) -> None:
-    if compared:
-        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
 
 
 def _swept(text: str | None) -> tuple[str, tuple[float, ...]] | None:
@@ -298,7 +266,8 @@ def transfer_study(options: dict[str, Any]) -> TransferStudy:
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     """The model or the function of the width, and the optimiser; other options are read in their place."""
     source, changes, layers = (options.pop(name) for name in ("model", "changes", "layers"))
-    by, options["vectors"] = options.pop("optimiser"), _words(options["vectors"])
+    by, vectors = options.pop("optimiser"), options["vectors"]
+    options["vectors"] = [] if vectors is None else [word.strip() for word in vectors.split(",")]
     for name in ("widths", "ids", "targets"):
         options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
     changes = changes if layers is None else (*changes, f"layers={layers}")
@@ -308,10 +277,6 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
         model = find(source).value
         return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
     return changed(model_of("MODEL", source), "--set", changes), by
-
-
-def _words(text: str | None) -> list[str]:
-    return [] if text is None else [word.strip() for word in text.split(",")]
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
+import shlex
+import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 
 from .._validate import real, shown
 from ..optim import NAMES
+from ._main import Watch
 from ._options import (
     ABOVE,
     DRAWS,
@@ -31,18 +33,17 @@ from ._options import (
     where_options,
 )
 from ._output import check_name, echo, echo_notice, stdout_to_stderr
-from ._signals import Watch
 
 
 def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
     """The backend of a study, taken out of its options; the folder and the command line are put into them."""
     from ..engine.backends import Numpy
-    from ._study import typed
 
     if out is not None:
         check_name("--out", out)
     where = pop_backend(options, auto) if "backend" in options else BackendChoice(Numpy())
-    options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed()}
+    typed = shlex.join(["netsor", *sys.argv[1:]])
+    options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed}
     return where
 
 
@@ -114,13 +115,13 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
     help="Exit with code 3 if a median leaves its 5–95 % band in an earlier audit: its --json, or audit.json of --out.",
 )
 @click.option(
-    "--gradients/--no-gradients",
-    default=None,
-    help="Measure gradients by block and kind of weight, or not; the last of several counts.  [default: at the "
-    "shortest length, if that at most doubles the time]",
+    "--gradients",
+    is_flag=True,
+    help="Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]",
 )
+@click.option("--no-gradients", is_flag=True, help="Measure no gradients.")
 @click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
 @partial(where_options, auto=True)
@@ -144,11 +145,18 @@ def audit_command(
     --out an interrupted audit of a model resumes where it stopped. Files in the folder that no earlier audit wrote are
     never overwritten.
     """
+    from ..studies.audit._baseline import Baseline
     from ._load_program import usage_errors
-    from ._study import against, audit_study, earlier_of, printed, rules_of, run_study
+    from ._study import against, audit_study, printed, rules_of, run_study
 
+    without = options.pop("no_gradients")
+    if without and options["gradients"]:
+        raise click.UsageError("--gradients and --no-gradients cannot be combined")
+    options["gradients"] = False if without else options["gradients"] or None
     rules = rules_of(fail_on, options)
-    earlier = earlier_of(baseline)
+    if baseline is not None:
+        check_name("--baseline", baseline)
+    earlier = None if baseline is None else Baseline.of(baseline)
     where = study_options(options, out, auto=True)
     with stdout_to_stderr(as_json):
         result = run_study(watch, where, lambda: audit_study(options, rules, earlier))
@@ -175,15 +183,8 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
         click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL."),
         click.option("--layers", type=POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
         click.option("--widths", metavar="N,…", help=f"Widths of the stream.  [default: {widths}]"),
-        click.option("--steps", type=POSITIVE, default=steps, show_default=True, help="Number of steps."),
-        click.option(
-            "--optimiser",
-            "--optimizer",
-            metavar="NAME",
-            default="sgd",
-            show_default=True,
-            help=f"{NAMES}; {optimiser}",
-        ),
+        click.option("--steps", type=POSITIVE, default=steps, help="Number of steps."),
+        click.option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"{NAMES}; {optimiser}"),
         click.option("--lr", metavar="X,…", help=lr),
         click.option(
             "--parametrisation",
@@ -197,15 +198,14 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
             "--grow",
             type=click.Choice(["heads", "head-dim"]),
             default="heads",
-            show_default=True,
             help="What grows with the width: the number of heads, or their dimension.",
         ),
         click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
         click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]"),
         click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it."),
         click.option("--targets", metavar="I,J,…", help="A target for each of --ids."),
-        click.option("--draws", type=MIN_FOUR, default=draws, show_default=True, help="Initialisations at each width."),
-        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws."),
+        click.option("--draws", type=MIN_FOUR, default=draws, help="Initialisations at each width."),
+        click.option("--seed", type=SEED, default=0, help="Seed of the batch and of the draws."),
         click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]"),
         click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws."),
         where_options,
@@ -232,16 +232,9 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
     "--eps",
     type=Number(real, least=0, most=1),
     default=0.0,
-    show_default=True,
     help="eps of Adam at MODEL's own width, which the parametrisation scales.",
 )
-@click.option(
-    "--tolerance",
-    type=TOLERANCE,
-    default=0.1,
-    show_default=True,
-    help="Accepted distance from the expected exponent.",
-)
+@click.option("--tolerance", type=TOLERANCE, default=0.1, help="Accepted distance from the expected exponent.")
 @click.option("--fail", is_flag=True, help="Exit with code 3 if something is flagged.")
 def coord_check_command(
     watch: Watch, /, as_json: bool, verbose: bool, out: str | None, fail: bool, **options: Any
@@ -295,22 +288,19 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 
 @cli.command("reproduce")
 @click.argument("names", metavar="[FIGURE]...", nargs=-1)
-@click.option(
-    "--out", metavar="DIR", default="results", show_default=True, help="The folder for figures, data and the report."
-)
+@click.option("--out", metavar="DIR", default="results", help="The folder for figures, data and the report.")
 @click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
 @click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
 @click.option(
     "--estimator",
     type=click.Choice(["paper", "exact", "both"]),
     default="both",
-    show_default=True,
     help="Kernel estimates as in the paper, the exact conditional densities, or both.",
 )
-@click.option("--tokens", type=POSITIVE, default=16, show_default=True, help="The larger number of tokens of figure 4.")
+@click.option("--tokens", type=POSITIVE, default=16, help="The larger number of tokens of figure 4.")
 @where_options
 @click.pass_obj
 def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
@@ -332,10 +322,8 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 
 @cli.command("literature")
 @click.argument("names", metavar="[RESULT]...", nargs=-1)
-@click.option(
-    "--out", metavar="DIR", default="literature", show_default=True, help="The folder for figures, data and the report."
-)
-@click.option("--seed", type=SEED, default=2, show_default=True, help="Seed of the random numbers.")
+@click.option("--out", metavar="DIR", default="literature", help="The folder for figures, data and the report.")
+@click.option("--seed", type=SEED, default=2, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
 @click.option("--quick", is_flag=True, help="A first look, in about two minutes.")
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
@@ -359,7 +347,7 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
 @cli.command("explore")
 @click.argument("program", metavar="[FILE:PROGRAM]", required=False)
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
-@click.option("--port", type=PORT, default=0, help="A port of this machine.  [default: a free one]")
+@click.option("--port", type=PORT, default=0, show_default=False, help="A port of this machine.  [default: a free one]")
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 @click.pass_obj
 def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:
@@ -370,10 +358,7 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     """
     if arguments and program is None:
         raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
-    for package in ("marimo", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise click.UsageError(f"explore needs {package}, which is not installed: pip install marimo uvicorn")
-    from ..explore import Target, serve
+    from ..explore import Target, _server
     from ._load_program import find
 
     # functions of a program may divide by zero where it does not matter; views check that their numbers are finite
@@ -386,10 +371,10 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
         target = Target(loaded.module, loaded.name, loaded.value, part, loaded.arguments)
     watch.message = "stopped"
     try:
-        serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
+        _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
     except KeyboardInterrupt:
         watch.say()
-        os._exit(130)  # open tabs have threads that would keep the process; there is nothing to save
+        os._exit(130)  # answers may be on their way in threads; there is nothing to save
     except BrokenPipeError:  # nobody reads the address
         raise
     except OSError as error:

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
@@ -32,7 +32,7 @@ from ..engine.backends import Backend, Numpy
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
-from ._load_program import bound, load
+from ._load_program import bound, find
 from ._options import MAX_EXACT_INT, SIGMAS
 from ._output import echo_error
 
@@ -139,10 +139,9 @@ class Target:
     def law(self, draws: int, seed: int, **where: Any) -> Law:
         """The law of its one output."""
         where |= {"draws": draws, "seed": seed, "coordinates": self.coordinate}
-        if self.built_in and set(self.widths.values()) == {math.inf}:  # by a formula, without draws
-            with slow_notice("computing the limit"):
-                return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
-        return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
+        formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
+        with slow_notice("computing the limit") if formula else nullcontext():
+            return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
 
     def plan(self, **place: Any) -> Plan:
         """What would be drawn and computed for it there."""
@@ -174,7 +173,7 @@ def subject(
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
-    net = load(target, arguments)
+    net = find(target, arguments).build()
     own_target = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinates"])
     sides = [own_target.widths, *([own_target.limit().widths] if both else [])]
     _refuse_large(net, sides)

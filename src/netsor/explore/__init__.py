@@ -1,10 +1,9 @@
-"""The page in a browser: move a slider, see the law.
+"""The explorer: move a slider, see the law.
 
-What is computed (a view: settings in, pictures, numbers and code out) knows nothing of the page, and is used without
-it in the tests. The page is a marimo app, `_app.py`, and `serve` shows it on this machine alone.
+A view (settings in; pictures, numbers and code out) knows nothing of the page. `_forms` has the controls as HTML and
+answers them: in `netsor explore` through the server of `_server`, on static pages by Python inside the browser.
 """
 
 from ._program_view import Target
-from ._server import serve
 
-__all__ = ["Target", "serve"]
+__all__ = ["Target"]

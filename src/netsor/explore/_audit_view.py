@@ -15,17 +15,17 @@ import numpy as np
 
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
+from ..studies.audit import AuditStudy, joined, result_of
 from ..studies.audit._cases import AuditCase
 from ..studies.audit._cases import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
 from ..studies.audit._findings import join_words
 from ..studies.audit._measurements import Draws
-from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
+from ..studies.audit._quantities import BLOCKS, Quantity
 from ..studies.audit._request import LENGTHS, Request, longest
 from ..studies.audit._results import Audit, Comparison
-from ..studies.audit._study import AuditStudy, joined, result_of
-from ._view import MAX_SECONDS, Band, Curve, Panel, Rows, View
+from ._view import MAX_SECONDS, Curve, Panel, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all
 Side = tuple[str, str, Draws]  # a label, a look, and the draws
@@ -83,7 +83,9 @@ class AuditViewRequest:
         for request in self.steps:
             seconds = _seconds(request)
             if seconds > (PATIENT if self.sharp else MAX_SECONDS if view is None else LATER):
-                long = f"{_worded(request)} would take about {_time(seconds)}, too long for a page"
+                models = join_words([model.name for model in request.models])
+                at = f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
+                long = f"{at} would take about {_time(seconds)}, too long for a page"
                 if view is None:
                     raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
                 yield replace(view, notes=(*view.notes, f"{long}; the Python below does it"))
@@ -100,14 +102,9 @@ class AuditViewRequest:
             looks = LOOKS[0] if len(firsts) == 1 else LOOKS[k + 1]
             for label, look, measured in zip(labels, looks, (first.actual, first.limit), strict=True):
                 sides += [] if measured is None else [(label, look, measured)]
-        rows: Rows = {"status": {label: measured.subject.status for label, _, measured in sides}}
-        for q in FINAL:
-            here = {label: measured for label, _, measured in sides if q.name in measured}
-            if here:
-                rows[q.title] = {label: Band(*map(float, each.band(q.name)[1:4])) for label, each in here.items()}
         quantities = [q for q in BLOCKS if any(q.name in measured for _, _, measured in sides)]
         panels = tuple(_panel(q, sides) for q in quantities)
-        return View(panels, rows, code, (*self._notes(result),), columns=2, result=result)
+        return View(panels, {}, code, (*self._notes(result),), columns=2, result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         first = result.audits[0]
@@ -133,28 +130,24 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     """The audit, here and now; what is kept is not drawn again. What `tell` raises ends it."""
     tell(0.0, seconds)
     AuditStudy(request).estimate()  # which refuses what does not fit in memory
-    measured: dict[AuditCase, Draws] = {}
-    parts = {subject: request.tasks(subject) for subject in request.subjects}
-    keys = {subject: (subject, request.draws_of(subject.tokens)) for subject in parts}
-    weights = {subject: subject.draw.seconds for subject, key in keys.items() if key not in _kept}
-    total = sum(weights[subject] * key[1] for subject, key in keys.items() if subject in weights)
-    done = 0.0
-    for subject, key in keys.items():
-        if key not in _kept:
-            arrays = []
-            for part in parts[subject]:
-                one, before = weights[subject], done
+    keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
+    total = sum(case.draw.seconds * draws for case, draws in keys if (case, draws) not in _kept)
+    done, measured = 0.0, []
+    for case, draws in keys:
+        if (case, draws) not in _kept:
+            tasks, arrays = request.tasks(case), []
+            for task in tasks:
 
-                def report(draws: int, _: int, one: float = one, before: float = before) -> None:
-                    tell(seconds * ((before + one * draws) / total), seconds)
+                def report(drawn: int, _: int, one: float = case.draw.seconds, before: float = done) -> None:
+                    tell(seconds * ((before + one * drawn) / total), seconds)
 
-                arrays.append(part.run(report))
-                done += one * part.draws
+                arrays.append(task.run(report))
+                done += case.draw.seconds * task.draws
             while len(_kept) >= CACHED_SUBJECTS:
                 del _kept[next(iter(_kept))]
-            _kept[key] = joined(subject, arrays, parts[subject][0].backend.precision)
-        measured[subject] = _kept[key]
-    return result_of(request, measured.values())
+            _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
+        measured.append(_kept[case, draws])
+    return result_of(request, measured)
 
 
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
@@ -172,11 +165,6 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
     log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
     floor = None if log or every.min() < 0 else 0.0
     return Panel(quantity.title, "block", "", tuple(curves), floor=floor, legend=len(curves) > 1, log=bool(log))
-
-
-def _worded(request: Request) -> str:
-    models = join_words([model.name for model in request.models])
-    return f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
 
 
 def _time(seconds: float) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from .._program import Program
-from ..engine import Plan
+from ..engine import ExactError, NoLimitError, Plan
 from ..engine._draw_cost import Draw
 from ..engine._parallel import cores, in_bytes, memory
 from ..language import inf
@@ -33,8 +33,11 @@ SLOW = 3.0  # seconds that even the fewest draws may take
 WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
-INFINITE_HEADS = "infinitely many heads"
+INFINITE_HEADS, GAUSSIAN = "infinitely many heads", "the Gaussian of its variance"
 GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
+
+
+Limit = Callable[[int], Law]  # of the number of draws
 
 
 class Named(NamedTuple):
@@ -49,6 +52,47 @@ class Named(NamedTuple):
     def variable(self) -> str:
         """Its name in the code of the view."""
         return "law" if self.look == "finite" else self.look
+
+
+def law_view(
+    net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str], closed: Limit | None = None
+) -> View:
+    """The law at these widths, its limit if it has one, and a Gaussian; `closed` is a limit whose draws cost nothing.
+
+    The Gaussian is that of infinitely many heads, or that of equal variance. `lines` of Python make the program `net`.
+    """
+    end = dict.fromkeys(widths, inf)
+    at_infinity = bool(widths) and dict(widths) == end
+    plan = net.plan(**widths)  # type: ignore[arg-type]
+    plans, notes = [plan], []
+    if closed is None and widths and not at_infinity:
+        try:
+            plans.append(net.plan(**end))  # type: ignore[arg-type]
+        except (NoLimitError, ExactError) as error:
+            notes.append(f"no limit to compare with: {error}")
+    draws, note = afford(plans, wanted)
+
+    def named(label: str, look: str, widths: Mapping[str, float]) -> Named:
+        if look == "limit" and closed is not None:
+            law = closed(draws)
+        else:
+            law = cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
+        return Named(label, look, law, f"net.law({call_arguments(widths, draws)})")
+
+    laws = [] if at_infinity else [named(widths_text(widths) or "the law", "finite", widths)]
+    if at_infinity or closed is not None or len(plans) == 2:
+        limit = named("the limit", "limit", end)
+        if laws and not has_density(limit.law):
+            notes.append(f"in the limit it is always {limit.law.mean():g}")
+        else:
+            laws.append(limit)
+    last = laws[-1]
+    if isinstance(last.law, HeadSum):
+        laws.append(Named(INFINITE_HEADS, "gaussian", last.law.infinite_heads(), "limit.infinite_heads()"))
+        notes.append(_enough(last.law))
+    else:
+        laws.append(Named(GAUSSIAN, "gaussian", last.law.gaussian(), f"{last.variable}.gaussian()"))
+    return view_laws(laws, lines, plan, [note, *notes])
 
 
 def view_laws(laws: list[Named], lines: list[str], plan: Plan, notes: list[str]) -> View:
@@ -218,27 +262,13 @@ class Layer:
         return {"n": self.width} if self.head_dim is None else {"n": self.width, "d": self.head_dim}
 
     def view(self) -> View:
-        """The law at these widths, the limit, and the Gaussian of infinitely many heads."""
+        """The law at these widths, its limit, and the Gaussian of infinitely many heads."""
         if self.head_dim is not None and self.head_dim > self.width:
             raise ValueError(f"head dimension {text(self.head_dim)} must be at most the width {text(self.width)}")
-        net = layer(**self.arguments)
-        plan = net.plan(**self.widths)  # type: ignore[arg-type]
-        draws, note = afford([plan], self.draws)
-        limit, end = _limit(tuple(self.arguments.items()), draws), dict.fromkeys(self.widths, inf)
-        heads = isinstance(limit, HeadSum)
-        many = limit.infinite_heads() if isinstance(limit, HeadSum) else limit.gaussian()
-        laws = [
-            Named("the limit", "limit", limit, f"net.law({call_arguments(end, draws)})"),
-            Named(INFINITE_HEADS, "gaussian", many, f"limit.{'infinite_heads' if heads else 'gaussian'}()"),
-        ]
-        if self.widths != end:
-            law = cast(Law, net.law(draws=draws, progress=False, **self.widths))  # type: ignore[arg-type]
-            laws.insert(
-                0, Named(widths_text(self.widths), "finite", law, f"net.law({call_arguments(self.widths, draws)})")
-            )
         given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        notes = [note, _enough(limit) if isinstance(limit, HeadSum) else ""]
-        return view_laws(laws, [*IMPORTS, f"net = ns.paper.layer({given})"], plan, notes)
+        lines = [*IMPORTS, f"net = ns.paper.layer({given})"]
+        limit = functools.partial(_limit, tuple(self.arguments.items()))
+        return law_view(layer(**self.arguments), self.widths, self.draws, lines, limit)
 
 
 @functools.lru_cache(maxsize=64)

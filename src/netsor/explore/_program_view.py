@@ -9,18 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from .._program import Program
-from ..engine import ExactError, NoLimitError
 from ..language import inf
-from ..laws import Law
 from ..models._metric_program import ProgramModel
 from ._audit_view import AuditViewRequest, Tell
-from ._law_views import IMPORTS, Named, afford, call_arguments, has_density, view_laws, width_code, widths_text
+from ._law_views import IMPORTS, law_view, width_code
 from ._view import View
-
-GAUSSIAN = "the Gaussian of its variance"
 
 
 @dataclass(frozen=True)
@@ -114,34 +110,9 @@ class ProgramSettings:
     draws: int | None = None
 
     def view(self) -> View:
-        """The law at these widths, its limit if it has one, and the Gaussian of equal variance."""
+        """The law at these widths, its limit if it has one, and a Gaussian."""
         net, key = self._part(self.target.build(self.arguments))
-        end = dict.fromkeys(self.widths, inf)
-        at_infinity = bool(self.widths) and dict(self.widths) == end
-        plan = net.plan(**self.widths)  # type: ignore[arg-type]
-        plans, notes = [plan], []
-        if self.widths and not at_infinity:
-            try:
-                plans.append(net.plan(**end))  # type: ignore[arg-type]
-            except (NoLimitError, ExactError) as error:
-                notes.append(f"no limit to compare with: {error}")
-        draws, note = afford(plans, self.draws)
-
-        def named(label: str, look: str, widths: Mapping[str, float]) -> Named:
-            law = cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
-            return Named(label, look, law, f"net.law({call_arguments(widths, draws)})")
-
-        label, look = ("the limit", "limit") if at_infinity else (widths_text(self.widths) or "the law", "finite")
-        laws = [named(label, look, self.widths)]
-        if len(plans) == 2:
-            limit = named("the limit", "limit", end)
-            if has_density(limit.law):
-                laws.append(limit)
-            else:
-                notes.append(f"in the limit it is always {limit.law.mean():g}")
-        last = laws[-1]
-        laws.append(Named(GAUSSIAN, "gaussian", last.law.gaussian(), f"{last.variable}.gaussian()"))
-        return view_laws(laws, self._first(key), plan, [*notes, note])
+        return law_view(net, self.widths, self.draws, self._first(key))
 
     def audited(self, sharp: bool, tell: Tell | None = None) -> Iterator[View]:
         """What its probes watch, block by block, with findings."""
@@ -163,11 +134,7 @@ class ProgramSettings:
         """Python that makes the program, or a part of it."""
         given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
         call = "" if isinstance(self.target.found, Program) else f"({given})"
-        return [
-            *self.target.lines,
-            *IMPORTS,
-            f"net = {self.target.name}{call}{key}",
-        ]
+        return [*self.target.lines, *IMPORTS, f"net = {self.target.name}{call}{key}"]
 
     def _part(self, net: Program) -> tuple[Program, str]:
         """One output: the part that FILE:PROGRAM[i] names, or the one of this number among all of them."""
@@ -182,8 +149,4 @@ class ProgramSettings:
             raise ValueError(f"output {self.output} is not there: the program has {len(places)}, from 0 on")
         for key in places[self.output]:
             net = net[key]
-        return net, "".join(f"[{_index(key)}]" for key in (*keys, *places[self.output]))
-
-
-def _index(key: int | tuple[int, ...]) -> str:
-    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+        return net, "".join(f"[{str(key).strip('(,)')}]" for key in (*keys, *places[self.output]))

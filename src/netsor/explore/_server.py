@@ -1,101 +1,110 @@
-"""The local server: a free port, a token in the address, and a same-origin check against other sites' pages."""
+"""The local server: it serves the page, and answers its forms with the Python of this process.
+
+Every request must carry the token of the address. Pages of other sites do not know it: they can ask and read nothing.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import secrets
-import socket
 import threading
 import webbrowser
-from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
+from ._forms import AUDITS, answer, local_page
 from ._program_view import Target
-
-HOSTS = ("127.0.0.1", "localhost", "::1")  # this machine, also through a tunnel from another port
-SHARED = b"access-control-"  # headers that would let pages of other sites read an answer
-
-Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
-
-
-def own_origin(app: App) -> App:
-    """The ASGI application, for its own origin alone."""
-
-    async def guarded(
-        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
-        if scope["type"] not in ("http", "websocket"):  # the server's start and end
-            await app(scope, receive, send)
-        elif _is_own(scope):
-            await app(scope, receive, lambda message: send(_unshared(message)))
-        elif scope["type"] == "websocket":
-            await receive()  # the request to connect
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
-
-    return guarded
-
-
-def _is_own(scope: Message) -> bool:
-    """Whether a request to an address of this machine comes from the page itself, or from no page at all."""
-    headers: dict[bytes, list[bytes]] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name.lower(), []).append(value)
-    hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
-    if len(hosts) != 1 or len(origins) > 1:
-        return False
-    try:
-        here = urlsplit(f"http://{hosts[0].decode('ascii')}")
-        known = here.hostname in HOSTS and here.path == "" and here.username is None
-        return known and (not origins or origins[0] == b"http://" + hosts[0])
-    except ValueError:
-        return False
-
-
-def _unshared(message: Message) -> Message:
-    if "headers" not in message:
-        return message
-    kept = [(name, value) for name, value in message["headers"] if not name.lower().startswith(SHARED)]
-    return {**message, "headers": kept}
-
+from ._view import View, as_csv, as_file
 
 HOST = "127.0.0.1"
-TARGET: Target | None = None  # the program that the page is about; one server in a process
+KEPT = 32  # newest views, whose files can be downloaded
+TYPES = {"png": "image/png", "pdf": "application/pdf", "csv": "text/csv"}
+
+
+class Server(ThreadingHTTPServer):
+    """The page, about a program if there is one."""
+
+    def __init__(self, target: Target | None = None, port: int = 0) -> None:
+        super().__init__((HOST, port), Handler)
+        self.target, self.token = target, secrets.token_urlsafe(16)
+        self.audit = threading.Lock()  # held by the one audit that runs
+        self.views: dict[int, View] = {}
+        self._count = itertools.count()
+
+    @property
+    def address(self) -> str:
+        """The address of the page."""
+        return f"http://{HOST}:{self.server_port}/?access_token={self.token}"
+
+    def links(self, view: View, name: str) -> str:
+        """Links to the files of a view, which are made when you open them."""
+        number = next(self._count)
+        self.views[number] = view
+        self.views.pop(number - KEPT, None)
+        files = (f"file/{number}/{name}.{kind}?access_token={self.token}" for kind in TYPES)
+        links = (f'<a href="{file}" download>{kind.upper()}</a>' for file, kind in zip(files, TYPES, strict=True))
+        return f'<p class="netsor-files">{" ".join(links)}</p>'
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The answer to one request."""
+
+    server: Server
+
+    def parse_request(self) -> bool:
+        """Refuse a request without the token."""
+        if not super().parse_request():
+            return False
+        given = parse_qs(urlsplit(self.path).query).get("access_token", [""])[0]
+        known = secrets.compare_digest(given.encode(), self.server.token.encode())
+        if not known:
+            self.send_error(403)
+        return known
+
+    def do_GET(self) -> None:
+        """The page, or a file of a view."""
+        match urlsplit(self.path).path.split("/"):
+            case ["", ""]:
+                self._begin("text/html; charset=utf-8")
+                self.wfile.write(local_page(self.server.target).encode())
+            case ["", "file", number, name] if number.isdecimal() and int(number) in self.server.views:
+                view, kind = self.server.views[int(number)], name.rpartition(".")[2]
+                self._begin(TYPES[kind])
+                self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind, view.columns))
+            case _:
+                self.send_error(404)
+
+    def do_POST(self) -> None:
+        """What a form says, answered line by line; a page that no longer listens ends the work."""
+        kind = urlsplit(self.path).path.rpartition("/")[2]
+        content = self.rfile.read(int(self.headers["content-length"])).decode()
+        self._begin("application/jsonl")
+
+        def emit(what: str, text: str) -> None:
+            self.wfile.write(json.dumps([what, text]).encode() + b"\n")
+
+        with suppress(ConnectionError), self.server.audit if kind in AUDITS else nullcontext():
+            answer(kind, content, emit, self.server.target, self.server.links)
+
+    def _begin(self, kind: str) -> None:
+        self.send_response(200)
+        for name, value in (("content-type", kind), ("cache-control", "no-store"), ("referrer-policy", "no-referrer")):
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
 
 
 def serve(
     target: Target | None = None, port: int = 0, browser: bool = True, say: Callable[[str], None] = print
 ) -> None:
-    """Show the page until it is interrupted, on a free port unless one is given.
-
-    `say` is called with the address once the page is served there.
-    """
-    import marimo
-    import uvicorn
-
-    global TARGET
-    TARGET = target
-    token = secrets.token_urlsafe(16)
-    page = str(Path(__file__).with_name("_app.py"))
-    app = marimo.create_asgi_app(quiet=True, token=token).with_app(path="", root=page).build()
-    server = uvicorn.Server(uvicorn.Config(own_origin(app), log_level="error"))
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((HOST, port))
-        # in a thread of its own, so that an interrupt comes to the main thread as in all commands
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
-        thread.start()
-        while thread.is_alive() and not server.started:
-            thread.join(0.02)
-        if not server.started:
-            raise RuntimeError("the server of the page ended before it began")
-        address = f"http://{HOST}:{door.getsockname()[1]}/?access_token={token}"
-        say(address)
+    """Show the page until it is interrupted, on a free port unless one is given; `say` is called with its address."""
+    with Server(target, port) as server:
+        say(server.address)
         if browser:
-            webbrowser.open(address)
-        while thread.is_alive():
-            thread.join(0.2)
+            webbrowser.open(server.address)
+        server.serve_forever()

@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,15 +98,7 @@ class Panel:
         return left, right, low if low == self.floor else low - room, high + room
 
 
-class Band(NamedTuple):
-    """A number that varies from draw to draw: its median, and its 5 % and 95 % quantiles."""
-
-    value: float
-    low: float
-    high: float
-
-
-Rows = dict[str, dict[str, Estimate | Band | str]]  # name of a number → which law → the number
+Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
 
 
 @dataclass(frozen=True)
@@ -279,13 +271,16 @@ def error_text(error: BaseException) -> str:
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
 
 
-def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "", code: str = "") -> str:
-    """What a page shows of a view: `saved` are buttons for files, `code` is its Python as HTML."""
+def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "") -> str:
+    """What a page shows of a view; `waiting` ends the table, and `saved` are links to files."""
     many = " netsor-many" if view.columns > 1 else ""
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
     rules = "" if view.result is None else view.result._repr_html_()
+    notes = "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in view.notes)
+    code = f"<pre><code>{html.escape(view.code)}</code></pre>"
+    numbers = table(rows, waiting) if rows else ""
     return (
-        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{numbers}{notes}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
     )
 
@@ -306,24 +301,11 @@ def table(rows: Rows, waiting: str = "") -> str:
     )
 
 
-def _cell(value: Estimate | Band | str) -> str:
+def _cell(value: Estimate | str) -> str:
     if isinstance(value, str):
         return f"<td>{html.escape(value)}</td>"
-    if isinstance(value, Band):
-        text = f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
-        return f'<td title="median (5 % to 95 %)" data-value="{value.value!r}">{text}</td>'
     digits = f"{float(value.value)!r} ± {float(value.error)!r}"
     return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(value.brief())}</td>'
-
-
-def message(text: str) -> str:
-    """An error, shown on the page."""
-    return f'<div class="netsor-message" role="alert">{html.escape(text)}</div>'
-
-
-def notes(lines: tuple[str, ...]) -> str:
-    """Remarks below the numbers."""
-    return "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in lines)
 
 
 def fold(title: str, inside: str) -> str:

@@ -6,9 +6,8 @@
 from .._document import FLAG, Block, Cell, Document, Figure, Figures, Item, Items, Paragraph, Raw, Row, Section, Table
 from .._html_report import provenance
 from ..engine._draw_cost import Draw
-from ._cache import Arrays, Store, cache_key, derive_seed
 from ._cost import Cost, worker_count
-from ._output_dir import out_path, to_csv, to_dataframe
+from ._output_dir import Arrays, Store, cache_key, derive_seed, to_csv, to_dataframe
 from ._rate import slope_of
 from ._study import Request, Result, Run, Study
 
@@ -16,5 +15,5 @@ __all__ = [
     "FLAG", "Arrays", "Block", "Cell", "Cost",
     "Document", "Draw", "Figure", "Figures", "Item", "Items", "Paragraph", "Raw", "Request", "Result", "Row", "Run",
     "Section", "Store", "Study", "Table", "cache_key", "derive_seed",
-    "out_path", "provenance", "slope_of", "to_csv", "to_dataframe", "worker_count",
+    "provenance", "slope_of", "to_csv", "to_dataframe", "worker_count",
 ]  # fmt: skip

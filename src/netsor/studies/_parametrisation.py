@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the position
 MAX_FILE_BYTES = 2**16  # bytes of a file: a parametrisation has some hundred
 LONGEST = 100  # characters of a name, which figures and tables show
 MAX_EXPONENT = 4.0  # an exponent, in size
-PARTS = ("matrices", *KINDS, "logits", "scores", "promise")  # of a file, besides its name
 
 
 class Power(NamedTuple):
@@ -143,55 +142,33 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
     if not isinstance(start, str) or start not in WORDS:
         raise ValueError(f"like={shown(start)} of a parametrisation must be one of {', '.join(WORDS)}")
     base = known(start, optimiser)
-    kinds = dict(base.kinds)
-    powers = {"logits": base.logits, "scores": base.scores}
-    promise = {"features": base.features, "logits": base.outputs}
-    for key, value in given.items():
-        if key not in PARTS:
-            raise ValueError(
-                f"{shown(key)} is not part of a parametrisation; its parts are name, like, {', '.join(PARTS)}"
-            )
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{key}={shown(value)} of a parametrisation must be a table, as {_example(key)}")
-        if key in powers:
-            powers[key] = _power(value, powers[key], key)
-        elif key == "promise":
-            promise |= {name: _exponent(value[name], f"promise.{name}") for name in _names(value, promise, key)}
-        else:
-            for kind in MATRICES if key == "matrices" else (key,):
-                old = kinds.get(kind, Scaling())._asdict()
-                powers_given = {n: _power(value[n], old[n], f"{key}.{n}") for n in _names(value, old, key)}
-                kinds[kind] = Scaling(**(old | powers_given))
+    parts = replace(base, kinds={kind: base.scaling(kind) for kind in KINDS}).fields()
+    del parts["name"]
+    matrices = given.pop("matrices", {})
+    parts |= {kind: _merged(parts[kind], matrices, "matrices") for kind in MATRICES}
+    parts = _merged(parts, given, "")
+    kinds = {kind: Scaling(**{each: Power(**power) for each, power in parts[kind].items()}) for kind in KINDS}
     words = f"{called}, from a file" if start == "fixed" else f"{called}, from a file that begins with {start}"
-    return Parametrisation(
-        called, words, kinds, powers["logits"], powers["scores"], promise["features"], promise["logits"]
-    )
+    ends = Power(**parts["logits"]), Power(**parts["scores"]), parts["promise"]["features"], parts["promise"]["logits"]
+    return Parametrisation(called, words, kinds, *ends)
 
 
-def _names(value: Mapping[str, Any], allowed: Mapping[str, Any], key: str) -> list[str]:
-    for name in value:
-        if name not in allowed:
-            raise ValueError(f"{shown(name)} is not part of {key} in a parametrisation: {', '.join(allowed)} are")
-    return list(value)
-
-
-def _power(value: Any, old: Power, key: str) -> Power:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{key}={shown(value)} of a parametrisation must be a table, as {{width = -0.5}}")
-    fields = old._asdict()
-    return Power(**(fields | {name: _exponent(value[name], f"{key}.{name}") for name in _names(value, fields, key)}))
-
-
-def _exponent(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_EXPONENT:
-        raise ValueError(
-            f"{name}={shown(value)} of a parametrisation must be a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"
-        )
-    return float(value)
-
-
-def _example(key: str) -> str:
-    return "{width = -1.0}" if key in ("logits", "scores") else "{features = 0.0}" if key == "promise" else "{lr = …}"
+def _merged(old: Any, given: Any, place: str) -> Any:
+    """What a file says over the exponents that it begins with: tables of the same entries, and numbers."""
+    if not isinstance(old, Mapping):
+        if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= MAX_EXPONENT:
+            allowed = f"a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"
+            raise ValueError(f"{place}={shown(given)} of a parametrisation must be {allowed}")
+        return float(given)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{place}={shown(given)} of a parametrisation must be a table with {', '.join(old)}")
+    for name in given:
+        if name not in old:
+            raise ValueError(
+                f"{shown(name)} is not part of {place or 'a parametrisation'}; its parts are {', '.join(old)}"
+            )
+    inside = f"{place}." if place else ""
+    return {**old, **{name: _merged(old[name], value, f"{inside}{name}") for name, value in given.items()}}
 
 
 GROW = ("heads", "head-dim")  # what grows with the width, while the other stays

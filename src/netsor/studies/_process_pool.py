@@ -70,33 +70,26 @@ def _children() -> list[Any]:
     return list(multiprocessing.active_children())
 
 
-def with_progress(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
-    """Collect so many results and show progress.
+def with_progress(parts: Iterable[object], count: int, what: str, progress: Progress = True) -> None:
+    """Go through so many parts and show progress.
 
-    A terminal shows a bar. Otherwise the logger "netsor" gets a line per result, at most one in LINE_SECONDS, so that
+    A terminal shows a bar. Otherwise the logger "netsor" gets a line per part, at most one in LINE_SECONDS, so that
     long work is not silent and short work says nothing. A function is called with (done, in all).
     """
-    progress = False if progress is True and quiet() else progress
-    collected: list[T] = []
+    shows = progress is True and not quiet()
+    if shows and on_terminal():
+        from tqdm import tqdm  # slow to import, and of use on a terminal alone
+
+        for _ in tqdm(parts, what, count, unit="part"):
+            pass
+        return
     start = shown = time.monotonic()
-    lines = progress is True and not on_terminal()
-    with _bar(count, what, unit) if progress is True and on_terminal() else nullcontext() as bar:
-        for result in results:
-            collected.append(result)
-            if bar is not None:
-                bar.update()
-            if callable(progress):
-                progress(len(collected), count)
-            elif lines and (now := time.monotonic()) - shown >= LINE_SECONDS:
-                shown = now
-                LOG.info("%s: %d of %d %ss, %s", what, len(collected), count, unit, in_time(now - start))
-    return collected
-
-
-def _bar(count: int, what: str, unit: str) -> Any:
-    from tqdm import tqdm  # slow to import, and of use on a terminal alone
-
-    return tqdm(total=count, desc=what, unit=unit)
+    for done, _ in enumerate(parts, 1):
+        if callable(progress):
+            progress(done, count)
+        elif shows and (now := time.monotonic()) - shown >= LINE_SECONDS:
+            shown = now
+            LOG.info("%s: %d of %d parts, %s", what, done, count, in_time(now - start))
 
 
 @contextmanager

@@ -144,11 +144,6 @@ def rate(
     Rate
         With `kl`, `slope`, `slopes` and `plot()`.
 
-    Raises
-    ------
-    ValueError
-        If the widths are not two or more growing integers, or the output has several entries.
-
     Examples
     --------
     >>> print(ns.rate(ns.paper.layer(), [64, 256], draws=20_000))

@@ -8,15 +8,16 @@ the report. docs/developer.md shows how to add a study.
 from __future__ import annotations
 
 import json
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -24,14 +25,13 @@ from .._array_api import one_blas_thread
 from .._document import Document, to_text
 from .._executors import thread_pool
 from .._html_report import to_cell, to_page
-from .._validate import ArgumentError, Positive, Seed
+from .._validate import ArgumentError, Positive, Seed, chosen_seed
 from ..engine import Sampling
 from ..engine._parallel import Progress, check_executor
-from ..engine.backends import Backend, Numpy
+from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
-from ._cache import Arrays, Store, cache_key, derive_seed
 from ._cost import Cost
-from ._output_dir import Folder, environment
+from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
@@ -93,12 +93,30 @@ class Request(ABC):
     kept: ClassVar[str] = "draws"  # what finished tasks are
     smaller: ClassVar[str]  # what takes less time, such as "fewer draws"
     side_by_side: ClassVar[tuple[str, ...]] = ()  # options in which two runs may differ and share a folder
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     out: Path | None = None
     seed: Seed = 0
     workers: Positive | None = None
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     progress: Progress = True
     typed: str | None = None  # the command line; None if it was called from Python
+
+    @classmethod
+    def of(
+        cls,
+        *own: Any,
+        seed: Any,
+        rng: Any,
+        out: Any,
+        backend: Any = "numpy",
+        device: Any = None,
+        precision: Any = "float64",
+        **others: Any,
+    ) -> Self:
+        """A request from the arguments of the study's function."""
+        place = choose(backend, device, precision, cls.precisions)
+        folder = None if out is None and cls.out is None else out_path(out)
+        return cls(*own, seed=chosen_seed(seed, rng), out=folder, backend=place, **others)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # while it is validated; later on it is frozen
@@ -123,9 +141,10 @@ class Request(ABC):
     def files(self) -> Sequence[str]:
         """The names of the files that it writes, but for the manifest."""
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
+        """What the manifest says of the options: those that are the study's own."""
+        shared = {field.name for field in fields(Request)}
+        return {f.name: _as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
 
     def folder(self, path: Path) -> Folder:
         """A folder for its files."""
@@ -135,6 +154,18 @@ class Request(ABC):
     def store(self) -> Store | None:
         """Where finished tasks are kept."""
         return None if self.out is None or self.own else Store(self.out / "parts")
+
+
+def _as_json(value: Any) -> Any:
+    """A value as JSON can hold it; functions and optimisers by their names."""
+    if hasattr(value, "fields"):  # a model, or a parametrisation
+        return _as_json(value.fields())
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    plain = value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else getattr(value, "__name__", str(value))
 
 
 class Result(ABC):
@@ -311,7 +342,7 @@ class Run:
                 next(meanwhile, None)
 
         what = title or self.request.title.partition(":")[0]
-        _process_pool.with_progress(done(), len(left), what, "part", self.request.progress)
+        _process_pool.with_progress(done(), len(left), what, self.request.progress)
 
     def _finished(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Arrays | None]]:
         if self.workers is None:

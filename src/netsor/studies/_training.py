@@ -28,8 +28,8 @@ from ..models import Transformer, read
 from ..models._training import VECTORS, refuse
 from ..optim import NAMED
 from . import _study
-from ._cache import derive_seed
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
+from ._output_dir import derive_seed
 from ._parametrisation import GROW, Parametrisation, parametrisation
 
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
@@ -40,6 +40,17 @@ NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 NOT_IN_KEYS = ("width", "own")  # the model has its width; nothing of a program is kept on disk
 
 Build = Callable[[Any], Program]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnNetwork:
+    """A program of the user with what trains it; two of these are equal if they are one."""
+
+    build: Build
+    lr: Any = None  # of a coordinate check, as `ns.step` takes it; and eps
+    eps: Any = 0.0
+    optimiser: Any = None  # of a sweep, as `ns.train` takes it; and the weights that move
+    weights: Callable[[Program], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class TrainingCase:
     optimiser: Any = "sgd"
     steps: int = 1
     vectors: tuple[str, ...] = ()  # that are trained
-    own: Any = None  # the program of the user, with what trains it
+    own: OwnNetwork | None = None
 
     @property
     def widths(self) -> dict[str, float]:
@@ -245,17 +256,6 @@ class TrainingRequest(_study.Request):
     def parts(self, place: int) -> list[tuple[int, int]]:
         """The numbers of the parts at a width, with their draws."""
         return list(enumerate(_study.part_sizes(self.draws, self.part_draws[place])))
-
-    def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        names = ("steps", "ids", "targets", "draws", "grow", "vectors")
-        return {
-            "model": self.name,
-            "parametrisations": [rule.fields() for rule in self.checks],
-            "widths": ["inf" if width == math.inf else width for width in self.sizes],
-            "optimiser": self.optimiser if isinstance(self.optimiser, str) else str(self.optimiser),
-            **{name: getattr(self, name) for name in names},
-        }
 
 
 class TrainingStudy(_study.Study[_study.Found]):

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 import netsor as ns
 from netsor._mpl_style import new
+from netsor.cli._main import Watch
 from netsor.cli._options import cli
-from netsor.cli._signals import Watch
 from netsor.cli._study_commands import literature_command
 from netsor.studies import _process_pool
 from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate

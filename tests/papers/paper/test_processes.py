@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from netsor.studies import _process_pool
-from netsor.studies._cache import Store
+from netsor.studies._output_dir import Store
 from netsor_papers.paper import _reproduce
 from netsor_papers.paper._experiments import figures
 from netsor_papers.paper._reproduce import PaperStudy, Request
@@ -147,7 +147,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_ended_at_once_says_one_line(tmp_path):
     """Python's tracker of semaphores had the last word, if the main thread was busy and the process was ended."""
-    busy = "from netsor.cli import _signals, main\n_signals.GRACE = 0.0\nmain()\n"
+    busy = "from netsor.cli import _main, main\n_main.GRACE = 0.0\nmain()\n"
     more = ["reproduce", "5", "--samples", "20000", "--trials", "300", "--workers", "2", "--out", tmp_path]
     with Running([sys.executable, "-c", busy, *more]) as run:
         run.until(lambda: len(stamps(tmp_path)) >= 1)

@@ -13,7 +13,7 @@ import pytest
 
 import netsor as ns
 from netsor.studies import _process_pool
-from netsor.studies._cache import Store
+from netsor.studies._output_dir import Store
 from netsor_papers import _figures
 from netsor_papers.paper import _claims, _estimators, _plots, _reproduce
 from netsor_papers.paper._experiments import GROUPS, NAMES, Case, figures

@@ -19,14 +19,13 @@ from netsor.engine import _sampler
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
-from netsor.studies._cache import Store
-from netsor.studies.audit import _cases, _document, _plots, _request
+from netsor.studies._output_dir import Store
+from netsor.studies.audit import AuditStudy, _cases, _document, _plots, _request
 from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._measurements import LengthResult
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
 from netsor.studies.audit._request import Request
 from netsor.studies.audit._results import Audit, Comparison
-from netsor.studies.audit._study import AuditStudy
 
 from ...inline import Inline
 
@@ -401,8 +400,8 @@ WRONG = [
     ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
     ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
     ({"ids": [1, 2], "tokens": 3}, "ids and tokens cannot be combined"),
-    ({"sweep": {"std": [0.1]}}, "sweep of std over [0.1] must be over two numbers or more"),
-    ({"sweep": {"std": "ab"}}, "sweep of std over 'ab' must be over two numbers or more"),
+    ({"sweep": {"std": [0.1]}}, "sweep={'std': [0.1]} must be over two numbers or more"),
+    ({"sweep": {"std": "ab"}}, "sweep={'std': 'ab'} must be over two numbers or more"),
     ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
     ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare cannot be combined"),
     ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is not a field"),
@@ -429,7 +428,7 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what one takes is less."""
     request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
     (subject,) = request.subjects
-    for name in ("_cost.BASE", "_cost.MIN_DRAW_BYTES", "audit._study.COPIES"):
+    for name in ("_cost.BASE", "_cost.MIN_DRAW_BYTES", "audit.COPIES"):
         monkeypatch.setattr(f"netsor.studies.{name}", 0.0)
     together = min(block_of(subject.plan), 64)
     assert together > 2

@@ -9,9 +9,9 @@ from scipy import stats
 import netsor as ns
 from netsor.engine import Sampling, lower
 from netsor.engine.lower import make_plan
+from netsor.studies.audit import AuditStudy
 from netsor.studies.audit._cases import _planned, probes_of
 from netsor.studies.audit._request import Request, sweep
-from netsor.studies.audit._study import AuditStudy
 
 from ...keep import keep
 

@@ -12,9 +12,8 @@ from netsor.engine.lower import make_plan
 from netsor.models._training import training
 from netsor.studies import _process_pool
 from netsor.studies._parametrisation import parametrisation
-from netsor.studies.transfer import Curve, Sweep
+from netsor.studies.transfer import Curve, Sweep, TransferStudy
 from netsor.studies.transfer._request import Request, SweepTask
-from netsor.studies.transfer._study import TransferStudy
 
 from ...inline import Inline
 

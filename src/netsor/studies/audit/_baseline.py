@@ -20,17 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from ..._files import fields
-from ..._validate import ArgumentError, shown
+from ..._validate import ArgumentError, shown, whole
 from ._cases import Model
-from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, join_words
+from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, Array, join_words
 from ._quantities import BLOCKS, EVERY, FINAL
 from ._request import Request
 
-Floats = npt.NDArray[np.float64]
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity
 SOURCE = "write it with `netsor audit --json`, or take audit.json from the folder of --out"
 
@@ -114,7 +112,7 @@ class Baseline:
             raise ArgumentError("baseline", source, f"a readable JSON file of an audit: {why}") from None
         try:
             every = content.get("lengths", [content])
-            lengths = {_whole(each["tokens"]): _earlier(each) for each in every}
+            lengths = {whole(each["tokens"], "tokens"): _earlier(each) for each in every}
             if not lengths or not isinstance(content["sizes"], str):
                 raise ValueError("no length")
             return cls(source, content["sizes"], lengths)
@@ -165,7 +163,7 @@ class Baseline:
         return LEVEL / (2 * self.compared(request, model))
 
     def departures(
-        self, request: Request, model: Model, draws_of: Mapping[int, Mapping[str, Floats]]
+        self, request: Request, model: Model, draws_of: Mapping[int, Mapping[str, Array]]
     ) -> list[Departure]:
         """The numbers that have left their bands, the largest change first; `found` has all draws."""
         level = self._level(request, model)
@@ -182,7 +180,8 @@ class Baseline:
                     same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
                     if not (most[i] >= low - same and least[i] <= high + same):  # NaN has left it too
                         left.append(Departure(quantity, tokens, block, float(medians[i]), low, high))
-        return sorted(left, key=_share, reverse=True)
+        # the largest first, as a share of their size
+        return sorted(left, key=lambda d: d.distance / max(abs(d.median), abs(d.low), abs(d.high)), reverse=True)
 
 
 def summary(baseline: Baseline, compared: int, left: Sequence[Departure]) -> str:
@@ -191,11 +190,6 @@ def summary(baseline: Baseline, compared: int, left: Sequence[Departure]) -> str
     if not left:
         return f"{name}: all {compared:,} medians are within their bands"
     return f"{name}: {len(left):,} of {compared:,} medians left their bands; {left[0]}"
-
-
-def _share(each: Departure) -> float:
-    """How far a number has left its band, as a share of its size."""
-    return each.distance / max(abs(each.median), abs(each.low), abs(each.high))
 
 
 def _places(request: Request, model: Model, tokens: int) -> list[Place]:
@@ -221,18 +215,10 @@ def _earlier(content: Mapping[str, Any]) -> _Earlier:
             if not -math.inf < low <= median <= high < math.inf:
                 raise ValueError(f"{quantity} has no band")
             bands[block, quantity] = low, high
-    draws = _whole(content["draws"])
-    if draws < DECIDE:
-        raise ValueError(f"{draws} draws")
+    draws = whole(content["draws"], "draws", least=DECIDE)
     if content["widths"] not in ("actual", "inf"):
         raise ValueError("no widths")
     return _Earlier(draws, content["widths"], bands)
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or not 1 <= value < 2**53:
-        raise ValueError(f"{shown(value)} for a number")
-    return value
 
 
 def _rank(draws: int, before: int, level: float) -> int:

@@ -22,8 +22,8 @@ from ...language._graph import topological_order
 from ...models import Probes, Transformer
 from ...models._description import with_scalar_std
 from ...models._metric_program import ProgramModel
-from .._cache import Arrays
 from .._cost import BACKWARD, at_depth
+from .._output_dir import Arrays
 from .._study import DrawTask
 
 Model = Transformer | ProgramModel  # what an audit is of

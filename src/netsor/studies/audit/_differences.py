@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -11,17 +11,7 @@ import numpy as np
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
-from ._findings import (
-    EQUALITY_RTOL,
-    HIGH,
-    LOW,
-    Array,
-    Finding,
-    join_words,
-    lengths_text,
-    number,
-    times,
-)
+from ._findings import EQUALITY_RTOL, HIGH, LOW, Array, Finding, join_words, lengths_text, number
 from ._measurements import Lengths, merged
 from ._quantities import BLOCKS, EVERY, FINAL
 
@@ -88,7 +78,7 @@ class SeparatedMetric(NamedTuple):
     def __str__(self) -> str:
         place = "" if self.block is None else ", embedding" if not self.block else f", block {self.block}"
         (a, b), quantity = self.medians, EVERY[self.quantity]
-        ratio = f" ({times(max(a, b) / min(a, b))})" if quantity.log and min(a, b) > 0 else ""
+        ratio = f" ({number(max(a, b) / min(a, b))} times)" if quantity.log and min(a, b) > 0 else ""
         digits = quantity.digits
         return (
             f"{quantity.title}{place}: {a:.{digits}g} and {b:.{digits}g}{ratio}; "
@@ -128,7 +118,7 @@ class Differences(NamedTuple):
 def differences(models: Sequence[Lengths]) -> Differences:
     """Between models that were measured at the same lengths."""
     names = [lengths[0].model.name for lengths in models]
-    brief = dict(zip(names, _quoted(strip_common_prefix(names)), strict=True))
+    brief = {name: f"“{short}”" for name, short in zip(names, strip_common_prefix(names), strict=True)}
     rows = list(zip(*map(merged, models), strict=True))
     rules = [_preference(brief, list(row), models) for row in rows]
     telling = [rule for rule in rules if len(rule.preferred) < len(names) or rule.changes]
@@ -143,12 +133,12 @@ def differences(models: Sequence[Lengths]) -> Differences:
 def _fields(models: Sequence[Lengths]) -> dict[str, tuple[Any, ...]]:
     every = [lengths[0].model.fields() for lengths in models]
     rows = {name: tuple(each[name] for each in every) for name in every[0] if name not in ("name", "program")}
-    return {name: row for name, row in rows.items() if len(set(map(str, row))) > 1 and not _idle(name, models)}
-
-
-def _idle(name: str, models: Sequence[Lengths]) -> bool:
-    """Whether nothing in any of the models reads a field."""
-    return all(isinstance(m, Transformer) and name in idle(m) for m in (lengths[0].model for lengths in models))
+    unread = [idle(model) if isinstance(model := lengths[0].model, Transformer) else () for lengths in models]
+    return {
+        name: row
+        for name, row in rows.items()
+        if len(set(map(str, row))) > 1 and not all(name in fields for fields in unread)
+    }
 
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
@@ -159,10 +149,6 @@ def strip_common_prefix(names: Sequence[str]) -> list[str]:
         common += 1
     names = [", ".join(part[common:]) or name for name, part in zip(names, parts, strict=True)]
     return [name if len(name) <= WIDTH else f"{name[: WIDTH - 1]}…" for name in names]
-
-
-def _quoted(names: Iterable[str]) -> list[str]:
-    return [f"“{name}”" for name in names]
 
 
 def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Lengths]) -> RulePreference:

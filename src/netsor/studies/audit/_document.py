@@ -217,9 +217,11 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
     if differences.quantities:
         rows = []
         for q in differences.quantities:
-            medians = dict(zip(q.models, q.medians, strict=True))
-            cells = [_median(medians.get(name), q.quantity) for name in names]
-            rows.append([f"{EVERY[q.quantity].title}, {_place(q.block)}", *cells, f"{q.distance:.2g} ± {q.error:.1g}"])
+            quantity = EVERY[q.quantity]
+            medians = {name: f"{m:.{quantity.digits}g}" for name, m in zip(q.models, q.medians, strict=True)}
+            place = "output" if q.block is None else "embedding" if q.block == 0 else f"block {q.block}"
+            cells = [medians.get(name, "") for name in names]
+            rows.append([f"{quantity.title}, {place}", *cells, f"{q.distance:.2g} ± {q.error:.1g}"])
         head = ["largest differences", *short, "bands apart"]
         sections.append(Section("", [Table(head, rows)]))
     if differences.fields:
@@ -230,10 +232,11 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
         sections.append(
             Section(f"Against {field}", [doc.Figures(_swept_figures(firsts, field, request.swept[1]))], "html")
         )
+    last = _quantity_rows(BLOCKS, [(result.best, result.blocks) for result in firsts], bands=False)
     sections.append(Section("Status of every rule", [Table(["rule", *short], status_rows(list(map(merged, models))))]))
     sections += [
         Section("Output", [_output_table(firsts)], "verbose"),
-        Section("After the last block", [Table(*_across(firsts, short))], "verbose"),
+        Section("After the last block", [Table(["median", *short], last)], "verbose"),
         Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(firsts)], "html"),
     ]
     for lengths in models:
@@ -268,25 +271,12 @@ def _by_gradients(differences: Differences) -> bool:
     return deciding <= {rule.name for rule in BACKWARD_RULES}
 
 
-def _place(block: int | None) -> str:
-    return "output" if block is None else "embedding" if block == 0 else f"block {block}"
-
-
-def _median(value: float | None, quantity: str) -> str:
-    return "" if value is None else f"{value:.{EVERY[quantity].digits}g}"
-
-
 def field_rows(differences: Differences) -> list[list[str]]:
     """The fields that differ; fields with the same values share a row."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, row in differences.fields.items():
         alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
     return [[", ".join(some), *row] for row, some in alike.items()]
-
-
-def _across(firsts: Sequence[LengthResult], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Medians after the last block of every model, a row for each quantity."""
-    return ["median", *names], _quantity_rows(BLOCKS, [(result.best, result.blocks) for result in firsts], bands=False)
 
 
 def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:

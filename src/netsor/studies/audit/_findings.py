@@ -121,8 +121,12 @@ class Verdict(NamedTuple):
     measured: str
     verdict: str
     value: float | None = None
-    interval: tuple[float | None, float | None] = (None, None)
+    low: float | None = None
+    high: float | None = None
     above: bool = True
+
+
+Judge = Callable[[RuleInput, float], Verdict]  # of the facts and the threshold
 
 
 class Rule(NamedTuple):
@@ -134,7 +138,7 @@ class Rule(NamedTuple):
     brief: str  # a few words, with {value}
     reason: str
     advice: str
-    judge: Callable[[RuleInput, float], Verdict]
+    judge: Judge
 
 
 def band(values: Array) -> tuple[Array, Array, Array]:
@@ -188,14 +192,15 @@ def below(values: Array, threshold: float) -> str:
     return above(-values, -threshold)
 
 
-def compared(text: str, is_it: Callable[[Array, float], str], values: Array, threshold: float, value: float) -> Verdict:
-    """A verdict on a median; where it is open, with how many draws would settle it."""
+def compared(text: str, is_it: Callable[[Array, float], str], values: Array, threshold: float) -> Verdict:
+    """A verdict on the median of values; where it is undecided, with how many draws would settle it."""
     verdict = is_it(values, threshold)
     if verdict == UNDECIDED:
         draws = draws_needed(values, threshold)
         text += "; at the threshold: no number of draws decides" if draws is None else f"; about {draws:,} draws decide"
-    low, high = (end if math.isfinite(end) else None for end in quantile_confidence_interval(values, 0.5))
-    return Verdict(text, verdict, value, (low, high), is_it is above)
+    ends = float(np.median(values)), *quantile_confidence_interval(values, 0.5)
+    value, low, high = (end if math.isfinite(end) else None for end in ends)
+    return Verdict(text, verdict, value, low, high, is_it is above)
 
 
 def ratio(a: Array, b: Array, otherwise: float) -> Array:
@@ -210,11 +215,6 @@ def number(value: float) -> str:
         return f"{value:.3g}"
     size = 10 ** (math.floor(math.log10(value)) - 2)
     return f"{round(value / size) * size:,}"
-
-
-def times(ratio: float) -> str:
-    """A ratio in words."""
-    return f"{number(ratio)} times"
 
 
 def worst(findings: Iterable[Finding]) -> Finding:

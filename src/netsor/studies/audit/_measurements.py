@@ -10,19 +10,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, OK
 from ..._validate import ArgumentError
 from ...models._metric_program import ProgramModel
 from ._cases import AuditCase, Model
-from ._findings import Finding, RuleInput, band, within_error, worst
+from ._findings import Array, Finding, RuleInput, band, within_error, worst
 from ._quantities import BLOCKS, FINAL
 from ._request import Request
 from ._rules import RULES, judged
-
-Array = npt.NDArray[np.float64]
 
 
 class Band(NamedTuple):

@@ -57,16 +57,8 @@ FORWARD = (
         "the mean square of what attention adds, as a share of the sum of the mean squares of the stream and of all "
         "that is added to it in the block (products between them are left out)",
     ),
-    Quantity(
-        "cross_share",
-        "cross-attention's share",
-        "the same of attention to the encoder; 0 in the encoder itself",
-    ),
-    Quantity(
-        "mlp_share",
-        "MLP's share",
-        "the mean square of what the MLP adds, as a share of that sum",
-    ),
+    Quantity("cross_share", "cross-attention's share", "the same of attention to the encoder; 0 in the encoder itself"),
+    Quantity("mlp_share", "MLP's share", "the mean square of what the MLP adds, as a share of that sum"),
     Quantity(
         "cosine",
         "cosine of tokens",
@@ -84,21 +76,13 @@ FORWARD = (
         "of what the softmax is given, over heads and pairs of tokens",
         log=True,
     ),
-    Quantity(
-        "score_max",
-        "largest score",
-        "over heads and pairs of tokens",
-    ),
+    Quantity("score_max", "largest score", "over heads and pairs of tokens"),
     Quantity(
         "entropy",
         "entropy of attention",
         "of a row of weights, over that of uniform weights, mean over heads and tokens",
     ),
-    Quantity(
-        "largest_weight",
-        "largest weight",
-        "of attention, over heads and the rows of tokens that have a choice",
-    ),
+    Quantity("largest_weight", "largest weight", "of attention, over heads and the rows of tokens that have a choice"),
 )
 # of mixtures of experts
 ROUTING = (
@@ -107,11 +91,7 @@ ROUTING = (
         "load of the busiest expert",
         "how many of the tokens are sent to it, over the number that an even load would be",
     ),
-    Quantity(
-        "least_load",
-        "load of the idlest expert",
-        "likewise; 0 if no token is sent to it",
-    ),
+    Quantity("least_load", "load of the idlest expert", "likewise; 0 if no token is sent to it"),
 )
 # of L, the loss of the first step, or a random readout if there are no logits
 BACKWARD = (

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
 from ...models._metrics import BLOCK, ENDS, FORMATS, Format
-from ._findings import above, band
+from ._findings import Array, above, band
 
-Array = npt.NDArray[np.float64]
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
 TITLES = {
     "stream": "stream",
@@ -55,15 +53,6 @@ class Range(NamedTuple):
     block: int | None  # that with the largest number; None outside of blocks
     largest: tuple[float, float, float]  # median, and 5 to 95 % of initialisations, over all blocks
     held: tuple[FormatFit, ...]
-
-
-def _smallest(held: FormatFit) -> int:
-    return next(f.smallest for f in FORMATS if f.title == held.format)
-
-
-def _scale(held: FormatFit) -> str:
-    left = f", and leaves {held.scaled:.2g} below" if held.scaled >= UNDERFLOW_SHARE else ""
-    return f"a scale of 2^{held.scale} fits{left}"
 
 
 def ranges_of(arrays: Mapping[str, Array]) -> list[Range]:
@@ -114,8 +103,11 @@ def _cell(held: FormatFit) -> Cell:
     if not bad:
         open_ = UNDECIDED in (held.overflow, held.underflow)
         return Cell("undecided" if open_ else "fits", status="open" if open_ else "good")
-    below = f"{held.below:.2g} of its numbers are below 2^{_smallest(held)}; " if held.below else ""
-    return Cell(f"{' and '.join(bad)}, 2^{held.scale}", f"{below}{_scale(held)}", "bad")
+    smallest = next(f.smallest for f in FORMATS if f.title == held.format)
+    below = f"{held.below:.2g} of its numbers are below 2^{smallest}; " if held.below else ""
+    left = f", and leaves {held.scaled:.2g} below" if held.scaled >= UNDERFLOW_SHARE else ""
+    note = f"{below}a scale of 2^{held.scale} fits{left}"
+    return Cell(f"{' and '.join(bad)}, 2^{held.scale}", note, "bad")
 
 
 def as_list(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:

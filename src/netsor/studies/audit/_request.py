@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
-from ..._validate import ArgumentError, check_fields, choice, shown, whole
+from ..._validate import ArgumentError, check_fields, choice, whole
 from ...engine import ExactError
 from ...engine._draw_cost import planning_bytes
 from ...engine._parallel import check_memory
 from ...engine._precision import resolve_precision
-from ...engine.backends import AUTO, Backend, Numpy
+from ...engine.backends import AUTO, PRECISIONS, Backend, Numpy
 from ...models import Transformer
 from ...models._description import SCALAR_STDS
 from ...models._metric_program import ProgramModel
@@ -55,6 +55,7 @@ class Request(_study.Request):
     backend: Backend = field(default_factory=lambda: Numpy(precision=AUTO), kw_only=True)
 
     command: ClassVar[str] = "netsor audit"
+    precisions: ClassVar[tuple[str, ...]] = (AUTO, *PRECISIONS)
     smaller: ClassVar[str] = "fewer draws or tokens, or a smaller model,"
     files: ClassVar[Sequence[str]] = ("report.html", "audit.csv", "audit.json")
 
@@ -79,17 +80,9 @@ class Request(_study.Request):
                     refuse_large(model, tokens, infinite, bool(self.gradients))
 
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        return {
-            "models": [model.fields() for model in self.models],
-            "tokens": self.lengths,
-            "ids": self.ids,
-            "draws": [self.draws_of(tokens) for tokens in self.lengths],
-            "widths": self.widths,
-            "gradients": [tokens for tokens in self.lengths if self.backward(tokens)],
-            "ranges": self.ranges,
-            "sweep": self.swept,
-        }
+        """What the manifest says of the options, with the draws at each length and the lengths with gradients."""
+        draws = [self.draws_of(tokens) for tokens in self.lengths]
+        return super().options() | {"draws": draws, "gradients": list(filter(self.backward, self.lengths))}
 
     @property
     def title(self) -> str:
@@ -274,7 +267,7 @@ def sweep(
     if len(set(numbers)) < max(2, len(numbers)) or not all(
         isinstance(v, int | float) and not isinstance(v, bool) for v in numbers
     ):
-        raise ValueError(f"sweep of {field} over {shown(values)} must be over two numbers or more, each once")
+        raise ArgumentError("sweep", {field: values}, "over two numbers or more, each once")
     name = model.name
     changes: list[dict[str, Any]] = [{field: value, "name": f"{name}, {field}={value:g}"} for value in numbers]
     return tuple(model.replace(**change) for change in changes), (field, numbers)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..._program import Program
-from ..._validate import Rng, also_spelled, chosen_seed
-from ...engine._parallel import Progress, check_executor
-from ...engine.backends import choose
+from ..._validate import Rng, also_spelled
+from ...engine._draw_cost import Draw
+from ...engine._parallel import Progress
+from ...engine._quadrature_error import FEW
 from ...models import Transformer
 from ...optim import NAMED
-from .._output_dir import out_path
-from .._training import is_function, subject_of
-from ._request import DRAWS, Request
-from ._study import CoordCheck, CoordCheckStudy
+from .._parametrisation import Parametrisation
+from .._study import Run
+from .._training import TrainingStudy, is_function, subject_of
+from ._document import CoordCheck
+from ._measurements import Check
+from ._network import CHANGE, SIZE, Entry
+from ._request import DRAWS, CheckCase, CheckTask, Request
+from ._rules import Floats
 
 __all__ = ["coord_check"]
+
+SIZE_RTOL = 1e-5  # of a size: square roots of rounding errors of squares are below it
 
 
 @also_spelled(optimizer="optimiser", parametrization="parametrisation")
@@ -100,21 +111,12 @@ def coord_check(
         How far an exponent may be from the promise.
     seed : int
         The draws depend on it alone, not on the number of workers.
-    rng : numpy.random.Generator or int, optional
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
-    workers : int, optional
-        Worker processes; all cores, if None.
-    out : str or pathlib.Path, optional
-        A folder, in which finished parts are kept as they are done, an interrupted check goes on where it
-        stopped, and the report is written at the end.
+    rng, workers, out, device, executor : optional
+        As in `ns.audit`.
     backend : str
         The array library, as in `Program.law`.
-    device : str, optional
-        Where it computes.
     precision : str
         Of numbers, "float64" or "float32".
-    executor : concurrent.futures.Executor, optional
-        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
@@ -137,34 +139,16 @@ def coord_check(
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0
     """
-    check_executor(executor, "processes")
     step: Any = optimiser
     if is_function(model):
         model, step, lr, ids = of_module(model, widths, step, lr, ids)
     described, rules = subject_of(model, parametrisation, step)
-    request = Request(
-        described,
-        rules,
-        widths,
-        steps,
-        step,
-        ids,
-        targets,
-        tokens,
-        DRAWS if draws is None else draws,
-        grow,
-        vectors,
-        depths,
-        lr,
-        eps,
-        promise,
-        tolerance,
-        seed=chosen_seed(seed, rng),
-        workers=workers,
-        out=None if out is None else out_path(out),
-        backend=choose(backend, device, precision),
-        progress=progress,
-    )
+    run = {"seed": seed, "rng": rng, "workers": workers, "out": out, "progress": progress}
+    place = {"backend": backend, "device": device, "precision": precision}
+    batch = {"ids": ids, "targets": targets, "tokens": tokens, "grow": grow, "vectors": vectors, "depths": depths}
+    training = {"steps": steps, "optimiser": step, "lr": lr, "eps": eps, "promise": promise, "tolerance": tolerance}
+    count = DRAWS if draws is None else draws
+    request = Request.of(described, rules, widths, draws=count, **training, **batch, **run, **place)
     return CoordCheckStudy(request).run(executor)
 
 
@@ -181,3 +165,80 @@ def of_module(
         return build, optimiser, lr, ids
     lr = NAMED[optimiser].lr if lr is None and optimiser in NAMED else lr
     return *training(build, first, optimiser, lr, ids), 0.0 if lr is None else lr, None
+
+
+@dataclass(frozen=True)
+class CoordCheckStudy(TrainingStudy[CoordCheck]):
+    """A coordinate check, of one parametrisation or several."""
+
+    request: Request
+
+    def tasks_of(self, case: CheckCase, place: int) -> list[CheckTask]:
+        """The draws of one network."""
+        request = self.request
+        return [
+            CheckTask(case, index, draws, request.seed, request.backend, place)
+            for index, draws in reversed(request.parts(place))
+        ]
+
+    def extra_seconds(self, case: CheckCase, draw: Draw) -> float:
+        """For the quadrature error at infinite width."""
+        if math.isinf(case.width) and not case.empty and case.plan.expects:
+            return 3 * FEW * draw.seconds + 2 * draw.planning
+        return 0.0
+
+    def result(self, run: Run) -> CoordCheck:
+        """A check of each parametrisation."""
+        run.wait()
+        tasks: dict[CheckCase, list[CheckTask]] = {}
+        for task in sorted(run.tasks, key=lambda task: task.index):
+            tasks.setdefault(task.case, []).append(task)
+        numbers = {s: np.concatenate([run[task]["numbers"] for task in some]) for s, some in tasks.items()}
+        checks = [_check(self.request, rule, numbers) for rule in self.request.checks]
+        return CoordCheck(self.request, checks, *self.spent(run))
+
+
+def _check(request: Request, rule: Parametrisation, numbers: dict[CheckCase, Floats]) -> Check:
+    cases = request.cases(rule)
+    finite = [s for s in cases if math.isfinite(s.width)]
+    every = [_sizes(s.entries, numbers[s]) for s in finite]
+    if request.axis == "depth":
+        every = [_select_depths(sizes, s.depth) for sizes, s in zip(every, finite, strict=True)]
+    draws = {entry: [sizes[entry] for sizes in every] for entry in every[0]}
+    infinite = next((s for s in cases if math.isinf(s.width)), None)
+    if infinite is None:
+        return Check(request, rule, draws, None, {})
+    if infinite not in numbers:
+        return Check(request, rule, draws, {}, infinite.refused)
+    limit = _sizes(infinite.entries, numbers[infinite])
+    return Check(request, rule, draws, _zero_rounding(limit), infinite.refused, infinite.errors)
+
+
+def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:
+    """√(mean square) of everything, and |loss|."""
+    return {
+        entry: np.abs(column) if entry.name == "loss" else np.sqrt(np.maximum(column, 0.0))
+        for entry, column in zip(entries, numbers.T, strict=True)
+    }
+
+
+def _zero_rounding(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
+    """Changes that are 0 but for rounding are 0."""
+    rounded = dict(limit)
+    for entry, draws in limit.items():
+        before = limit.get(entry._replace(what=SIZE, step=None))
+        if entry.what == CHANGE and before is not None:
+            rounded[entry] = np.where(draws > SIZE_RTOL * before, draws, 0.0)
+    return rounded
+
+
+def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
+    """Of networks of several depths: the first block, the middle one and the last, as blocks 1, 2 and 3."""
+    places = {1: 1, 2: (depth + 1) // 2, 3: depth}
+    selected: dict[Entry, Floats] = {}
+    for entry in sizes:
+        if entry.block is None:
+            selected[entry] = sizes[entry]
+        elif entry.block == 1:
+            selected |= {entry._replace(block=k): sizes[entry._replace(block=at)] for k, at in places.items()}
+    return selected

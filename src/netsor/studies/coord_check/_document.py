@@ -1,4 +1,4 @@
-"""A coordinate check as a document, with its figures: see `netsor._document`."""
+"""The result of a coordinate check, its document and its figures: see `netsor._document`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html_report import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
-from .._training_report import GROWTH, batch_text, panels, sections_of, steps_text, svg_figure
+from .._training_report import GROWTH, ByParametrisation, batch_text, panels, sections_of, steps_text, svg_figure
 from ._measurements import Check
-from ._network import CHANGE, UPDATE, Entry
+from ._network import CHANGE, UPDATE
 from ._request import Request
 from ._rules import GROWS, LIMIT, RULE, Verdict, size
 
@@ -32,7 +32,6 @@ COLOURS = {
 }  # fmt: skip
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)
 MARKS = "osD^vP*X<>"
-LEFT_OUT = ("vocabulary",)
 
 
 def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) -> doc.Document:
@@ -113,25 +112,19 @@ def _by_step(checks: Sequence[Check]) -> Table:
     """Exponents against the step, a row for each parametrisation and activation."""
     steps = range(1, checks[0].request.steps + 1)
     rows: list[list[str | Cell]] = [
-        [f"{check.name}, {last.entry.name}", *(_short_cell(verdicts[k]) for verdicts in check.by_step)]
+        [f"{check.name}, {last.entry.name}", *(_exponent_cell(verdicts[k], short=True) for verdicts in check.by_step)]
         for check in checks
         for k, last in enumerate(check.verdicts)
     ]
     return Table(["", *(f"step {step}" for step in steps)], rows)
 
 
-def _short_cell(v: Verdict) -> Cell:
+def _exponent_cell(v: Verdict, short: bool = False) -> Cell:
     if v.exponent is None:
-        return Cell("–", status="absent")
-    flagged = " FLAG" * (v.status == FLAG)
-    return Cell(f"{v.exponent.value:+.2f}{flagged}", status=COLOUR_CLASSES[v.status])
-
-
-def _exponent_cell(v: Verdict) -> Cell:
-    if v.exponent is None:
-        return Cell(f"{v.verdict} {v.status}", status="absent")
-    low, high = v.exponent.low, v.exponent.high
-    return Cell(f"{v.exponent.value:+.2f} ({low:+.2f},{high:+.2f}) {v.status:>9}", status=COLOUR_CLASSES[v.status])
+        return Cell("–" if short else f"{v.verdict} {v.status}", status="absent")
+    interval = f"({v.exponent.low:+.2f},{v.exponent.high:+.2f}) {v.status:>9}"
+    rest = " FLAG" * (v.status == FLAG) if short else f" {interval}"
+    return Cell(f"{v.exponent.value:+.2f}{rest}", status=COLOUR_CLASSES[v.status])
 
 
 def _details(check: Check) -> list[Section]:
@@ -161,7 +154,8 @@ def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> tuple[list[st
             numbers.append(limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
         promised = "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         word = Cell(f"FLAG {v.verdict}" if v.status == FLAG else v.status, status=COLOUR_CLASSES[v.status])
-        table.append([entry_name(v, check.request.axis), *numbers, exponent_text(v), promised, word])
+        exponent = "–" if v.fit is None else f"{v.exponent}{' (bends)' * v.fit.bends}"
+        table.append([entry_name(v, check.request.axis), *numbers, exponent, promised, word])
     return head, table
 
 
@@ -179,13 +173,6 @@ def entry_name(verdict: Verdict, axis: str) -> str:
     if block is None:
         return verdict.entry.name
     return f"{verdict.entry.name}, {('first', 'middle', 'last')[block - 1] if axis == 'depth' else block}"
-
-
-def exponent_text(verdict: Verdict) -> str:
-    """The exponent with its standard error, and whether it bends."""
-    if verdict.fit is None:
-        return "–"
-    return str(verdict.exponent) + (" (bends)" if verdict.fit.bends else "")
 
 
 def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
@@ -216,7 +203,8 @@ def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
     """A line for each activation, or kind of weight, in the block that its verdict is of."""
     at = np.array(check.request.at)
     lines: dict[str, Any] = {}
-    for k, entry in enumerate(_shown(check, what)):
+    verdicts = check.verdicts if what == CHANGE else check.updates
+    for k, entry in enumerate(v.entry for v in verdicts if v.entry.name != "vocabulary"):
         sizes = np.array([size(draws) for draws in check.draws[entry]])
         if not (sizes > 0).all():
             continue
@@ -241,7 +229,62 @@ def _brief(value: float) -> str:
     return f"{value:,.0f}" if value < 10_000 else f"{value / 1024:g}k" if value % 1024 == 0 else f"{value / 1000:g}k"
 
 
-def _shown(check: Check, what: str) -> list[Entry]:
-    """The block that each verdict is of."""
-    verdicts = check.verdicts if what == CHANGE else check.updates
-    return [v.entry for v in verdicts if v.entry.name not in LEFT_OUT]
+class CoordCheck(ByParametrisation[Check]):
+    """A coordinate check: one `Check` for each parametrisation, by its name or its place; `ns.coord_check` makes it.
+
+    Print it for the table; `save(folder)` writes the report, the figures and the tables.
+
+    Parameters
+    ----------
+    request : Request
+        The arguments of the check.
+    parts : sequence of Check
+        The result for each parametrisation.
+    random_numbers, seconds : float
+        About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
+    >>> found
+    <CoordCheck of gpt2: sp not as expected; print it for the table>
+    >>> found["sp"]["logits"].verdict
+    'grows'
+    >>> row = found.rows()[-1]
+    >>> row["what"], row["name"], row["width"]
+    ('change', 'loss', 64)
+    """
+
+    request: Request
+
+    @property
+    def _verdict(self) -> str:
+        return "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.parts)
+
+    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        return document(self.parts, manifest)
+
+    def _figure(self) -> Any:
+        return figure(self.parts, CHANGE)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor coord-check --json` prints."""
+        r = self.request
+        return {
+            "model": r.name,
+            "axis": r.axis,
+            "at": list(r.at),
+            "optimiser": r.optimiser,
+            "steps": r.steps,
+            "eps": r.eps if isinstance(r.eps, int | float) else None,
+            "lr": r.lr if isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own) else None,
+            "ids": r.ids,
+            "targets": r.targets,
+            "draws": r.draws,
+            "grow": None if r.own else r.grow,
+            "tolerance": r.tolerance,
+            "checks": [check.as_dict() for check in self.parts],
+            "random_numbers": self.random_numbers,
+            "seconds": round(self.seconds, 3),
+        }

@@ -8,15 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from .._parametrisation import Parametrisation
 from ._network import CHANGE, SIZE, UPDATE, Entry
 from ._request import Request
-from ._rules import Fit, Verdict, advice, broken, finite, fit, judged, size, worst
-
-Floats = npt.NDArray[np.float64]
+from ._rules import Fit, Floats, Verdict, advice, broken, finite, fit, judged, size, worst
 
 
 class Check(Mapping[str, Verdict]):
@@ -88,10 +83,6 @@ class Check(Mapping[str, Verdict]):
         """The exponent of each entry; None if a replica of it is 0 or not finite."""
         return {entry: fit(some, self.request.at) for entry, some in self.draws.items()}
 
-    def _promised(self, name: str) -> float | None:
-        promised = self.rule.promise(name)
-        return promised if self.request.axis == "width" or promised is None else 0.0
-
     def blocks(self, what: str, step: int | None = None) -> list[Verdict]:
         """The verdict on every block; `verdicts` has the worst block alone.
 
@@ -105,7 +96,8 @@ class Check(Mapping[str, Verdict]):
         every = []
         for entry, power in self.fits.items():
             if entry.what == what and entry.step == step:
-                promised = self._promised(entry.name)
+                promised = self.rule.promise(entry.name)
+                promised = promised if self.request.axis == "width" or promised is None else 0.0
                 every.append(Verdict(entry, promised, power, judged(power, promised, self.request.tolerance)))
         return every
 

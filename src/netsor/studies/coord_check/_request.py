@@ -19,23 +19,14 @@ from ...language import Scalar, TraceError
 from ...models import Transformer
 from ...models._training import KINDS
 from ...optim import NAMED
-from .._cache import Arrays
+from .._output_dir import Arrays
 from .._parametrisation import Parametrisation, scaled
-from .._training import FEWEST, Build, TrainingCase, TrainingRequest, TrainingTask, call_build, sizes_of
+from .._training import FEWEST, OwnNetwork, TrainingCase, TrainingRequest, TrainingTask, call_build, sizes_of
 from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
 DRAWS = 32
 TOLERANCE = 0.1  # of an exponent: promises hold where n is large, and a check has the widths that it has
 MOST_LAYERS = 200
-
-
-@dataclass(frozen=True, eq=False)
-class OwnNetwork:
-    """A program of the user with its learning rates, as `ns.step` takes them; two are equal if they are one."""
-
-    build: Build
-    lr: Any
-    eps: Any = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +41,7 @@ class CheckCase(TrainingCase):
         """What is measured, and the loss."""
         if self.model is not None:
             return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps), self.vectors)
+        assert self.own is not None
         built = call_build(self.own.build, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
         net, rates = built if isinstance(built, tuple) else (built, self.own.lr)
@@ -181,14 +173,6 @@ class Request(TrainingRequest):
     def _network(self) -> OwnNetwork:
         assert not isinstance(self.model, Transformer)
         return OwnNetwork(self.model, self.lr, self.eps)
-
-    def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        eps = self.eps if isinstance(self.eps, int | float) else str(self.eps)
-        return {
-            **super().options(), "depths": list(self.depths or ()), "lr": str(self.lr), "eps": eps,
-            "tolerance": self.tolerance,
-        }  # fmt: skip
 
     @property
     def title(self) -> str:

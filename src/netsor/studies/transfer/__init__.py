@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..._program import Program
-from ..._validate import Rng, also_spelled, chosen_seed
-from ...engine._parallel import Progress, check_executor
-from ...engine.backends import choose
+from ..._validate import Rng, also_spelled
+from ...engine._parallel import Progress
 from ...models import Transformer
 from ...optim import Optimiser
-from .._output_dir import out_path
-from .._training import subject_of
-from ._request import DRAWS, STEPS, Request
-from ._study import Transfer, TransferStudy
+from .._parametrisation import Parametrisation
+from .._study import Run
+from .._training import TrainingStudy, subject_of
+from ._document import Transfer
+from ._request import DRAWS, STEPS, Request, SweepCase, SweepTask
 from ._sweep import Curve, Optimum, Sweep
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
@@ -89,21 +92,12 @@ def transfer(
         Biases and gains of a model that are trained, as in `ns.coord_check`.
     seed : int
         The draws depend on it alone, not on the number of workers.
-    rng : numpy.random.Generator or int, optional
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
-    workers : int, optional
-        Worker processes; all cores, if None.
-    out : str or pathlib.Path, optional
-        A folder, in which finished parts are kept as they are done, an interrupted sweep goes on where it stopped, and
-        the report is written at the end.
+    rng, workers, out, device, executor : optional
+        As in `ns.audit`.
     backend : str
         The array library, as in `Program.law`.
-    device : str, optional
-        Where it computes.
     precision : str
         Of numbers, "float64" or "float32".
-    executor : concurrent.futures.Executor, optional
-        Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
@@ -124,28 +118,54 @@ def transfer(
     >>> found[0].verdict
     'shifts like n^-1.0'
     """
-    check_executor(executor, "processes")
     described, rules = subject_of(model, parametrisation, optimiser)
-    request = Request(
-        described,
-        rules,
-        widths,
-        steps,
-        optimiser,
-        ids,
-        targets,
-        tokens,
-        draws,
-        grow,
-        vectors,
-        lr,
-        weights,
-        schedule,
-        clip_norm,
-        seed=chosen_seed(seed, rng),
-        workers=workers,
-        out=None if out is None else out_path(out),
-        backend=choose(backend, device, precision),
-        progress=progress,
+    run = {"seed": seed, "rng": rng, "workers": workers, "out": out, "progress": progress}
+    place = {"backend": backend, "device": device, "precision": precision}
+    batch = {"ids": ids, "targets": targets, "tokens": tokens, "grow": grow, "vectors": vectors}
+    training = {"steps": steps, "lr": lr, "weights": weights, "schedule": schedule, "clip_norm": clip_norm}
+    request = Request.of(
+        described, rules, widths, optimiser=optimiser, draws=draws, **training, **batch, **run, **place
     )
     return TransferStudy(request).run(executor)
+
+
+Pair = tuple[int, SweepCase]
+
+
+@dataclass(frozen=True)
+class TransferStudy(TrainingStudy[Transfer]):
+    """A learning-rate sweep, of one parametrisation or several."""
+
+    request: Request
+
+    def tasks_of(self, case: SweepCase, place: int, lr: tuple[float, ...] | None = None) -> list[SweepTask]:
+        """The draws of one network, at the learning rates of the first round unless others are given."""
+        request = self.request
+        return [
+            SweepTask(case, index, draws, request.seed, request.backend, place, lr or request.grid)
+            for index, draws in request.parts(place)
+        ]
+
+    def result(self, run: Run) -> Transfer:
+        """A sweep of each parametrisation; without given learning rates, curves grow until they have their minimum."""
+        run.wait()
+        curves = {pair: self._curve(run, pair, self.request.grid) for pair in self.cases if not pair[1].empty}
+        while self.request.lr is None:
+            more = {pair: lr for pair, curve in curves.items() if (lr := curve.beyond)}
+            if not more:
+                break
+            tasks = [task for (place, case), lr in more.items() for task in self.tasks_of(case, place, lr)]
+            run.add(tasks)
+            run.wait(tasks, f"{self.request.name}: more learning rates")
+            curves |= {pair: curves[pair].joined(self._curve(run, pair, lr)) for pair, lr in more.items()}
+        sweeps = [self._sweep(rule, curves) for rule in self.request.checks]
+        return Transfer(self.request, sweeps, *self.spent(run))
+
+    def _curve(self, run: Run, pair: Pair, lr: tuple[float, ...]) -> Curve:
+        tasks = self.tasks_of(pair[1], pair[0], lr)
+        return Curve(np.array(lr), np.concatenate([run[task]["losses"] for task in tasks], axis=1), pair[0])
+
+    def _sweep(self, rule: Parametrisation, curves: dict[Pair, Curve]) -> Sweep:
+        cases = list(enumerate(self.request.cases(rule)))
+        by_width = {pair[1].width: curves[pair] for pair in cases if pair in curves}
+        return Sweep(rule.name, by_width, {case.width: case.refused for _, case in cases if case.refused})

@@ -1,4 +1,4 @@
-"""A learning-rate sweep as a document, with its figure: see `netsor._document`."""
+"""The result of a learning-rate sweep, its document and its figure: see `netsor._document`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
 from ..._html_report import COLOUR_CLASSES
 from ..._mpl_style import MARKS
-from .._training_report import GROWTH, batch_text, panels, sections_of, steps_text, svg_figure
+from .._training_report import GROWTH, ByParametrisation, batch_text, panels, sections_of, steps_text, svg_figure
 from ._request import Request, width_text
 from ._sweep import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 
@@ -166,3 +166,62 @@ def _line(axes: Any, curve: Curve, style: dict[str, Any], top: float) -> Any:
     )
     axes.plot(curve.best.lr, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
     return line
+
+
+class Transfer(ByParametrisation[Sweep]):
+    """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its place; `ns.transfer` makes it.
+
+    Print it for the table; `save(folder)` writes the report, the figure and the tables.
+
+    Parameters
+    ----------
+    request : Request
+        The arguments of the sweep.
+    parts : sequence of Sweep
+        The curves of each parametrisation.
+    random_numbers, seconds : float
+        About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> found = ns.transfer(tiny, widths=[8, 64], steps=1, parametrisation="sp", lr=2.0 ** np.arange(-7, 2))
+    >>> found
+    <Transfer of gpt2: sp shifts like n^-0.6; print it for the table>
+    >>> print(found["sp"].best(8))
+    0.186 (0.13, 0.26)
+    >>> found.rows()[0]["lr"]
+    0.0078125
+    """
+
+    request: Request
+
+    @property
+    def _verdict(self) -> str:
+        return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
+
+    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        return document(self.request, self.parts, self._verdict, manifest)
+
+    def _figure(self) -> Any:
+        return figure(self.request, self.parts)
+
+    def plot(self) -> Any:
+        """Loss against learning rate, a line for each width and a panel for each parametrisation; a figure."""
+        return self._figure()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor transfer --json` prints."""
+        r = self.request
+        return {
+            "model": r.name,
+            "steps": r.steps,
+            "optimiser": r.optimiser if isinstance(r.optimiser, str) else None,
+            "ids": r.ids,
+            "targets": r.targets,
+            "draws": r.draws,
+            "grow": None if r.own else r.grow,
+            "sweeps": [sweep.as_dict() for sweep in self.parts],
+            "random_numbers": self.random_numbers,
+            "seconds": round(self.seconds, 3),
+        }

@@ -23,9 +23,9 @@ from ...language import Scalar, apply, hyperparameter, train
 from ...models import Transformer
 from ...models._training import KINDS, training
 from ...optim import NAMED, Optimiser
-from .._cache import Arrays
+from .._output_dir import Arrays
 from .._parametrisation import Parametrisation, scaled
-from .._training import Build, TrainingCase, TrainingRequest, TrainingTask, call_build
+from .._training import OwnNetwork, TrainingCase, TrainingRequest, TrainingTask, call_build
 from ._sweep import ADDED, GRID
 
 STEPS = 4
@@ -34,15 +34,6 @@ LEAST_RATES = 3  # learning rates: the best one has a neighbour on either side
 COARSEST = 4  # the largest ratio of neighbours: a parabola through three points does not tell more
 DIVERGED = 1e300  # the loss of a network that overflowed
 LR = "lr"
-
-
-@dataclass(frozen=True, eq=False)
-class OwnNetwork:
-    """A program of the user with what trains it; two of these are equal if they are one."""
-
-    build: Build
-    optimiser: Optimiser | Mapping[Any, Optimiser]
-    weights: Callable[[Program], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +84,7 @@ def _program(case: SweepCase) -> Program:
         by = {parameter: NAMED[case.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
         logits = train(network.logits, network.loss, by, case.steps, network.parameters, **how)[-1]
         return Program(_finite(network.loss_of(logits)))
+    assert case.own is not None
     net = call_build(case.own.build, case.width)
     loss = net.output if isinstance(net, Program) else net
     if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
@@ -181,10 +173,6 @@ class Request(TrainingRequest):
         """The learning rates at a width: one more round than the first, if they are not given."""
         return len(self.grid) + (ADDED if self.lr is None else 0)
 
-    def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
-        return {**super().options(), "lr": self.lr, "schedule": self.factors, "clip_norm": self.clip_norm}
-
     @property
     def title(self) -> str:
         """What is done, in a few words."""
@@ -201,8 +189,8 @@ class Request(TrainingRequest):
     @cached_property
     def _network(self) -> OwnNetwork:
         assert not isinstance(self.model, Transformer)
-        by = self.optimiser
-        return OwnNetwork(self.model, NAMED[by].memory(1.0, 0.0) if isinstance(by, str) else by, self.weights)
+        by = NAMED[self.optimiser].memory(1.0, 0.0) if isinstance(self.optimiser, str) else self.optimiser
+        return OwnNetwork(self.model, optimiser=by, weights=self.weights)
 
     def cases(self, rule: Parametrisation) -> tuple[SweepCase, ...]:
         """One for each width."""

@@ -1,0 +1,287 @@
+"""The controls of each view as HTML forms, and the answers to them.
+
+The script of the page (`_page.js`) sends the values of a form to `answer`: `netsor explore` runs it in a local server,
+static pages in a worker of the browser. A control's value is JSON in an attribute, so the script need not know it.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..language import inf
+from ..models import RECIPES, names
+from ..paper import ACTIVATIONS
+from ._audit_view import STDS, UNCHANGED, Model, Variant, lengths
+from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Layer, text
+from ._program_view import ProgramSettings, Target, sliders
+from ._view import View, error_text, fold, view_html
+
+Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
+PASTED = Path("config.json")  # where a static page keeps a pasted configuration, in its own memory
+NONE, SAME, SECOND = "", "the same model, changed as below", "second_"
+START = {"heads": 1, "width": 16}  # of one layer: the three densities are far apart
+AUDITS = ("model", "audit")  # forms whose answers take long
+MANY = 50_000  # draws, where the default is as many as are quick
+
+
+def answer(
+    kind: str,
+    content: str,
+    emit: Emit,
+    target: Target | None = None,
+    links: Callable[[View, str], str] = lambda view, name: "",
+) -> None:
+    """Answer a form, whose values are JSON: emit HTML, progress or an error. `links` are those to files of a view."""
+
+    def tell(done: float, total: float) -> None:
+        emit("progress", f"{done / total if total else 0.0:.3f}")
+
+    try:
+        values = json.loads(content)
+        views: Iterable[View]
+        if kind == "layer":
+            views = [layer_of(values).view()]
+        elif kind == "model":
+            views = model_of(values).views(tell)
+        else:
+            assert target is not None
+            own = program_of(target, values)
+            views = own.audited(values["sharp"], tell) if kind == "audit" else [own.view()]
+        for view in views:
+            saved = links(view, kind)
+            if view.more is None or not values.get("distances"):
+                emit("html", view_html(view, view.rows, saved=saved))
+                continue
+            emit("html", view_html(view, view.rows, "KL …", saved))  # distances take longer than a picture
+            try:
+                rows, wrong = view.more(), ""
+            except ValueError as error:
+                rows, wrong = {}, f"KL: {error_text(error)}"
+            emit("html", view_html(view, {**view.rows, **rows}, wrong, saved))
+    except ConnectionError:  # nobody listens
+        raise
+    except (Exception, SystemExit) as error:  # a program of the user may raise anything
+        emit("error", error_text(error))
+
+
+def layer_of(values: Mapping[str, Any]) -> Layer:
+    """The `Layer` that a form describes; missing fields have their defaults."""
+    known = {field.name for field in fields(Layer)}
+    given = {name: _number(value) for name, value in values.items() if name in known}
+    if "token" in given:
+        given["token"] -= 1
+    return Layer(**given)
+
+
+def model_of(values: Mapping[str, Any]) -> Model:
+    """The models that a form describes."""
+    pasted = values.get("config", "").strip()
+    if pasted:
+        PASTED.write_text(pasted)
+
+    def variant(before: str, source: str) -> Variant:
+        changes = ("recipe", "std", "depth", "qk_norm", "fields")
+        return Variant(source, **{name: values[before + name] for name in changes if before + name in values})
+
+    path = values.get("path", "").strip()
+    first = variant("", path or (str(PASTED) if pasted else values["name"]))
+    other = values.get(f"{SECOND}path", "").strip() or values.get(f"{SECOND}name", NONE)
+    second = None if other == NONE else variant(SECOND, first.source if other == SAME else other)
+    switches = (values.get(name, False) for name in ("limit", "gradients", "sharp"))
+    return Model(first, second, lengths(values.get("tokens", "")), *switches)
+
+
+def program_of(target: Target, values: Mapping[str, Any]) -> ProgramSettings:
+    """The arguments and widths of a program that a form describes."""
+    return ProgramSettings(
+        target,
+        {slider.name: values[f"argument {slider.name}"] for slider in sliders(target)},
+        {name: _number(values[f"width {name}"]) for name in target.widths},
+        int(values.get("output") or 0),
+        values.get("draws"),
+    )
+
+
+def _number(value: Any) -> Any:
+    return inf if value == "inf" else value  # which JSON has not
+
+
+def layer_form(only: Sequence[str] | None = None, distances: bool = False) -> str:
+    """The controls of one layer, or some of them."""
+    sigmas = tuple(round(0.05 * k, 2) for k in range(81))
+    dims = {dim: "the width" if dim is None else text(dim) for dim in HEAD_DIMS}
+    labels = {name: f"W^{name.upper()}" for name in "qkvo"} | {"w": "the tokens' W"}
+    first = {
+        "heads": _slider("heads", "Heads H", range(1, 65), START["heads"]),
+        "tokens": _slider("tokens", "Tokens s", range(1, 33), 4),
+        "width": _width("width", "Width n", START["width"]),
+        "head_dim": _slider("head_dim", "Head dimension d", HEAD_DIMS, None, dims),
+        "activation": _choice("activation", "Activation φ", list(ACTIVATIONS), "clip"),
+        "scaling": _choice("scaling", "Scores", ["sqrt", "linear"], "sqrt", {"sqrt": "over √d", "linear": "over d"}),
+        "mask": _choice("mask", "Mask", [None, "causal"], None, {None: "none"}),
+        "distances": _check("distances", "KL divergences", distances),
+    }
+    rest = {
+        "clip": _slider("clip", "Clip at", CLIPS, 100.0),
+        "token": _slider("token", "Output of token", range(1, 33), 1),
+        **{
+            f"sigma_{name}": _slider(f"sigma_{name}", f"σ of {label}", sigmas if name in "qk" else sigmas[1:], 1.0)
+            for name, label in labels.items()
+        },
+        "draws": _draws(),
+    }
+    if only is not None:
+        return _form("layer", [(first | rest)[name] for name in only])
+    return _form("layer", [*first.values(), fold("More to change", _column(rest.values()))])
+
+
+def model_form(only: Sequence[str] | None = None, local: bool = False) -> str:
+    """The controls of one model and a second next to it, or some of them; a `local` page takes paths of files."""
+    known, switch = list(names()), [UNCHANGED, "on", "off"]
+    stds = {std: UNCHANGED if std is None else f"{std:g}" for std in STDS}
+    config = (
+        '<label>or paste a config.json<textarea name="config" rows="4" spellcheck="false" '
+        'placeholder="{&quot;model_type&quot;: &quot;gpt2&quot;, …}"></textarea></label>'
+        '<label>or choose a file<input type="file" data-for="config" accept=".json,application/json"></label>'
+    )
+
+    def variant(before: str, which: str) -> dict[str, str]:
+        path = {"path": _text(f"{before}path", "or a config.json", "path/to/config.json")} if local else {}
+        controls = {
+            "name": which,
+            **path,
+            "recipe": _choice(f"{before}recipe", "Recipe", [UNCHANGED, *RECIPES], UNCHANGED),
+            "std": _slider(f"{before}std", "Std of all matrices", STDS, None, stds),
+            "depth": _choice(f"{before}depth", "Depth scaling 1/√(2·blocks)", switch, UNCHANGED),
+            "qk_norm": _choice(f"{before}qk_norm", "QK-norm", switch, UNCHANGED),
+            "fields": _text(f"{before}fields", "Other fields", "heads=8, norm=rms"),
+        }
+        return {before + name: control for name, control in controls.items()}
+
+    other = _choice(f"{SECOND}name", "Compare with", [NONE, SAME, *known], NONE, {NONE: "nothing"})
+    first = variant("", _choice("name", "Model", known, "gpt2")) | ({} if local else {"config": config})
+    common = {
+        "tokens": _text("tokens", "Tokens, one length or several", "16, 128"),
+        "limit": _check("limit", "Add the limit"),
+        "gradients": _check("gradients", "Gradients"),
+        "sharp": _check("sharp", "Sharper: more draws"),
+    }
+    second = variant(SECOND, other)
+    if only is not None:
+        return _form("model", [(first | common | second)[name] for name in only])
+    which = second.pop(f"{SECOND}name")
+    changed = fold("Changes of the second model", _column(second.values()))
+    return _form("model", [*first.values(), *common.values(), which, changed])
+
+
+def program_form(target: Target, audit: bool = False) -> str:
+    """A control for each width and each number of a program, and which output; for its audit, how many draws."""
+    controls = [_width(f"width {name}", f"Width {name}", 256) for name in target.widths]
+    controls += [
+        f"<label>{html.escape(each.name)} <output>{each.start:g}</output>"
+        f'<input type="range" name="argument {html.escape(each.name)}" min="{each.low}" max="{each.high}" '
+        f'step="{each.step}" value="{each.start}"></label>'
+        for each in sliders(target)
+    ]
+    if audit:
+        return _form("audit", [*controls, _check("sharp", "Sharper: more draws")])
+    output = '<label>Output<input type="number" name="output" min="0" value="0"></label>'
+    return _form("program", [*controls, output, _draws(), _check("distances", "KL divergences", True)])
+
+
+def local_page(target: Target | None) -> str:
+    """The page of `netsor explore`: a form for each view, and one view at a time."""
+    forms = {"One layer": layer_form(distances=True), "One model": model_form(local=True)}
+    if target is not None:
+        forms["Your program"] = program_form(target)
+        if target.watched:
+            forms["Its audit"] = program_form(target, audit=True)
+    first = "One layer" if target is None else "Your program"
+    choices = "".join(
+        f'<label><input type="radio" name="view" value="{title}"{" checked" * (title == first)}> {title}</label> '
+        for title in forms
+    )
+    sections = "".join(f'<section data-view="{title}" hidden>{demo(form)}</section>' for title, form in forms.items())
+    style, script = (Path(__file__).with_name(f"_page.{kind}").read_text() for kind in ("css", "js"))
+    head = f"<style>{style}</style>"
+    return page(head, f'<p class="netsor-views">{choices}</p>{sections}<script>{script}netsorPage.follow()</script>')
+
+
+def demo(form: str, stored: str = "") -> str:
+    """A form and its answer, side by side; at first a stored one."""
+    return f'<div class="netsor-demo netsor-two"><div>{form}</div><div class="netsor-view">{stored}</div></div>'
+
+
+def page(head: str, body: str) -> str:
+    """A whole page, light or dark as the browser is."""
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>netsor explore</title>
+<style>
+  :root {{ color-scheme: light dark }}
+  body {{ font-family: sans-serif; margin: 0 auto; max-width: 80rem; padding: 1rem }}
+</style>
+<script>document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)</script>
+{head}
+<h1 class="netsor-head">netsor: move a slider, see the law</h1>
+{body}
+</html>
+"""
+
+
+def _form(kind: str, controls: Sequence[str]) -> str:
+    slow = " data-slow" * (kind in AUDITS)
+    fieldset = f"<fieldset>{_column(controls)}</fieldset>"
+    return f'<form class="netsor-controls" data-kind="{kind}"{slow}>{fieldset}</form>'
+
+
+def _column(controls: Iterable[str]) -> str:
+    return "".join(f"<div>{control}</div>" for control in controls)
+
+
+def _width(name: str, label: str, start: float) -> str:
+    return _slider(name, label, WIDTHS, start, {width: text(width) for width in WIDTHS})
+
+
+def _draws() -> str:
+    return _choice("draws", "Draws", [None, MANY], None, {None: "as many as are quick", MANY: f"{MANY:,}"})
+
+
+def _slider(name: str, label: str, values: Sequence[Any], start: Any, words: Mapping[Any, str] | None = None) -> str:
+    shown = [(words or {}).get(value, str(value)) for value in values]
+    choices = _attribute([["inf" if value == inf else value, word] for value, word in zip(values, shown, strict=True)])
+    at = list(values).index(start)
+    return (
+        f"<label>{html.escape(label)} <output>{html.escape(shown[at])}</output>"
+        f'<input type="range" name="{html.escape(name)}" min="0" max="{len(values) - 1}" value="{at}" '
+        f'data-choices="{choices}"></label>'
+    )
+
+
+def _choice(name: str, label: str, options: Sequence[Any], start: Any, words: Mapping[Any, str] | None = None) -> str:
+    inside = "".join(
+        f'<option value="{_attribute(option)}"{" selected" if option == start else ""}>'
+        f"{html.escape((words or {}).get(option, str(option)))}</option>"
+        for option in options
+    )
+    return f'<label>{html.escape(label)}<select name="{name}">{inside}</select></label>'
+
+
+def _check(name: str, label: str, checked: bool = False) -> str:
+    return f'<label><input type="checkbox" name="{name}"{" checked" * checked}> {html.escape(label)}</label>'
+
+
+def _text(name: str, label: str, hint: str) -> str:
+    return f'<label>{html.escape(label)}<input type="text" name="{name}" placeholder="{html.escape(hint)}"></label>'
+
+
+def _attribute(value: Any) -> str:
+    return html.escape(json.dumps(value), quote=True)
