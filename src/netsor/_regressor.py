@@ -149,6 +149,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     value. Scale features and targets to a size of about 1; targets are centred for you. After `fit`:
     `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's mean for
     infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`, `effective_`.
+    Other parameters are those of `Program.posterior`.
 
     Parameters
     ----------
@@ -169,28 +170,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         `evidence_` has all of them.
     evidence : bool
         Whether `fit` computes the evidence without a grid too, which takes longer than the posterior.
-    draws : int
-        The number of states that are kept, as in `Program.posterior`.
-    chains : int
-        The number of chains.
-    thin : int
-        The number of moves between two kept states.
-    particles : int
-        The number of particles that are tempered from the prior to the posterior.
-    moves : int
-        The moves of each particle at each tempering step.
     runs : int
         The number of independent runs for the evidence, each with half as many particles.
     kernel_draws : int
         The draws for the kernel of infinitely many heads.
-    workers : int, optional
-        The number of threads; all cores if None.
-    backend : str
-        The array library for the likelihoods, as in `Program.posterior`.
-    device : str, optional
-        As in `Program.posterior`.
-    progress : bool, optional
-        As in `Program.posterior`.
     random_state : int, numpy.random.RandomState or None
         The seed of the fit.
 

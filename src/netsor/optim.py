@@ -209,14 +209,10 @@ class Adam(Optimiser):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019); `torch.optim.AdamW`.
 
+    Other parameters are those of `Adam`.
+
     Parameters
     ----------
-    lr : float, callable or Scalar
-        The learning rate, as in `SGD`.
-    betas : tuple of float
-        As in `Adam`.
-    eps : float or callable
-        As in `Adam`.
     weight_decay : float or Scalar
         λ: a step first multiplies the parameter by 1 − lr·λ.
 

@@ -59,11 +59,11 @@ def layer(
 ) -> ns.Vector:
     """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
 
+    Other parameters are those of `attention`.
+
     Parameters
     ----------
     tokens : int
-        How many.
-    heads : int
         How many.
     activation : str
         φ: clip (at `clip`), relu, erf, tanh, gelu or identity.
@@ -71,19 +71,10 @@ def layer(
         Where clip cuts off.
     low_rank : bool
         Whether the head dimension is a width of its own, `law(n=…, d=…)`.
-    scaling : str
-        "sqrt" or "linear": scores over √d or d.
-    sigma_q, sigma_k, sigma_v, sigma_o, sigma_w : float
-        Standard deviations of the matrices.
+    sigma_w : float
+        The standard deviation of the matrices W^i.
     token : int
         Whose output it is, the first unless given.
-    mask : str, optional
-        As in `ns.softmax`.
-
-    Returns
-    -------
-    Program
-        With one output vector.
 
     Examples
     --------

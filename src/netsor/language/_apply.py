@@ -51,11 +51,6 @@ def apply(
         of the arguments and of d, an array like the result of f, that returns the gradient of Σ d·f. For several
         arguments, a tuple with one function for each, or None for those that are never differentiated.
 
-    Returns
-    -------
-    Scalar
-        f of the scalars.
-
     Examples
     --------
     >>> p = ns.normal((2, 3))
@@ -89,7 +84,8 @@ def nonlin(
 ) -> Vector:
     """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f must act elementwise, be deterministic and leave its arguments unchanged; this is checked on a few numbers.
+    f must act elementwise, be deterministic and leave its arguments unchanged; this is checked on a few numbers. Other
+    parameters are those of `apply`.
 
     Parameters
     ----------
@@ -97,20 +93,9 @@ def nonlin(
         A function of numpy arrays, one for each argument, whose shapes broadcast.
     *arguments : Vector, Scalar or array_like
         One vector or more, then scalars.
-    name : str, optional
-        The printed name; by default that of f.
-    bounded : bool, optional
-        Declares whether f is bounded, which the checker cannot see.
-    lipschitz : bool, optional
-        Declares whether f is pseudo-Lipschitz.
     derivative : callable or tuple, optional
         The derivative, for `ns.grad`: a function of the same arguments. For several arguments, a tuple with one for
         each, or None for those that are never differentiated.
-
-    Returns
-    -------
-    Vector
-        φ of the vectors.
 
     Examples
     --------
@@ -189,11 +174,6 @@ Parameters
 ----------
 x : Vector or Scalar
     Vectors, on which it acts coordinate by coordinate, or scalars.
-
-Returns
--------
-Vector or Scalar
-    Like `x`.
 
 Examples
 --------
@@ -291,11 +271,6 @@ def leaky_relu(x: X, slope: float = 0.01) -> X:
     slope : float
         The slope below 0.
 
-    Returns
-    -------
-    Vector or Scalar
-        Like `x`.
-
     Examples
     --------
     >>> ns.leaky_relu(ns.gaussian(ns.Width("n"), 3), slope=0.2)
@@ -313,11 +288,6 @@ def clip(x: X, bound: float) -> X:
         Vectors, on which it acts coordinate by coordinate, or scalars.
     bound : float
         Above 0.
-
-    Returns
-    -------
-    Vector or Scalar
-        Like `x`.
 
     Examples
     --------

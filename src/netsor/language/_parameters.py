@@ -159,6 +159,8 @@ def weight(
 ) -> Weight:
     """A weight matrix in R^{out × in}, entries i.i.d. N(0, std²/in); a batch means independent matrices.
 
+    `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
+
     Parameters
     ----------
     out_width
@@ -175,11 +177,6 @@ def weight(
     entry_std
         The standard deviation of the entries themselves, as in N(0, 0.02²), instead of std; for an in_width that is a
         number.
-
-    Returns
-    -------
-    Weight
-        `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
 
     Examples
     --------
@@ -261,11 +258,6 @@ def gaussian(
     name
         The name shown in messages.
 
-    Returns
-    -------
-    Vector
-        An array of vectors of this shape.
-
     Examples
     --------
     >>> ns.gaussian(ns.Width("n"), 2, cov=[[1.0, 0.5], [0.5, 1.0]])
@@ -334,11 +326,6 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
     name : str, optional
         The printed name.
 
-    Returns
-    -------
-    Scalar
-        Scalars of this shape.
-
     Examples
     --------
     >>> print(f"{ns.Program(ns.normal(std=2.0)).law(draws=20_000).var():.1f}")
@@ -359,11 +346,6 @@ def hyperparameter(name: str) -> Scalar:
     name : str
         The keyword of `law`, `draw`, `simulate` and `plan` that gives the number.
 
-    Returns
-    -------
-    Scalar
-        The same number in every draw.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -377,17 +359,12 @@ def hyperparameter(name: str) -> Scalar:
 
 
 def data(vectors: npt.ArrayLike) -> Vector:
-    """Data: given vectors of a fixed finite dimension, the input of a real network.
+    """Data: given vectors of a fixed finite dimension, the input of a real network. A weight has this fan-in.
 
     Parameters
     ----------
     vectors : array_like
         The last axis holds the coordinates; the other axes are the shape.
-
-    Returns
-    -------
-    Vector
-        Vectors that are not random. A weight that acts on them has this fan-in.
 
     Examples
     --------

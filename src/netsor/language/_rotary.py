@@ -106,11 +106,6 @@ def rotary(
     stretch : Stretch, optional
         Scales low frequencies, as in Llama 3.1; needs a base above 1.
 
-    Returns
-    -------
-    Vector
-        In the shape of `x`.
-
     Examples
     --------
     >>> ns.rotary(ns.gaussian(ns.Width("d"), (2, 5))).shape

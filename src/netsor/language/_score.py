@@ -23,18 +23,15 @@ from ._width import Width
 def dot(x: Vector, y: Vector) -> Scalar:
     """Scores, n^(−1/2) ⟨x_i, y_j⟩, with n the width of x and y.
 
+    Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
+    vectors give one scalar.
+
     Parameters
     ----------
     x
         Vectors, such as queries.
     y
         Vectors of the same width, such as keys.
-
-    Returns
-    -------
-    Scalar
-        Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
-        vectors give one scalar.
 
     Examples
     --------
@@ -46,19 +43,9 @@ def dot(x: Vector, y: Vector) -> Scalar:
 
 
 def mean_dot(x: Vector, y: Vector) -> Scalar:
-    """Means, n^(−1) ⟨x_i, y_j⟩, with the shapes of `dot`.
+    """Means, n^(−1) ⟨x_i, y_j⟩. The parameters are those of `dot`.
 
-    Parameters
-    ----------
-    x : Vector
-        (…, s).
-    y : Vector
-        (…, t), of the same width.
-
-    Returns
-    -------
-    Scalar
-        (…, s, t). At infinite width a mean is a number, unless it depends on scores or random scalars.
+    At infinite width a mean is a number, unless it depends on scores or random scalars.
 
     Examples
     --------
@@ -94,11 +81,6 @@ def concat(x: Vector, axis: int = 0) -> Vector:
         Vectors, such as the heads of attention.
     axis : int
         The axis to concatenate.
-
-    Returns
-    -------
-    Vector
-        Without this axis; its length multiplies the width.
 
     Examples
     --------
@@ -136,11 +118,6 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     gain : float
         A factor of the result.
 
-    Returns
-    -------
-    Vector
-        Like `x`.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -159,21 +136,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
-    """`rms_norm` of x less the mean of its coordinates.
-
-    Parameters
-    ----------
-    x : Vector
-        Vectors; each is normalised.
-    eps : float
-        Added to the mean square.
-    gain : float
-        A factor of the result.
-
-    Returns
-    -------
-    Vector
-        Like `x`.
+    """`rms_norm` of x less the mean of its coordinates. The parameters are those of `rms_norm`.
 
     Examples
     --------
@@ -188,7 +151,7 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:
-    """Join arrays of vectors, or of scalars, along an existing axis.
+    """Join arrays of vectors, or of scalars, along an existing axis, as numpy.concatenate does.
 
     Parameters
     ----------
@@ -196,11 +159,6 @@ def join(values: Sequence[V], axis: int = 0) -> V:
         One or more arrays, whose shapes differ along the axis only.
     axis : int
         The axis to join.
-
-    Returns
-    -------
-    Vector or Scalar
-        As from numpy.concatenate.
 
     Examples
     --------
@@ -219,7 +177,7 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Stack arrays of one shape along a new axis.
+    """Stack arrays of one shape along a new axis, as numpy.stack does.
 
     Parameters
     ----------
@@ -227,11 +185,6 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
         One or more arrays of one shape.
     axis : int
         The position of the new axis.
-
-    Returns
-    -------
-    Vector or Scalar
-        As from numpy.stack.
 
     Examples
     --------

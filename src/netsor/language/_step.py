@@ -41,7 +41,9 @@ def step(
     clip_norm: float | None = None,
     lr_factor: float | Scalar = 1.0,
 ) -> Any:
-    """The outputs after one step of an optimiser on the loss, as values of the same program.
+    """The outputs after one step of an optimiser on the loss, as values of the same program and in the same structure.
+
+    You can use them in another step. As in training, gradients do not flow through a step.
 
     `optimiser` is an object of `ns.optim`, or a dictionary of them by weight or by name, with "matrices" for all other
     weights and None for all other parameters. An object remembers: in the next step it continues with its moments. A
@@ -91,12 +93,6 @@ def step(
         `torch.nn.utils.clip_grad_norm_` does. For finite widths.
     lr_factor
         What every learning rate is multiplied by in this step: a number, as a schedule has it here, or a scalar.
-
-    Returns
-    -------
-    Any
-        The outputs after the step, in the same structure. You can use them in another step; as in training, gradients
-        do not flow through a step.
 
     Examples
     --------
@@ -185,30 +181,19 @@ def train(
     schedule: Callable[[int], float | Scalar] | None = None,
     clip_norm: float | None = None,
 ) -> list[Any]:
-    """The outputs before training and after each of some steps: `ns.step` as often, with one optimiser.
+    """The outputs after 0, 1, …, `steps` steps of one optimiser. Other parameters are those of `step`.
 
     Parameters
     ----------
-    outputs
-        A value of the program, or a list or tuple of them.
     loss
         A scalar of the program, or a list of them, one for each batch: the steps take them in turn.
     optimiser
         An object of `ns.optim`, or a dictionary of them as in `ns.step`.
     steps
         The number of steps.
-    weights
-        The parameters that move, as in `ns.step`.
     schedule
         A function of the step 0, 1, … that the learning rates are multiplied by, as in PyTorch's `LambdaLR`. A warm-up
         over five steps is `lambda t: min(1.0, (t + 1) / 5)`.
-    clip_norm
-        The largest norm of the gradient of all parameters, as in `ns.step`.
-
-    Returns
-    -------
-    list
-        The outputs after 0, 1, …, `steps` steps.
 
     Examples
     --------

@@ -169,11 +169,6 @@ def ones(width: Width | int) -> Vector:
     width : Width or int
         Its dimension.
 
-    Returns
-    -------
-    Vector
-        A single vector.
-
     Examples
     --------
     >>> n = ns.Width("n")

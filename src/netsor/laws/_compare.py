@@ -162,17 +162,14 @@ Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
 def kl(p: Other, q: Other) -> Estimate:
-    """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q).
+    """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q), in nats.
+
+    The error is small if both laws have one seed, which couples them.
 
     Parameters
     ----------
     p, q : Law, Joint, frozen distribution of scipy.stats, or array_like
         The two laws; an array is a sample.
-
-    Returns
-    -------
-    Estimate
-        In nats, with a standard error; small if both laws have one seed, which couples them.
 
     Examples
     --------
@@ -194,11 +191,6 @@ def total_variation(p: Other, q: Other) -> Estimate:
     p, q : Law, frozen distribution of scipy.stats, or array_like
         The two laws; an array is a sample.
 
-    Returns
-    -------
-    Estimate
-        The distance, from 0 to 1, with its error.
-
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
@@ -211,15 +203,7 @@ def total_variation(p: Other, q: Other) -> Estimate:
 def wasserstein1(p: Other, q: Other) -> Estimate:
     """∫ |P − Q| of the distribution functions, the least mean distance of two variables with these laws.
 
-    Parameters
-    ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
-
-    Returns
-    -------
-    Estimate
-        The distance, in the unit of the variable, with its error.
+    The parameters are those of `total_variation`.
 
     Examples
     --------
@@ -233,15 +217,7 @@ def wasserstein1(p: Other, q: Other) -> Estimate:
 def kolmogorov(p: Other, q: Other) -> Estimate:
     """The largest difference of two distribution functions, sup |P − Q|.
 
-    Parameters
-    ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
-
-    Returns
-    -------
-    Estimate
-        The distance, from 0 to 1, with its error.
+    The parameters are those of `total_variation`.
 
     Examples
     --------
@@ -256,17 +232,12 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
 def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[str, Estimate]:
     """Several distances of two laws at once, in less time than one by one.
 
+    Other parameters are those of `total_variation`.
+
     Parameters
     ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
     names : sequence of str
         Which: `kl`, `total_variation`, `wasserstein1`, `kolmogorov`.
-
-    Returns
-    -------
-    dict of str to Estimate
-        In the order of `names`.
 
     Examples
     --------
@@ -301,6 +272,8 @@ DIRECTIONS_SEED = 2025  # unless one is given
 def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = None, rng: Rng = None) -> Estimate:
     """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
 
+    The error has a part of the laws and a part of the directions.
+
     Parameters
     ----------
     p, q : Joint, frozen scipy.stats.multivariate_normal, or array_like
@@ -311,11 +284,6 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
         The seed of the directions; 2025 without `seed` and `rng`.
     rng : numpy.random.Generator or int, optional
         A generator, instead of `seed`.
-
-    Returns
-    -------
-    Estimate
-        The distance, with the error of the laws and that of the directions.
 
     Examples
     --------
@@ -344,7 +312,7 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
-    """Plot densities, and below them the difference of each from the last.
+    """Plot densities, and below them the difference of each from the last. Returns the axes.
 
     Arrows are atoms. Show or save the figure as any other: `plt.show()`, `plt.savefig("laws.pdf")`.
 
@@ -356,11 +324,6 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
         Names for the laws.
     ax : matplotlib axes, or a pair of them, optional
         Two axes, or one for the densities alone; a new figure if None.
-
-    Returns
-    -------
-    matplotlib axes, or an array of two
-        The axes.
 
     Examples
     --------

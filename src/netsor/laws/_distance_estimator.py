@@ -331,11 +331,6 @@ def paper_kl(
     grid : array_like, optional
         The points, which span both samples unless given (the paper's span the draws of all trials).
 
-    Returns
-    -------
-    float
-        The estimate, without an error.
-
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)

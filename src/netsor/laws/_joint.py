@@ -281,16 +281,9 @@ class Joint(LawBase):
         return at
 
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
-        """Independent draws of all entries, from the replicas (see `Law.rvs`).
+        """Independent draws of all entries, (*size, entries), from the replicas.
 
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The number of draws; a single one if None.
-        seed : int, optional
-            The seed; without `seed` and `rng` the draws differ each time.
-        rng : numpy.random.Generator or int, optional
-            A generator, instead of `seed`.
+        The parameters are those of `Law.rvs`.
         """
         shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
         chosen = self._replicas.choose(math.prod(shape), rng)

@@ -40,16 +40,7 @@ class Provenance:
 class LawError(PlacedError):
     """A law cannot answer the question, or the numbers do not make a law. It is a ValueError.
 
-    Parameters
-    ----------
-    operation : str
-        The method or function that raises it.
-    problem : str
-        The argument, its value and what is allowed; or the name of the argument.
-    value : Any
-        The value of that argument.
-    allowed : str
-        What it must be.
+    The parameters are those of `TraceError`.
 
     Examples
     --------
@@ -72,11 +63,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     ----------
     path : str or pathlib.Path
         The file.
-
-    Returns
-    -------
-    Law or Joint
-        The law that was saved, with its origin.
 
     Examples
     --------

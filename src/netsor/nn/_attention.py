@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from inspect import getdoc
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from ._block import affine, call_layer, scales
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
-    """A mask for scores (…, i, j): token i sees itself and those before it.
+    """A mask (tokens, tokens) for `attend`: token i sees itself and those before it.
 
     Parameters
     ----------
@@ -27,11 +26,6 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
         The number of tokens.
     window : int, optional
         Each token sees the last `window` tokens only.
-
-    Returns
-    -------
-    numpy.ndarray of bool
-        (tokens, tokens), for `mask` of `attend`.
 
     Examples
     --------
@@ -46,7 +40,7 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
-    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022).
+    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), (heads, tokens, tokens), for `bias` of `attend`.
 
     The slopes m_a are 2^(−8a/H), a = 1 … H, for H a power of two. Otherwise they are those of the power of two below H,
     and then every other one of twice that power.
@@ -57,11 +51,6 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
         The number of heads, H.
     tokens : int
         The number of tokens.
-
-    Returns
-    -------
-    numpy.ndarray
-        (heads, tokens, tokens), for `bias` of `attend`.
 
     Examples
     --------
@@ -91,7 +80,7 @@ def relative_bias(
     std: float = 1.0,
     bidirectional: bool = True,
 ) -> Scalar:
-    """The relative biases of T5: random scalars, one N(0, std²) a head and bucket.
+    """The relative biases of T5, (heads, tokens, tokens), for `bias` of `attend`: one N(0, std²) a head and bucket.
 
     The bucket of j − i depends on its sign and size: exact for small distances, then logarithmic up to `max_distance`.
     T5 shares the biases between its layers: pass the same value to each.
@@ -110,11 +99,6 @@ def relative_bias(
         The standard deviation of each bias.
     bidirectional : bool
         Whether each sign has its own buckets; otherwise j > i is treated as j = i.
-
-    Returns
-    -------
-    Scalar
-        (heads, tokens, tokens), for `bias` of `attend`.
 
     Examples
     --------
@@ -153,18 +137,7 @@ def _bucket(distance: npt.NDArray[np.intp], buckets: int, most: int) -> npt.NDAr
 
 
 class Rotary(NamedTuple):
-    """Rotary positions of queries and keys, as in `ns.rotary`.
-
-    Parameters
-    ----------
-    base : float
-        The base of the frequencies.
-    fraction : float
-        The fraction of coordinates that is rotated, above 0 and at most 1.
-    positions : array_like, optional
-        0, 1, … by default.
-    stretch : Stretch, optional
-        Scales low frequencies.
+    """Rotary positions of queries and keys. The parameters are those of `rotary`.
 
     Examples
     --------
@@ -201,11 +174,6 @@ class Attended(NamedTuple):
     output: Vector  # (…, tokens), in the space of x
     scores: Scalar  # (heads, …, tokens, tokens of the context), as the softmax gets them, before the mask
     weights: Scalar  # the softmax of the scores, of that shape
-
-
-def _parameters(f: Callable[..., object]) -> str:
-    """The section of a docstring that lists the parameters."""
-    return "Parameters\n" + (getdoc(f) or "").partition("Parameters\n")[2].partition("\n\nReturns")[0]
 
 
 def attention(
@@ -264,11 +232,6 @@ def attention(
     sigma_b : float
         The standard deviation of the entries of all biases.
 
-    Returns
-    -------
-    Vector
-        In the shape of `x`.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -303,11 +266,6 @@ def attend(
 ) -> Attended:
     """Multi-head attention: its output, scores and weights. The parameters are those of `attention`.
 
-    Returns
-    -------
-    Attended
-        Output, scores and weights.
-
     Examples
     --------
     >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
@@ -338,9 +296,6 @@ def attend(
     p = _biased(_softcapped(_scores(q, k, scaling), softcap), bias)
     a = softmax(p, _allowed(mask, window, p))
     return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
-
-
-attend.__doc__ = (getdoc(attend) or "").replace("Returns\n", _parameters(attention) + "\n\nReturns\n", 1)
 
 
 def _rotated(u: Vector, by: Rotary) -> Vector:

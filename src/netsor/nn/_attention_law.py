@@ -222,11 +222,6 @@ def attention_std(
     correlation
         Of any two tokens, from 0 to 1: keys and values of different tokens have it.
 
-    Returns
-    -------
-    Estimate
-        The standard deviation, with the error of the integrals.
-
     Examples
     --------
     >>> ns.attention_std(256, 64, scale=8 / 64)  # u-µP with mult = 8

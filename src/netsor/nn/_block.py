@@ -96,11 +96,6 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
         + attend(norm(x)) + feed(norm(x)); sandwich: as pre, with a norm of what each branch adds; after: x +
         norm(attend(x)), then x + norm(feed(x)).
 
-    Returns
-    -------
-    Block
-        The output, and what the branches added.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -166,11 +161,6 @@ def mlp(
     sigma_b : float
         The standard deviation of the entries of all biases.
 
-    Returns
-    -------
-    Vector
-        In the shape of x.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -209,11 +199,6 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     ----------
     layer : callable
         A function of vectors that returns a value or a tuple of values. It is called once.
-
-    Returns
-    -------
-    callable
-        A function of vectors of the same shape and width.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from ..language._width import as_width
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
-    """Untied logits W y, with entries of W N(0, σ²/fan-in).
+    """Untied logits W y, (*shape of y, vocabulary), with entries of W N(0, σ²/fan-in).
 
     Given y, the logits of a word are jointly N(0, σ² G) over the vectors, G_ij = ⟨y_i, y_j⟩/n, and words are
     independent, at every width: so they are the symmetric root of G times i.i.d. normals. Loss and probabilities are
@@ -30,11 +30,6 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
         The number of words.
     sigma : float
         σ.
-
-    Returns
-    -------
-    Scalar
-        (*shape of y, vocabulary).
 
     Examples
     --------
@@ -180,11 +175,6 @@ def embedding(
         The standard deviation of learned positions, which are added if you give it.
     positions : array_like of int, optional
         0, 1, … along the last axis by default.
-
-    Returns
-    -------
-    Vector
-        In the shape of the ids.
 
     Examples
     --------
