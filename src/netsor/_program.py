@@ -78,9 +78,7 @@ class Program:
             output = tuple(output)
         outputs = output if isinstance(output, tuple) else (output,)
         if not outputs or not all(isinstance(value, Value) for value in outputs):
-            raise TraceError(
-                f"program {name}", f"must return a vector, a scalar or a tuple of them, returned {shown(output)}"
-            )
+            raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
         self.output = output
         self.name = name
         self.probes = tuple(probes)  # what `ns.probe` named, in order; a part of a program has none

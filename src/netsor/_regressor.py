@@ -305,10 +305,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if "heads" in given:
             given["heads"] = checked_count(label("heads"), given["heads"])
             if given["heads"] == inf and self.width != inf:
-                raise ValueError(
-                    f"{label('heads')}=inf needs width=inf, got width={shown(self.width)}; at a finite width all heads "
-                    "read the same random vectors, and infinitely many are no Gaussian process"
-                )
+                raise ValueError(f"{label('heads')}=inf needs width=inf, got width={shown(self.width)}")
         used = {k: v for k, v in given.items() if k != "noise" and not (k == "heads" and v == inf)}
         for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
             scale(used[name], label(name))
@@ -317,9 +314,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             signature.bind(None, **used)
         except TypeError as error:
             known = ", ".join(signature.parameters)
-            raise ValueError(
-                f"arguments and grid: prior({known}) cannot be called with tokens and {shown(used)}: {error}"
-            ) from None
+            raise ValueError(f"arguments and grid do not fit prior({known}), got {shown(used)}: {error}") from None
         return given
 
     def cost(self, X: Any, y: Any) -> _bayes.Cost:
@@ -429,13 +424,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The prior at these examples."""
         net = (self.prior or attention_prior)(tokens, **arguments)
         if not isinstance(net, Program):
-            raise ValueError(
-                f"prior={shown(self.prior)} must return a program, got {shown(net)}; decorate it with ns.program"
-            )
+            raise ValueError(f"prior must return a program, got {shown(net)}: decorate it with ns.program")
         if net.shape not in ((len(tokens),), (len(tokens), 1)):
-            raise ValueError(
-                f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
-            )
+            raise ValueError(f"prior has outputs of shape {net.shape}: it needs one for each of {len(tokens)} examples")
         widths: Any = dict.fromkeys(net.widths, self.width)
         return net._at(widths)
 

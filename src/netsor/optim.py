@@ -128,9 +128,7 @@ class SGD(Optimiser):
         real(self.momentum, "momentum", "SGD", least=0)
         real(self.dampening, "dampening", "SGD")
         if self.nesterov and (not self.momentum or self.dampening):
-            raise TraceError(
-                "SGD", f"nesterov=True needs momentum > 0 and dampening=0, got {self.momentum:g} and {self.dampening:g}"
-            )
+            raise TraceError("SGD", "nesterov", True, "False without momentum, or with dampening")
 
     def _update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
         """A multiple of the gradient, or of the buffer."""

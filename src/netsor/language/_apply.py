@@ -146,10 +146,7 @@ def as_function(
     if as_name(function.name, operation) is None:
         raise TraceError(operation, f"name=None of the Function of {shown(function.f)} must be a string")
     if again:
-        raise TraceError(
-            operation,
-            f"{function.name} is a Function and says itself what is known of it: declare that in ns.Function(…)",
-        )
+        raise TraceError(operation, f"{function.name} is a Function: declare what is known of it in ns.Function(…)")
     one_of(function.bounded, "bounded", operation, (True, False, None))
     one_of(function.lipschitz, "lipschitz", operation, (True, False, None))
     if not callable(function.f):

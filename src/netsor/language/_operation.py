@@ -164,11 +164,7 @@ class OptimiserStep:
         except Exception as error:  # a user's function may raise anything
             raise TraceError("step", f"lr, scale or eps of {self.name} fails at the widths {sizes}: {error}") from error
         if made is None or not math.isfinite(made):
-            raise TraceError(
-                "step",
-                f"lr, scale or eps of {self.name} is {shown(made)} at fan-in {sizes[0]:g} and fan-out {sizes[1]:g}: it "
-                "must be a finite number",
-            )
+            raise TraceError("step", f"lr, scale or eps of {self.name} must be finite, got {shown(made)} at {sizes}")
         return made
 
 

@@ -127,10 +127,8 @@ class Weight:
             remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
             raise TraceError(operation, f"a weight multiplies vectors, got {shown(x)}{remedy}")
         if x.width != self.in_width:
-            name = "W.T" if self.transposed else "W"
-            raise TraceError(
-                operation, f"{name} maps R^{self.in_width} to R^{self.out_width}, but x lives in R^{x.width}"
-            )
+            maps = f"{'W.T' if self.transposed else 'W'} maps R^{self.in_width} to R^{self.out_width}"
+            raise TraceError(operation, f"{maps}, but x lives in R^{x.width}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +203,8 @@ def _absolute(entry_std: float, std: float, in_width: Width) -> float:
     if std != 1:
         raise TraceError("weight", f"std={std:g} and entry_std={entry_std:g} say the same thing: give one of them")
     if in_width.name is not None:
-        raise TraceError(
-            "weight",
-            f"entry_std={entry_std:g} needs an in_width that is a number, got R^{in_width}: entries of a fixed size "
-            f"have no limit as it grows; write std={entry_std:g} * N**0.5 with N the number that the model has",
-        )
+        remedy = f"write std={entry_std:g} * N**0.5 with N the number that the model has"
+        raise TraceError("weight", f"entry_std={entry_std:g} needs a number as in_width, got {in_width}: {remedy}")
     return scale(entry_std * in_width.factor**0.5, "entry_std", "weight")
 
 
@@ -275,10 +270,7 @@ def gaussian(
         if covariance < 0:
             raise TraceError("gaussian", f"cov={shown(cov)} must not be negative")
         if size**2 > NUMBERS:
-            raise TraceError(
-                "gaussian",
-                f"shape={shape} is {size:,} jointly Gaussian vectors; at most {NUMBERS**0.5:,.0f} are allowed",
-            )
+            raise TraceError("gaussian", f"shape={shape} is {size:,} vectors; at most {NUMBERS**0.5:,.0f} are allowed")
         factor = np.sqrt(covariance) * np.eye(size) if covariance > 0 else np.zeros((size, 0))
     elif covariance.shape in ((size, size), shape + shape):
         factor = _root(covariance.reshape(size, size))

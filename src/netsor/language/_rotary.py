@@ -124,10 +124,7 @@ def rotary(
             raise TraceError("rotary", f"base={base:g} must be above 1 with stretch={shown(stretch)}")
     op = Rotate(x, at, base, real(fraction, "fraction", "rotary", above=0, most=1), stretch)
     if np.abs(at).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
-        raise TraceError(
-            "rotary",
-            f"positions={shown(positions)} with base={base:g} turn by angles above 2^53, which no double resolves",
-        )
+        raise TraceError("rotary", f"positions={shown(positions)} with base={base:g} make angles above 2^53")
     if x.width.name is None:
         try:
             op.angles(x.width.factor)

@@ -60,9 +60,7 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
     try:
         np.broadcast_to(allowed, shape)
     except ValueError:
-        raise TraceError(
-            operation, f"mask of shape {allowed.shape} does not broadcast to scores of shape {shape}"
-        ) from None
+        raise TraceError(operation, f"mask of shape {allowed.shape} does not broadcast to scores {shape}") from None
     if not allowed.any(axis=-1).all():
         raise TraceError(operation, "mask leaves a row without any entry")
     return allowed

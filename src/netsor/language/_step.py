@@ -278,28 +278,20 @@ class _ByParameter:
         for key, each in (given if isinstance(given, Mapping) else {None: given}).items():
             match key:
                 case Weight() if len(np.unique(key.members)) < key.count:
-                    raise TraceError(
-                        "step",
-                        f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one "
-                        f"{name}: give the batch, or make them separate weights",
-                    )
+                    raise TraceError("step", f"{name} has the key {key!r}, a part of a batch: give the whole batch")
                 case Weight(source=source) | Value(op=ops.Gaussian(source=source) | ops.Normal(source=source)):
                     self.given[source] = checked(each, name)
                 case str() | None:
                     self.given[key] = checked(each, name)
                 case _:
-                    raise TraceError(
-                        "step", f"{name} has the key {shown(key)}: give weights, their names, or None for all others"
-                    )
+                    raise TraceError("step", f"{name} has the key {shown(key)}: give weights, names or None")
 
     def check(self, names: Collection[str | None]) -> None:
         """Refuse a name that nothing has: it would be misspelt."""
         for key in self.given:
             if isinstance(key, str) and key not in {*names, MATRICES}:
                 known = ", ".join(sorted(name for name in names if name)) or "none has a name"
-                raise TraceError(
-                    "step", f"{self.name} has the key {key!r}, which no weight of the program is called: {known}"
-                )
+                raise TraceError("step", f"{self.name} has the key {key!r}, but the weights are called: {known}")
 
     def of(self, parameter: Weight | Value) -> Any:
         source = _source(parameter)
@@ -307,11 +299,8 @@ class _ByParameter:
         for key in (source, *names, None):
             if key in self.given:
                 return self.given[key]
-        raise TraceError(
-            "step",
-            f"{self.name} has no entry for {source.name or NAMELESS}, {parameter!r}: add one by its name, by "
-            "the weight itself, or None for all others; or list the weights that move, weights=[…]",
-        )
+        remedy = "add its name, the weight itself, or None for all others"
+        raise TraceError("step", f"{self.name} has no entry for {source.name or NAMELESS}, {parameter!r}: {remedy}")
 
 
 def _optimiser(given: Any, name: str) -> Optimiser:

@@ -247,11 +247,7 @@ def _tied(leaf: Value) -> np.ndarray | None:
     same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
     size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
     if (np.abs(between) > 1e-12 * size)[~same].any():
-        raise TraceError(
-            "step",
-            f"weights={leaf!r} are correlated, so which of them are parameters is not known: write them as sums of "
-            "independent ones (ns.gaussian with cov a number), and list those",
-        )
+        raise TraceError("step", f"weights={leaf!r} are correlated: write them as sums of independent ones")
     return None if same.sum() == leaf.size else same.astype(np.float64)
 
 

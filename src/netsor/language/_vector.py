@@ -72,14 +72,10 @@ class Vector(Value):
         return self * -1.0
 
     def __pow__(self, exponent: object) -> NoReturn:
-        raise TraceError(
-            "**", f"is for scalars; the squares of coordinates are x * x, other powers ns.nonlin(f, x); got {self!r}"
-        )
+        raise TraceError("**", f"is for scalars: write x * x, or ns.nonlin(f, x) for other powers; got {self!r}")
 
     def __matmul__(self, other: object) -> NoReturn:
-        raise TraceError(
-            "@", f"vectors stand on the right: W @ x, a @ x; for x @ y write ns.dot(x, y); got {shown(other)}"
-        )
+        raise TraceError("@", f"vectors stand on the right: W @ x; for x @ y write ns.dot(x, y); got {shown(other)}")
 
     def __rmatmul__(self, a: npt.ArrayLike) -> Vector:
         return mix(as_scalar(a, "@"), self)

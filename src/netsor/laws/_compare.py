@@ -28,9 +28,7 @@ def as_law(other: Any) -> Law:
     if isinstance(other, Law):
         return other
     if isinstance(other, LawBase):
-        raise LawError(
-            "distance", f"is between laws of one variable, got {shown(other)}; of a joint law take one, law[i]"
-        )
+        raise LawError("distance", f"is between laws of one variable, got {shown(other)}: take an entry, law[i]")
     if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
         return ScipyLaw(other)
     if hasattr(other, "pmf"):
@@ -39,11 +37,7 @@ def as_law(other: Any) -> Law:
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Provenance("estimated", f"{draws.size} draws"))
     hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
-    raise LawError(
-        "a law is needed",
-        "what is compared or drawn are laws, frozen distributions of scipy.stats and arrays of draws, "
-        f"got {type(other).__name__}{hint}",
-    )
+    raise LawError("distance", f"needs laws, frozen distributions or draws, got {type(other).__name__}{hint}")
 
 
 def as_joint(other: Any, dim: int, operation: str) -> Joint:
@@ -59,11 +53,7 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
         cov = np.zeros((*draws.shape, draws.shape[1]))
         law = Joint(draws, cov, Provenance("estimated", f"{len(draws)} draws"))
     else:
-        raise LawError(
-            operation,
-            "is between joint laws, frozen scipy.stats.multivariate_normal and arrays (draws, entries), "
-            f"got {shown(other)}; for one variable take an entry, law[i]",
-        )
+        raise LawError(operation, f"needs joint laws, a multivariate_normal or arrays of draws, got {shown(other)}")
     if law.dim != dim:
         raise LawError(operation, f"joint laws of {dim} and {law.dim} entries; take marginals")
     return law
@@ -83,11 +73,7 @@ class ScipyLaw(Law):
         except OverflowError:  # some say so, and some return infinity
             value = np.full(len(y), np.inf)
         if not np.isfinite(value).all():
-            raise LawError(
-                "density",
-                f"{self.method} has an infinite density somewhere; a distance needs a bounded one, "
-                "or an array of draws",
-            )
+            raise LawError("density", f"{self.method} has an infinite density somewhere: take an array of draws")
         return Estimate(value, np.zeros(len(y)))
 
     def _cdf(self, y: Array) -> Estimate:
@@ -293,10 +279,7 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     """
     joint = [law for law in (p, q) if isinstance(law, Joint)]
     if not joint:
-        raise LawError(
-            "sliced_wasserstein",
-            f"is between joint laws, got {shown(p)} and {shown(q)}; for one variable, wasserstein1",
-        )
+        raise LawError("sliced_wasserstein", f"needs a joint law, got {shown(p)} and {shown(q)}; see wasserstein1")
     p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
     count = whole(directions, "directions", "sliced_wasserstein", least=2)
     if count > MAX_DIRECTIONS:

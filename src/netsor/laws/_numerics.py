@@ -201,9 +201,7 @@ def _called(f: Callable[[Any], Any], y: Array) -> Array:
     values = np.asarray(f(y), dtype=np.float64)
     if values.shape != y.shape:
         if values.shape:
-            raise LawError(
-                "expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number for itself"
-            )
+            raise LawError("expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number")
         values = np.full(y.shape, float(values))
     if not np.isfinite(values).all():
         bad = y[~np.isfinite(values)][0]

@@ -61,9 +61,7 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     """
     apart, heads = np.abs(_distances(tokens, "alibi")), whole(heads, "heads", "alibi")
     if heads * apart.size > NUMBERS:
-        raise TraceError(
-            "alibi", f"heads={heads} of {apart.size:,} numbers each: at most {NUMBERS:,} are allowed in all"
-        )
+        raise TraceError("alibi", f"heads={heads} of {apart.size:,} numbers each are more than {NUMBERS:,} in all")
     below = 2 ** (heads.bit_length() - 1)
     slopes = np.concatenate(
         [2.0 ** (-8 * np.arange(1, below + 1) / below), 2.0 ** (-4 * np.arange(1, 2 * below, 2) / below)]
@@ -109,9 +107,7 @@ def relative_bias(
     buckets = whole(buckets, "buckets", "relative_bias")
     bidirectional = one_of(bidirectional, "bidirectional", "relative_bias", (True, False))
     if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
-        raise TraceError(
-            "relative_bias", f"buckets={buckets} must be 2 or more, and with bidirectional an even number, 4 or more"
-        )
+        raise TraceError("relative_bias", "buckets", buckets, "2 or more, and with bidirectional even, 4 or more")
     half = buckets // 2 if bidirectional else buckets
     max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
     place = _bucket(np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half, max_distance)
@@ -328,9 +324,7 @@ def _biased(p: Scalar, bias: ScalarLike | None) -> Scalar:
     except ValueError:
         fits = False
     if not fits:
-        raise TraceError(
-            "attention", f"bias of shape {added.shape} must broadcast to the scores (heads, …, tokens), {p.shape}"
-        )
+        raise TraceError("attention", f"bias of shape {added.shape} must broadcast to the scores, {p.shape}")
     return p + added
 
 
@@ -344,8 +338,5 @@ def _allowed(mask: npt.ArrayLike | str | None, window: int | None, p: Scalar) ->
     if isinstance(mask, str) and mask == "causal":
         return causal(p.shape[-1], window)
     if mask is not None:
-        raise TraceError(
-            "attention",
-            "window goes with mask=None or 'causal'; with your own write mask & ns.nn.causal(tokens, window)",
-        )
+        raise TraceError("attention", "window needs mask=None or 'causal'; else mask & ns.nn.causal(tokens, window)")
     return causal(p.shape[-1], window) | causal(p.shape[-1], window).T

@@ -107,17 +107,13 @@ class Attention:
         allowed = np.ones(len(k), bool) if self.mask is None else np.asarray(self.mask)[token]
         keys = k[np.ix_(allowed, allowed)]
         if not np.diag(keys).any():
-            raise TraceError(
-                "law", f"token={token} sees tokens of kernel 0 alone: its output is 0, which has no density"
-            )
+            raise TraceError("law", f"token={token} sees tokens of kernel 0 alone: its output is 0, without a density")
         size = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * float(np.diag(keys).max())
         if not math.isfinite(size * (self.sigma_o * self.sigma_v) ** 2):
             raise TraceError("law", f"kernel and sigmas make scores of variance {size:g}: a double cannot hold the law")
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
         if size == 0 and even @ keys @ even <= 1e-14 * float(np.diag(keys).max()):
-            raise TraceError(
-                "law", f"sigma_q, sigma_k or kernel is 0, and the tokens that token={token} sees cancel: no density"
-            )
+            raise TraceError("law", f"scores are 0, and the tokens that token={token} sees cancel: there is no density")
         return head_sum(
             (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys,
             keys,
@@ -245,11 +241,7 @@ def attention_std(
         raise TraceError("attention_std", "causal", causal, "True or False")
     largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
     if largest > MAX_SCORE_STD:
-        raise TraceError(
-            "attention_std",
-            f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}; it must be {MAX_SCORE_STD:g} or "
-            "less, beyond which a head copies one token and the answer is 1",
-        )
+        raise TraceError("attention_std", f"scale={shown(scale)} makes scores of std {largest:.3g} > {MAX_SCORE_STD:g}")
     estimates = []
     for step, (squares, weights) in zip(STEPS, sizes, strict=True):
         share = sum(

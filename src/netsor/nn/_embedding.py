@@ -141,9 +141,7 @@ class Embedding:
     def _fan_in(self, fan_in: int | None) -> int:
         width = self.vectors.width
         if fan_in is None and width.name is not None:
-            raise TraceError(
-                "logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in=768, say"
-            )
+            raise TraceError("logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in")
         return width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
 
 
