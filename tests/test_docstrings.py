@@ -3,9 +3,8 @@
 Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
 of public classes. A function lists its parameters and has an example; a class lists the parameters of its constructor,
 or its attributes, and has the examples for all its methods. Parameters that two functions share are described once:
-"the parameters are those of `law`". A class that only the library makes, and that no public module exports, needs no
-example: the function that returns it has one. A property needs one line, and so does a method with at most one
-parameter. Modules have an example too.
+"the parameters are those of `law`". A class that only the library makes needs no example: the function that returns it
+has one. A property needs one line, and so does a method with at most one parameter. Modules have an example too.
 """
 
 import dataclasses
@@ -37,6 +36,7 @@ EXPORTED = [getattr(module, name) for module in (ns, ns.nn, ns.models, ns.paper)
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 SHARED = re.compile(r"parameters\s+are\s+those\s+of\s+`([\w.]+)`")
+RESULT = re.compile(r"The result of `\w+`|A point of a `Report`")
 PROPERTIES = (property, functools.cached_property)
 # A task of a study tells all that its numbers depend on, and many examples have one in common.
 COMPUTED, COMPUTE = {}, _study.compute
@@ -120,7 +120,7 @@ def missing(thing):
     lacks = [] if found[""].strip() else ["a first line"]
     if isinstance(thing, PROPERTIES) or (is_method(thing) and "Parameters" not in found and len(parameters(thing)) < 2):
         return lacks
-    returned = inspect.isclass(thing) and thing not in EXPORTED
+    returned = inspect.isclass(thing) and (thing not in EXPORTED or RESULT.match(found[""]))
     lacks += [] if is_method(thing) or returned or ">>>" in found.get("Examples", "") else ["Examples"]
     if inspect.ismodule(thing):
         return lacks

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from . import _bayes
 from ._array_api import one_blas_thread
+from ._bayes import ChainCost
 from ._bound_program import AtWidths
 from ._extrapolate import ExtrapolatedLaw, extrapolate
-from ._repr_html import note, scrolled, table, title
+from ._html import note, scrolled, table, title
 from ._validate import ArgumentError, Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
@@ -365,7 +366,7 @@ class Program:
         how = _bayes.Schedule(draws, chains, thin, particles, moves)
         return _bayes.posterior(latent, data, how, seed, progress, origin)
 
-    def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> _bayes.Cost:
+    def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> ChainCost:
         """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
 
         The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two. The
@@ -380,7 +381,7 @@ class Program:
         planned = time.perf_counter() - start
         sampling = _bayes.cost(latent, data, how)
         law = 16.0 * how.draws * latent.entries**2
-        return _bayes.Cost(planned + sampling.seconds, sampling.bytes + law, sampling.likelihoods)
+        return ChainCost(planned + sampling.seconds, sampling.bytes + law, sampling.likelihoods)
 
     @one_blas_thread()
     def log_evidence(

@@ -317,7 +317,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"arguments and grid do not fit prior({known}), got {shown(used)}: {error}") from None
         return given
 
-    def cost(self, X: Any, y: Any) -> _bayes.Cost:
+    def cost(self, X: Any, y: Any) -> _bayes.ChainCost:
         """The cost of `fit` with these data, without fitting.
 
         The likelihood is timed for the first combination of the grid; the others are assumed to cost as much.
@@ -338,11 +338,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             planned = time.perf_counter() - start
             next(kernels, None)
             again = (self.kernel_draws + MAX_ERROR_DRAWS) * (time.perf_counter() - start - planned)
-            return _bayes.Cost(len(tried) * (planned + again) * wanted, size, len(tried))
+            return _bayes.ChainCost(len(tried) * (planned + again) * wanted, size, len(tried))
         latent, _ = model._latent(model.X_, given)
         planned = time.perf_counter() - start
         sampling, count = _bayes.cost(latent, data, self._schedule(), 1 + (1 + self.runs / 2) * wanted), len(tried)
-        return _bayes.Cost(
+        return _bayes.ChainCost(
             count * (planned + sampling.seconds), max(sampling.bytes, size), count * sampling.likelihoods
         )
 

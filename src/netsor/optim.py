@@ -144,16 +144,14 @@ class SGD(Optimiser):
 class Adam(Optimiser):
     """Adam (Kingma and Ba 2015) with both moments, their bias corrections and eps; `torch.optim.Adam`.
 
+    Other parameters are those of `SGD`.
+
     Parameters
     ----------
-    lr : float, callable or Scalar
-        The learning rate, as in `SGD`.
     betas : tuple of float
         What the averages of the gradient and of its square keep of themselves.
     eps : float or callable
         Added to the root of the second moment. A function of fan-in and fan-out scales it with the width.
-    weight_decay : float or Scalar
-        λ, added to the gradient as λ·w.
 
     Examples
     --------
@@ -335,6 +333,11 @@ class NamedOptimiser(NamedTuple):
     in_torch: tuple[str, ...] = ()  # classes of torch.optim with this first step
 
 
+def _polynomial(iterations: Coefficients | None) -> tuple[Any, float, int | None]:
+    """The arguments `ns_coefficients`, `eps` and `ns_steps` of Muon; the polar factor itself for None."""
+    return (iterations, 0.0, len(iterations)) if iterations else (Muon.ns_coefficients, 0.0, None)
+
+
 NAMED = {
     "sgd": NamedOptimiser(
         lambda decay, eps, iterations, factor: SGD(1.0, weight_decay=decay),
@@ -345,16 +348,7 @@ NAMED = {
         in_torch=("SGD",),
     ),
     "muon": NamedOptimiser(
-        lambda decay, eps, iterations, factor: Muon(
-            1.0,
-            decay,
-            0.0,
-            False,
-            iterations or Muon.ns_coefficients,
-            0.0,
-            len(iterations) if iterations else None,
-            factor,
-        ),
+        lambda decay, eps, iterations, factor: Muon(1.0, decay, 0.0, False, *_polynomial(iterations), factor),
         lambda lr, eps: Muon(lr, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0),
         1e-3,
         0.02,

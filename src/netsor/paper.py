@@ -31,14 +31,7 @@ else:
 
 __all__ = ["ACTIVATIONS", "layer", "reproduce"]
 
-ACTIVATIONS = {
-    "clip": ns.clip,
-    "relu": ns.relu,
-    "erf": ns.erf,
-    "tanh": ns.tanh,
-    "gelu": ns.gelu,
-    "identity": ns.identity,
-}
+ACTIVATIONS = {f.__name__: f for f in (ns.clip, ns.relu, ns.erf, ns.tanh, ns.gelu, ns.identity)}
 
 
 @program
@@ -85,23 +78,12 @@ def layer(
     one_of(activation, "activation", "layer", tuple(ACTIVATIONS))
     one_of(low_rank, "low_rank", "layer", (True, False))
     tokens = whole(tokens, "tokens", "layer")
-    token = whole(token, "token", "layer", least=-tokens)
-    if token >= tokens:
-        raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}: the first is 0")
+    token = whole(token, "token", "layer", least=-tokens, most=tokens - 1)
     bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
     sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
     g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
     x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
-    y = attention(
-        x,
-        heads,
-        head_dim=ns.Width("d") if low_rank else None,
-        mask=mask,
-        scaling=scaling,
-        sigma_q=sigma_q,
-        sigma_k=sigma_k,
-        sigma_v=sigma_v,
-        sigma_o=sigma_o,
-    )
-    return y[token]
+    d = ns.Width("d") if low_rank else None
+    sigmas: Any = {"sigma_q": sigma_q, "sigma_k": sigma_k, "sigma_v": sigma_v, "sigma_o": sigma_o}
+    return attention(x, heads, d, mask, scaling=scaling, **sigmas)[token]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from itertools import islice
+from operator import is_
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import numpy as np
@@ -276,6 +277,11 @@ class Value:
     def _like(self, op: Operation, shape: Shape) -> Self:
         """Another value of this kind (and width), made by `op`."""
         raise TypeError("a Value is a Vector or a Scalar")
+
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values; the value itself if they are the same."""
+        same = all(map(is_, inputs, self.op.inputs))
+        return self if same else replace(self, op=self.op.with_inputs(*inputs))
 
     @property
     def ndim(self) -> int:

@@ -32,10 +32,7 @@ def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, 
     writer = Writer(values)
     program = [line for value in values for line in writer.program(value)]
     result = ", ".join(writer.ref(value, tex.letters(value.shape)) for value in outputs)
-    body = [
-        rf"\paragraph{{Program}} \texttt{{{tex.escape(name)}}} returns ${result}$, where",
-        tex.gathered(program),
-    ]
+    body = [rf"\paragraph{{Program}} \texttt{{{tex.escape(name)}}} returns ${result}$, where", tex.gathered(program)]
     if probes:
         shown = zip(probes, every[count:], strict=True)
         watched = (rf"{each.name} ${writer.ref(value, tex.letters(value.shape))}$" for each, value in shown)
@@ -50,7 +47,8 @@ def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, 
             r"distribution to $Z^{h}$ and the scores $p$ to $\mathring p$; Gaussian variables of different matrices, "
             "of initial vectors and of scores are independent unless a covariance is given."
         )
-        body.append(tex.gathered([line for value in values for line in writer.limit(value)] + writer.shared()))
+        limits = [line for value in values for line in writer.limit(value)]
+        body.append(tex.gathered(limits + writer.shared(values)))
     text = "\n".join(body)
     return tex.DOCUMENT % text if document else text
 
@@ -226,9 +224,7 @@ class Writer:
         assert isinstance(value.op, Dot)
         x, y = value.op.x, value.op.y
         (x1, y1), (x2, y2) = tex.factors(value.op, i), tex.factors(value.op, j)
-        wick = (
-            rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"  # the paper style defines what this names
-        )
+        wick = rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"
         if not tex.different_matrices(x, y):
             wick += rf" + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
         if x not in self.rotated and y not in self.rotated:
@@ -267,15 +263,16 @@ class Writer:
         first, second = self.matrix(weight, i), self.matrix(other, j)
         return "" if first == second else rf"\mathbf 1_{{{first} = {second}}} \,"
 
-    def shared(self) -> list[str]:
-        """The covariances between outputs of one matrix that was used more than once."""
-        sources = dict.fromkeys(value.op.weight.source for value in self.values if isinstance(value.op, MatMul))
-        return [
-            self.covariance(first, second)
-            for source in sources
-            for first, second in combinations(self.uses(source), 2)
-            if tex.transposes(first) == tex.transposes(second)  # W x and W^T v are independent in their Gaussian parts
-        ]
+    def shared(self, values: Sequence[Value]) -> list[str]:
+        """The covariances between those of the values that one matrix made.
+
+        W x and W^T v are independent in their Gaussian parts.
+        """
+        uses: dict[tuple[Source, bool], list[Value]] = {}
+        for value in values:
+            if isinstance(value.op, MatMul):
+                uses.setdefault((value.op.weight.source, value.op.weight.transposed), []).append(value)
+        return [self.covariance(*pair) for same in uses.values() for pair in combinations(same, 2)]
 
     def uses(self, source: Source) -> list[Value]:
         """The values that a matrix made."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -199,21 +198,10 @@ def _parts(outputs: Sequence[Value], verdict: Report) -> tuple[list[str], list[s
     while before < len(writer.needed):  # what a line speaks of needs a line itself
         before = len(writer.needed)
         lines = [line for value in values if value in writer.needed - set(outputs) for line in writer.limit(value)]
-        lines += _pairs(writer)
+        lines += writer.shared([value for value in values if value in writer.needed])
     inside = " \\\\ ".join(laws)
     box = rf"\boxed{{\begin{{gathered}} {inside} \end{{gathered}}}}" if laws else ""
     return program, lines, box, writer
-
-
-def _pairs(writer: _Paper) -> list[str]:
-    """Covariances between outputs of one matrix, where both are spoken of."""
-    needed = [v for v in writer.values if v in writer.needed]
-    return [
-        writer.covariance(first, second)
-        for first, second in combinations(needed, 2)
-        if isinstance(first.op, MatMul) and isinstance(second.op, MatMul)
-        and first.op.weight.source is second.op.weight.source and tex.transposes(first) == tex.transposes(second)
-    ]  # fmt: skip
 
 
 def _status(verdict: Report) -> str:

@@ -22,31 +22,6 @@ from ._scalar import Apply, Constant, Floats, Hyperparameter, Scalar
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
 
-__all__ = [
-    "Acting",
-    "Add",
-    "Apply",
-    "Concat",
-    "Constant",
-    "Data",
-    "Dot",
-    "Floats",
-    "Gaussian",
-    "Hyperparameter",
-    "Ints",
-    "Join",
-    "MatMul",
-    "Mix",
-    "Nonlin",
-    "Normal",
-    "Operation",
-    "Root",
-    "Scale",
-    "Source",
-    "Split",
-    "Take",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Concat(Entrywise):

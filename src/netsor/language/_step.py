@@ -250,22 +250,16 @@ def _rebuilt(
     """The outputs made again, with what moved in the place of what it was."""
     new: dict[Value, Value] = dict(shifted)
     for value in topological_order(outputs, past=False):
-        op = value.op
-        if value in new or isinstance(op, ops.SteppedParameter):
+        if value in new or isinstance(value.op, ops.SteppedParameter):
             new.setdefault(value, value)
             continue
-        if isinstance(op, ops.SteppedMatMul):
-            x = new[op.x]
-            assert isinstance(x, Vector)
-            new_op: Any = op if x is op.x else replace(op, x=x)
-        else:
-            inputs = [new[x] for x in op.inputs]
-            same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
-            new_op = op if same else op.with_inputs(*inputs)
-        acts = isinstance(new_op, ops.Acting) and new_op.weight.source in matrices
-        if acts and ops.steps_of(new_op) == latest[new_op.weight.source]:
-            new_op = matrices[new_op.weight.source].applied(new_op)
-        new[value] = value if new_op is op else replace(value, op=new_op)
+        current = ops.current_inputs(value.op)
+        made = value.with_inputs(*(new[x] for x in current), *value.op.inputs[len(current) :])
+        op = made.op
+        if isinstance(op, ops.Acting) and ops.steps_of(op) == latest.get(op.weight.source):
+            move = matrices.get(op.weight.source)
+            made = replace(made, op=move.applied(op)) if move else made
+        new[value] = made
     return [new[output] for output in outputs]
 
 

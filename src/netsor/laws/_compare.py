@@ -45,9 +45,8 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
     if isinstance(other, Joint):
         law = other
     elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):  # multivariate_normal
-        law = Joint(
-            np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], Provenance("exact", "scipy.stats normal")
-        )
+        origin = Provenance("exact", "scipy.stats normal")
+        law = Joint(np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], origin)
     elif isinstance(other, np.ndarray) and other.ndim == 2 and len(other) > 1:
         draws = numbers(other, operation, "draws")
         cov = np.zeros((*draws.shape, draws.shape[1]))

@@ -184,9 +184,8 @@ class Joint(LawBase):
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
         about = f"the Gaussian with mean and covariance of: {self.method}"
-        return Joint(
-            self.mean()[None], value[None], Provenance(self.status, about, quadrature_error=float(share.max()))
-        )
+        origin = Provenance(self.status, about, quadrature_error=float(share.max()))
+        return Joint(self.mean()[None], value[None], origin)
 
     # Numbers
 

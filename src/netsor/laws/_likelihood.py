@@ -208,11 +208,8 @@ def conditioned(
         relative = np.divide(posterior, weight, out=np.zeros_like(weight), where=weight > 0)  # of mean 1
         error = float(Replicas(len(weight), weight).average(relative).error)  # which is that of the logarithm
         if effective < MIN_EFFECTIVE_SAMPLES:
-            warnings.warn(
-                f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take "
-                "more draws, or more noise",
-                stacklevel=4,
-            )
+            left = f"the data leave an effective sample of {effective:.0f} of {len(weight)} replicas"
+            warnings.warn(f"condition: {left}; take more draws, or more noise", stacklevel=4)
     doubt = 0.0
     if origin.quadrature_error > 1e-14:
         # d log N = ½ tr((S⁻¹zz^TS⁻¹ − S⁻¹) dC), each entry of C off by ε √(C_ii C_jj), either way

@@ -63,10 +63,8 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     if heads * apart.size > NUMBERS:
         raise TraceError("alibi", f"heads={heads} of {apart.size:,} numbers each are more than {NUMBERS:,} in all")
     below = 2 ** (heads.bit_length() - 1)
-    slopes = np.concatenate(
-        [2.0 ** (-8 * np.arange(1, below + 1) / below), 2.0 ** (-4 * np.arange(1, 2 * below, 2) / below)]
-    )
-    return np.asarray(-slopes[:heads, None, None] * apart)
+    powers = np.concatenate([-8 * np.arange(1, below + 1), -4 * np.arange(1, 2 * below, 2)]) / below
+    return np.asarray(-(2.0 ** powers[:heads, None, None]) * apart)
 
 
 def relative_bias(
@@ -81,14 +79,10 @@ def relative_bias(
     """The relative biases of T5, (heads, tokens, tokens), for `bias` of `attend`: one N(0, std²) a head and bucket.
 
     The bucket of j − i depends on its sign and size: exact for small distances, then logarithmic up to `max_distance`.
-    T5 shares the biases between its layers: pass the same value to each.
+    T5 shares the biases between its layers: pass the same value to each. Other parameters are those of `alibi`.
 
     Parameters
     ----------
-    heads : int
-        The number of heads.
-    tokens : int
-        The number of tokens.
     buckets : int
         The number of buckets.
     max_distance : int
@@ -159,17 +153,11 @@ class Attended(NamedTuple):
         (heads, …, tokens, tokens), after caps and biases, before the mask.
     weights : Scalar
         Their softmax, in the same shape.
-
-    Examples
-    --------
-    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=2)
-    >>> made.output.shape, made.scores.shape, made.weights.shape
-    ((4,), (2, 4, 4), (2, 4, 4))
     """
 
-    output: Vector  # (…, tokens), in the space of x
-    scores: Scalar  # (heads, …, tokens, tokens of the context), as the softmax gets them, before the mask
-    weights: Scalar  # the softmax of the scores, of that shape
+    output: Vector
+    scores: Scalar
+    weights: Scalar
 
 
 def attention(

@@ -21,8 +21,8 @@ from ..activations import row_softmax
 from ..language._softmax import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
-from ..laws._estimate import student
 from ..laws._law_base import checked_heads
+from ..laws._replicas import Replicas
 
 Array = npt.NDArray[np.float64]
 MAX_QMC_POINTS = 2**31  # most quasi-random points: days of work
@@ -114,15 +114,9 @@ class Attention:
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
         if size == 0 and even @ keys @ even <= 1e-14 * float(np.diag(keys).max()):
             raise TraceError("law", f"scores are 0, and the tokens that token={token} sees cancel: there is no density")
-        return head_sum(
-            (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys,
-            keys,
-            heads,
-            (self.sigma_o * self.sigma_v) ** 2,
-            Provenance("proved", "convolution over heads at infinite width"),
-            function=self.function,
-            points=points,
-        )
+        scores, factor = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys, (self.sigma_o * self.sigma_v) ** 2
+        origin = Provenance("proved", "convolution over heads at infinite width")
+        return head_sum(scores, keys, heads, factor, origin, function=self.function, points=points)
 
     @one_blas_thread()
     def infinite_heads(self, points: int | None = None) -> Joint:
@@ -147,7 +141,7 @@ class Attention:
         value = np.mean(means, axis=0)
         # relative to the root of the variances: ε of the diagonal bounds what ε may do to any combination
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
-        spread = student(SETS) * np.std(means, axis=0, ddof=1) / np.sqrt(SETS)
+        spread = Replicas(SETS).spread(np.array(means))
         error = float(np.max(np.divide(spread, size, out=np.zeros_like(size), where=size > 0)))
         origin = Provenance("proved", "infinitely many heads (Hron et al. 2020)", quadrature_error=error)
         return Joint(np.zeros((1, s)), (self.sigma_o * self.sigma_v) ** 2 * value[None], origin)

@@ -39,9 +39,8 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")
     flat = y.reshape(-1)
-    made: Scalar = root(mean_dot(flat, flat)) @ normal(
-        (flat.size, words), scale(sigma, "sigma", "logits"), name="words"
-    )
+    noise = normal((flat.size, words), scale(sigma, "sigma", "logits"), name="words")
+    made: Scalar = root(mean_dot(flat, flat)) @ noise
     return made.reshape(*y.shape, words)
 
 
@@ -157,18 +156,12 @@ def embedding(
     position_std: float | None = None,
     positions: npt.ArrayLike | None = None,
 ) -> Vector:
-    """The vectors of ids, N(0, std²); repeated ids share their vector.
+    """The vectors of ids, N(0, std²); repeated ids share their vector. Other parameters are those of `Embedding`.
 
     Further tables (the segments of BERT) are further calls. For tied logits keep the `Embedding`.
 
     Parameters
     ----------
-    ids : array_like of int
-        The ids of the tokens.
-    width : Width or int
-        The dimension of the vectors.
-    std : float
-        The standard deviation of the coordinates.
     position_std : float, optional
         The standard deviation of learned positions, which are added if you give it.
     positions : array_like of int, optional
