@@ -369,8 +369,13 @@ class Program:
     def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> ChainCost:
         """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
 
-        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two. The
+        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two. Other
         parameters are those of `posterior`.
+
+        Parameters
+        ----------
+        **options
+            The keyword arguments of `posterior`.
         """
         given = {name: options.pop(name) for name in _bayes.Schedule._fields if name in options}
         where = choose(options.pop("backend", "numpy"), options.pop("device", None))

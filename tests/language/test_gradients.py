@@ -118,19 +118,19 @@ REFUSED = {
     "weights": (lambda: (lambda z: ns.grad(z, z, np.ones(3)))(ns.normal(2)), r"shapes \(3,\) and \(2,\) do not"),
     "an unknown derivative": (
         lambda: (lambda y: ns.grad(ns.dot(y, ns.ones(n)), y.op.vectors[0]))(_own()),
-        r"the derivative of mine is not known: declare it, ns.nonlin\(f, …, derivative=g\)",
+        r"the derivative of mine is unknown: give ns.nonlin\(…, derivative=g\)",
     ),
     "of scalars": (
         lambda: (lambda z: ns.grad(ns.apply(np.sinh, z), z))(ns.normal()),
-        r"the derivative of sinh is not known: declare it, ns.apply",
+        r"the derivative of sinh is unknown: give ns.apply",
     ),
     "of whole axes": (
         lambda: (lambda z: ns.grad(ns.apply(lambda q: q.max(-1), z, axes=1, name="most"), z))(ns.normal(3)),
-        r"the derivative of most is not known: .* axes=1, derivative=g\) with g\(arguments, d\)",
+        r"the derivative of most is unknown: .* axes=1, derivative=g\)",
     ),
     "logits": (
         lambda: (lambda x: ns.grad(ns.nn.logits(x, 3), x))(ns.gaussian(n, 2)),
-        r"the derivative of root is not known",
+        r"the derivative of root is unknown",
     ),
     "one of two": (
         lambda: ns.nonlin(lambda u, v: u + v, ns.gaussian(n), ns.gaussian(n), derivative=np.cos),
@@ -142,7 +142,7 @@ REFUSED = {
     "foreign weights": (lambda: ns.ntk(ns.normal(), weights=ns.weight(n, n)), r"weights=<Weight n×n.* must be weights"),
     "foreign vectors": (
         lambda: ns.ntk(ns.normal(), weights=ns.gaussian(n)),
-        r"weights=<Vector.* that the program uses",
+        r"weights=<Vector.* must be weights, .* of the program",
     ),
     "several": (lambda: ns.grad_norm(ns.normal(2), ns.normal()), r"p must be one scalar, got shape \(2,\)"),
     "no parameter": (lambda: ns.grad_norm(ns.normal(), "W"), r"weight='W' must be a weight"),

@@ -104,7 +104,7 @@ ERRORS = {
     "both deviations": (lambda: ns.weight(n, 3, std=2.0, entry_std=1.0), "std=2 and entry_std=1 say the same thing"),
     "entries in the limit": (
         lambda: ns.weight(n, n, entry_std=0.02),
-        r"entry_std=0.02 needs an in_width that is a num",
+        r"entry_std=0.02 needs a number as in_width",
     ),
     "gain": (lambda: ns.rms_norm(tokens(), gain=-1), "rms_norm: gain=-1 must be a finite number, 0 or from"),
 }

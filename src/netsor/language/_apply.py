@@ -11,7 +11,7 @@ from .. import activations as known
 from .._validate import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ..activations import Function
 from ._check_function import infer_output_shape
-from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast
+from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast, broadcast_shapes
 from ._vector import Nonlin, Vector, same_width
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
@@ -65,11 +65,8 @@ def apply(
     axes = whole(axes, "axes", "apply", least=0)
     if any(value.ndim < axes for value in values):
         raise TraceError("apply", f"axes={axes} with shapes {shapes}: each argument needs that many axes")
-    try:
-        leading = np.broadcast_shapes(*(value.shape[: value.ndim - axes] for value in values))
-    except ValueError:
-        before = f" before the last {axes} axes" if axes else ""
-        raise TraceError(f.name, f"shapes {shapes} do not broadcast{before}") from None
+    problem = f"shapes {shapes} do not broadcast" + f" before the last {axes} axes" * (axes > 0)
+    leading = broadcast_shapes(f.name, problem, *(value.shape[: value.ndim - axes] for value in values))
     core = infer_output_shape(f, "apply", [value.shape[value.ndim - axes :] for value in values])
     return applied(f, values, leading + core, axes)
 

@@ -258,7 +258,7 @@ class Value:
 
     def __post_init__(self) -> None:
         if self.ndim > AXES:
-            raise TraceError(type(self.op).__name__, f"{self.ndim} axes are too many; at most {AXES} are allowed")
+            raise TraceError(type(self.op).__name__, f"has {self.ndim} axes; at most {AXES} are allowed")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
         """array + value is computed by value.__radd__; any other function of numpy is a mistake of the user."""
@@ -266,7 +266,7 @@ class Value:
         if operator and method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])
         name = f"np.{ufunc.__name__}"
-        raise TraceError(name, f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x), ns.apply({name}, p)")
+        raise TraceError(name, f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x) or ns.apply({name}, p)")
 
     def __array__(self, *_: Any, **__: Any) -> None:
         raise TraceError("np.array", f"{self!r} holds no numbers: ns.Program(x).simulate(…) draws them")

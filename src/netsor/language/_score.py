@@ -15,7 +15,7 @@ from ..activations import Function
 from ._apply import as_vector
 from ._array import Operation, V, Value, VectorAccess
 from ._operation import Concat, Dot, Join, Split
-from ._scalar import Scalar, applied
+from ._scalar import Scalar, applied, broadcast_shapes
 from ._vector import Vector, ones, same_width
 from ._width import Width
 
@@ -59,16 +59,12 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
 
 def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
     same_width(operation, as_vector(x, operation), as_vector(y, operation))
-    if x.ndim == 0:
-        return (
-            _dot(x[None], y, power, operation)[..., 0, :] if y.ndim else _dot(x[None], y[None], power, operation)[0, 0]
-        )
     if y.ndim == 0:
         return _dot(x, y[None], power, operation)[..., 0]
-    try:
-        batch = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    except ValueError:
-        raise TraceError(operation, f"shapes {x.shape} and {y.shape} do not align before their last axes") from None
+    if x.ndim == 0:
+        return _dot(x[None], y, power, operation)[..., 0, :]
+    problem = f"shapes {x.shape} and {y.shape} do not align before their last axes"
+    batch = broadcast_shapes(operation, problem, x.shape[:-1], y.shape[:-1])
     return Scalar(Dot(x, y, power), (*batch, x.shape[-1], y.shape[-1]))
 
 

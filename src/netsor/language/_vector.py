@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .._validate import Shape, TraceError, scaled, shown
 from ..activations import Function
 from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
-from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
+from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, broadcast_shapes, reciprocal
 from ._width import Width, as_width
 
 
@@ -178,14 +178,12 @@ def ones(width: Width | int) -> Vector:
 
 def mix(a: Scalar, x: Vector) -> Vector:
     """Combine vectors as numpy's matmul would, y[…, i] = Σ_j a[…, i, j] x[…, j]."""
+    problem = f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}"
     if a.ndim == 0 or x.ndim == 0 or a.shape[-1] != x.shape[-1]:
-        raise TraceError("@", f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}")
+        raise TraceError("@", problem)
     if a.ndim == 1:  # as in numpy, the axis is added and taken away again
         return mix(a[None, :], x)[..., 0]
-    try:
-        batch = np.broadcast_shapes(a.shape[:-2], x.shape[:-1])
-    except ValueError:
-        raise TraceError("@", f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}") from None
+    batch = broadcast_shapes("@", problem, a.shape[:-2], x.shape[:-1])
     return Vector(Mix(_factor(a, "@"), x), (*batch, a.shape[-2]), x.width)
 
 

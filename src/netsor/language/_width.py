@@ -24,7 +24,8 @@ def bindable(name: str, operation: str) -> str:
     """A name as Python reads the keyword that will bind it: law(µ=4) says μ."""
     read = unicodedata.normalize("NFKC", name)
     if not read.isidentifier() or keyword.iskeyword(read) or read in RESERVED:
-        raise TraceError(operation, "name", name, f"an identifier other than {', '.join(sorted(RESERVED))}")
+        others = ", ".join(sorted(RESERVED))
+        raise TraceError(operation, "name", name, f"a Python identifier other than Python's own words and {others}")
     return read
 
 

@@ -154,7 +154,7 @@ def _root(cov: Array, tau: Array) -> Array:
         root = np.zeros_like(inner)
     size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
     if (np.diagonal(root, axis1=1, axis2=2) <= MIN_PIVOT_RATIO * size).any():
-        given = shown(tau[0] if np.ptp(tau) == 0 else tau)
+        given = shown(float(tau[0]) if np.ptp(tau) == 0 else tau)
         raise LawError("condition", f"some observations determine others: give noise above 0, got noise={given}")
     return root
 

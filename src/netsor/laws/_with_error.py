@@ -1,7 +1,6 @@
 """The methods of a law with standard errors: each returns an Estimate, of one variable or of several.
 
-An error has up to three parts: of sampling, of the tail that the replicas do not show, and of Gaussian expectations or
-single precision. For the last, a number is computed again from laws that are off by the relative error ε.
+An error has up to three parts: of sampling, of the tail that the replicas do not show, and of ε (see `_law`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .._validate import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, whole
 from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, normal, rotary, softmax, tanh
 from ..language._rotary import Stretch
-from ..language._scalar import ScalarLike, constant
+from ..language._scalar import ScalarLike, broadcast_shapes, constant
 from ..language._width import as_width
 from ._block import affine, call_layer, scales
 
@@ -307,12 +307,9 @@ def _biased(p: Scalar, bias: ScalarLike | None) -> Scalar:
     if bias is None:
         return p
     added = bias if isinstance(bias, Scalar) else constant(numbers(bias, "attention", "bias"))
-    try:
-        fits = np.broadcast_shapes(p.shape, added.shape) == p.shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise TraceError("attention", f"bias of shape {added.shape} must broadcast to the scores, {p.shape}")
+    problem = f"bias of shape {added.shape} must broadcast to the scores, {p.shape}"
+    if broadcast_shapes("attention", problem, p.shape, added.shape) != p.shape:
+        raise TraceError("attention", problem)
     return p + added
 
 

@@ -235,7 +235,8 @@ def attention_std(
         raise TraceError("attention_std", "causal", causal, "True or False")
     largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
     if largest > MAX_SCORE_STD:
-        raise TraceError("attention_std", f"scale={shown(scale)} makes scores of std {largest:.3g} > {MAX_SCORE_STD:g}")
+        problem = f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}, above {MAX_SCORE_STD:g}"
+        raise TraceError("attention_std", problem)
     estimates = []
     for step, (squares, weights) in zip(STEPS, sizes, strict=True):
         share = sum(
