@@ -31,7 +31,7 @@ else:
 
 __all__ = ["ACTIVATIONS", "layer", "reproduce"]
 
-ACTIVATIONS = {f.__name__: f for f in (ns.clip, ns.relu, ns.erf, ns.tanh, ns.gelu, ns.identity)}
+ACTIVATIONS: dict[str, Any] = {f.__name__: f for f in (ns.clip, ns.relu, ns.erf, ns.tanh, ns.gelu, ns.identity)}
 
 
 @program
@@ -83,7 +83,7 @@ def layer(
     sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
     g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
-    x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
+    x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)
     d = ns.Width("d") if low_rank else None
     sigmas: Any = {"sigma_q": sigma_q, "sigma_k": sigma_k, "sigma_v": sigma_v, "sigma_o": sigma_o}
     return attention(x, heads, d, mask, scaling=scaling, **sigmas)[token]
