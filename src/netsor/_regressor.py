@@ -318,14 +318,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return given
 
     def cost(self, X: Any, y: Any) -> _bayes.ChainCost:
-        """The cost of `fit` with these data, without fitting.
+        """The cost of `fit` with these data, without fitting. The parameters are those of `fit`.
 
         The likelihood is timed for the first combination of the grid; the others are assumed to cost as much.
-
-        Parameters
-        ----------
-        X, y : array_like
-            As in `fit`.
         """
         model = clone(self)
         tried, wanted = model._begin(X, y), bool(self.grid or self.evidence)
@@ -347,12 +342,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples.
+        """The posterior mean of the function at new examples. Other parameters are those of `fit`.
 
         Parameters
         ----------
-        X : array_like
-            As in `fit`.
         return_std : bool
             Whether to return the standard deviations too.
         """
@@ -369,12 +362,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return Joint(mean + self.mean_, cov, origin)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws of the function at new examples, jointly.
+        """Draws of the function at new examples, jointly. Other parameters are those of `fit`.
 
         Parameters
         ----------
-        X : array_like
-            As in `fit`.
         n_samples : int
             The number of functions.
         random_state : int, numpy.random.RandomState or None

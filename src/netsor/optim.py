@@ -227,12 +227,11 @@ class AdamW(Adam):
 class Muon(Optimiser):
     """Momentum, orthogonalised (Jordan et al. 2024), with decoupled weight decay; `torch.optim.Muon` in full precision.
 
-    It moves matrices only. Each matrix of a batch, such as a head of attention, is orthogonalised by itself.
+    It moves matrices only. Each matrix of a batch, such as a head of attention, is orthogonalised by itself. Other
+    parameters are those of `SGD`.
 
     Parameters
     ----------
-    lr : float, callable or Scalar
-        The learning rate, as in `SGD`.
     weight_decay : float or Scalar
         λ: a step first multiplies the matrix by 1 − lr·λ, without the adjustment of lr.
     momentum : float

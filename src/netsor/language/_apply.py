@@ -256,12 +256,10 @@ def cos(x: X) -> X:
 
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:
-    """φ(x) = x for x > 0, slope · x below.
+    """φ(x) = x for x > 0, slope · x below. Other parameters are those of `relu`.
 
     Parameters
     ----------
-    x : Vector or Scalar
-        Vectors, on which it acts coordinate by coordinate, or scalars.
     slope : float
         The slope below 0.
 
@@ -274,12 +272,10 @@ def leaky_relu(x: X, slope: float = 0.01) -> X:
 
 
 def clip(x: X, bound: float) -> X:
-    """φ(x) = x, cut off at ± bound.
+    """φ(x) = x, cut off at ± bound. Other parameters are those of `relu`.
 
     Parameters
     ----------
-    x : Vector or Scalar
-        Vectors, on which it acts coordinate by coordinate, or scalars.
     bound : float
         Above 0.
 

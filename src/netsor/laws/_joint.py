@@ -12,22 +12,10 @@ import numpy.typing as npt
 
 from .._array_api import single_threaded
 from .._validate import SCALE, Rng, as_whole, shown
+from . import _law_base as base
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import GaussianMixtureND
-from ._law_base import (
-    CONSTANT,
-    MAX_MAGNITUDE,
-    LawBase,
-    LawError,
-    Provenance,
-    Size,
-    checked_generator,
-    checked_origin,
-    checked_shape,
-    checked_weights,
-    numbers,
-    points,
-)
+from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance, Size
 from ._likelihood import conditioned
 from ._mixture import Mixture
 from ._replicas import Replicas, proportion_error
@@ -80,8 +68,8 @@ class Joint(LawBase):
         weight: npt.ArrayLike | None = None,
         log_evidence: Estimate | None = None,
     ) -> None:
-        self.component_mean = numbers(mean, "Joint", "mean")  # (replicas, entries)
-        self.component_cov = numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
+        self.component_mean = base.numbers(mean, "Joint", "mean")  # (replicas, entries)
+        self.component_cov = base.numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
             shapes = f"{self.component_mean.shape} and {self.component_cov.shape}"
@@ -93,8 +81,8 @@ class Joint(LawBase):
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
         if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
             raise LawError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
-        self.weight = checked_weights(weight, len(self.component_mean), "Joint")
-        self.origin = checked_origin(origin, "Joint")
+        self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
+        self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
 
     @property
@@ -140,7 +128,7 @@ class Joint(LawBase):
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
-        several = np.atleast_1d(points(entries, "entries", "marginal"))
+        several = np.atleast_1d(base.points(entries, "entries", "marginal"))
         if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
             raise LawError("marginal", "entries", entries, "integers")
         if (several < -self.dim).any() or (several >= self.dim).any():
@@ -151,7 +139,7 @@ class Joint(LawBase):
 
     def combination(self, weights: npt.ArrayLike) -> Any:
         """The law of a linear combination of the entries, or the joint law of several (one for each row of weights)."""
-        w = numbers(weights, "combination", "weights")
+        w = base.numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
             raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
         if np.abs(w).max() > SCALE:
@@ -274,7 +262,7 @@ class Joint(LawBase):
         return float(self.with_error.cdf(y, lower).value)
 
     def _at(self, name: str, y: npt.ArrayLike) -> Array:
-        at = points(y, "y", name)
+        at = base.points(y, "y", name)
         if at.ndim == 0 or at.shape[-1] != self.dim:
             raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
         return at
@@ -284,7 +272,7 @@ class Joint(LawBase):
 
         The parameters are those of `Law.rvs`.
         """
-        shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
+        shape, rng = base.checked_shape(size), base.checked_generator(seed, "rvs", rng)
         chosen = self._replicas.choose(math.prod(shape), rng)
         return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
@@ -326,7 +314,6 @@ class JointWithError:
         return Estimate(estimate.value, combined(estimate.error, doubt), self._law.sources)
 
     def mean(self) -> Estimate:
-        """E[Y]."""
         law = self._law
         mean = law._replicas.average(law.component_mean)
         if not law.component_mean.any():
@@ -335,14 +322,12 @@ class JointWithError:
         return self._with_doubt(mean, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
 
     def cov(self) -> Estimate:
-        """The covariance matrix."""
         law = self._law
         cov = law._replicas.average(law._second())
         std = np.sqrt(np.maximum(np.diag(cov.value), 0.0))
         return self._with_doubt(cov, law.origin.quadrature_error * np.outer(std, std))
 
     def var(self) -> Estimate:
-        """The variance of each entry."""
         value, error = self.cov()
         return Estimate(np.diag(value).copy(), np.diag(error).copy(), self._law.sources)
 
@@ -390,7 +375,7 @@ class JointWithError:
 
     def _corner(self, name: str, value: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""
-        corner = points(value, name, "cdf")
+        corner = base.points(value, name, "cdf")
         if corner.shape not in ((), (1,), (self._law.dim,)):
             raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self._law.dim},)")
         return np.broadcast_to(corner, (self._law.dim,))

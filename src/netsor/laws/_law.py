@@ -17,19 +17,9 @@ import scipy
 
 from .._array_api import single_threaded
 from .._validate import Rng, as_number, flag
+from . import _law_base as base
 from ._estimate import Array, Estimate, combined
-from ._law_base import (
-    KINDS,
-    LawBase,
-    LawError,
-    Provenance,
-    Size,
-    checked_generator,
-    checked_order,
-    checked_shape,
-    levels,
-    points,
-)
+from ._law_base import KINDS, LawBase, LawError, Provenance, Size
 from ._numerics import MAX_POINT, entropy, expectation, log_share, pointwise, quantiles, values
 from ._replicas import Replicated
 
@@ -188,11 +178,11 @@ class Law(LawBase):
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
-        return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"))
+        return values("ppf", lambda p: self._ppf(p, upper=False), base.levels(q, "ppf"))
 
     def isf(self, q: npt.ArrayLike) -> Any:
         """The inverse of `sf`: where P(Y > y) is q. Accurate for small q."""
-        return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"))
+        return values("isf", lambda p: self._ppf(p, upper=True), base.levels(q, "isf"))
 
     def median(self) -> float:
         """The median."""
@@ -219,7 +209,7 @@ class Law(LawBase):
 
     def moment(self, order: int) -> float:
         """E[Y^order]."""
-        return float(self._moment(checked_order(order)).value)
+        return float(self._moment(base.checked_order(order)).value)
 
     def kurtosis(self) -> float:
         """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
@@ -264,8 +254,8 @@ class Law(LawBase):
         rng : numpy.random.Generator or int, optional
             A generator, as in scipy, instead of `seed`.
         """
-        shape = checked_shape(size, "rvs")
-        return self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng)).reshape(shape)[()]
+        shape = base.checked_shape(size)
+        return self._rvs(math.prod(shape), base.checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def gaussian(self) -> Any:
         """The Gaussian with this law's mean and variance, a `Mixture` of one component."""
@@ -315,7 +305,7 @@ WIDE = 1.96  # standard errors on either side of 95 %
 
 @single_threaded
 class WithError:
-    """The methods of a law, each returning an Estimate: the value and its standard error."""
+    """The methods of a law; each returns an Estimate, the value and its standard error."""
 
     def __init__(self, law: Any) -> None:
         self._law = law
@@ -340,15 +330,12 @@ class WithError:
         return Estimate(float(number.value), float(number.error), self._law.sources)
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The density."""
         return self._at("pdf", lambda law, p: law._pdf(p), y)
 
     def cdf(self, y: npt.ArrayLike) -> Estimate:
-        """P(Y ≤ y)."""
         return self._at("cdf", lambda law, p: law._cdf(p), y)
 
     def sf(self, y: npt.ArrayLike) -> Estimate:
-        """P(Y > y)."""
         return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
@@ -358,7 +345,7 @@ class WithError:
         a gap) that lies beyond one error is still within reach of two.
         """
         law = self._law
-        level, value = levels(q, "ppf"), np.asarray(law.ppf(q))
+        level, value = base.levels(q, "ppf"), np.asarray(law.ppf(q))
         inner = np.where((level > 0) & (level < 1), level, 0.5)
         error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
         if atoms:  # which the level may leave on either side
@@ -376,7 +363,6 @@ class WithError:
         return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
 
     def median(self) -> Estimate:
-        """The median."""
         return self.ppf(0.5)
 
     def logpdf(self, y: npt.ArrayLike) -> Estimate:
@@ -385,7 +371,7 @@ class WithError:
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function, within a circle of this error in the plane."""
-        law, at = self._law, points(t, "t", "cf")
+        law, at = self._law, base.points(t, "t", "cf")
         if (np.abs(at) > MAX_POINT).any():
             raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
         if not at.size:
@@ -396,35 +382,27 @@ class WithError:
         return Estimate(value.reshape(at.shape)[()], error[()], law.sources)
 
     def moment(self, order: int) -> Estimate:
-        """E[Y^order]."""
-        k = checked_order(order)
+        k = base.checked_order(order)
         return self._number(lambda law: law._moment(k))
 
     def mean(self) -> Estimate:
-        """E[Y]."""
         return self.moment(1)
 
     def var(self) -> Estimate:
-        """The variance."""
         return self._number(lambda law: law._var())
 
     def std(self) -> Estimate:
-        """The standard deviation."""
         value, error = self.var()
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        """The excess kurtosis."""
         return self._with_sources(self._law._kurtosis())
 
     def skewness(self) -> Estimate:
-        """E[(Y − EY)³]/Var(Y)^(3/2)."""
         return self._with_sources(self._law._skewness())
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
-        """E[func(Y)]."""
         return self._number(lambda law: expectation(law, func))
 
     def entropy(self) -> Estimate:
-        """−E[log f(Y)]."""
         return self._number(entropy)

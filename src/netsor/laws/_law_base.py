@@ -243,14 +243,14 @@ def checked_heads(argument: Any, operation: str) -> int:
     return heads
 
 
-def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
+def checked_shape(argument: Any) -> tuple[int, ...]:
     """How many draws are wanted: one, so many, or an array of this shape."""
     if argument is None:
         return ()
     sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
     shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
     if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise LawError(operation, "size", argument, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
+        raise LawError("rvs", "size", argument, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
     return shape
 
 

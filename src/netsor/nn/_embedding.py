@@ -103,14 +103,11 @@ class Embedding:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
         For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
-        the vectors y, independent between ids, since nothing else depends on their vectors.
+        the vectors y, independent between ids, since nothing else depends on their vectors. Other parameters are those of
+        `nn.logits`.
 
         Parameters
         ----------
-        y : Vector
-            The last vectors.
-        vocabulary : int
-            The number of ids.
         fan_in : int, optional
             N, the width of the real model; a width that is a number is its own. It turns means into sums: ⟨e_t, y⟩ = N
             · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean has no
