@@ -118,7 +118,7 @@ CASES = {
     "nonlin shapes": (lambda: ns.nonlin(np.add, x(2), x(3)), r"add: shapes \(2,\) and \(3,\) do not broadcast"),
     "nonlin coordinates": (lambda: ns.nonlin(np.sum, x()), r"sum is not coordinatewise: .* became \(\)"),
     "relu operand": (lambda: ns.relu(1.0), "relu: needs a vector, got 1.0"),
-    "clip bound": (lambda: ns.clip(x(), 0), "clip: bound=0 must be a finite number, 1e-50 or more and at most"),
+    "clip bound": (lambda: ns.clip(x(), 0), "clip: bound=0 must be a finite number from 1e-50 to"),
     "leaky slope": (lambda: ns.leaky_relu(x(), np.inf), "leaky_relu: slope=inf must be a finite number"),
     "norm eps": (lambda: ns.rms_norm(x(), eps=-1), "rms_norm: eps=-1 must be a finite number, 0 or more"),
     "attention x": (lambda: ns.nn.attention(x(), 2), "attention: x=<Vector .*> must be vectors with an axis of tokens"),
@@ -137,8 +137,8 @@ CASES = {
     "complex numbers": (lambda: np.array([1j, 2]) @ x(2), r"@: needs a netsor value or real numbers"),
     "digits": (lambda: x() * "3", r"needs a netsor value or real numbers, got '3'"),
     "half a width": (lambda: n // 2, r'Width: n can only be multiplied .* d = ns\.Width\("d"\), and write 2 \* d'),
-    "a width less": (lambda: n - 1, "Width: n can be multiplied by positive integers and by nothing else"),
-    "a quotient of widths": (lambda: 6 / n, "Width: n can be multiplied by positive integers"),
+    "a width less": (lambda: n - 1, "Width: n can only be multiplied by positive integers"),
+    "a quotient of widths": (lambda: 6 / n, "Width: n can only be multiplied by positive integers"),
     "weight nothing": (lambda: ns.weight(n, n, 2)[2:], r"index .* leaves nothing of shape \(2,\)"),
     "exponent": (lambda: ns.dot(x(), x()) ** np.ones(2), r"\*\*: exponent=array\(\[1., 1.\]\) must be a finite number"),
     "apply axes type": (lambda: ns.apply(np.exp, 1.0, axes=0.5), "apply: axes=0.5 must be an integer, 0 or more"),
@@ -147,7 +147,7 @@ CASES = {
         r"shapes \(2, 2, 2\) and \(3, 2, 2\) cannot be multiplied as matrices",
     ),
     "normal std": (lambda: ns.normal(2, std=-1.0), r"normal: std=-1\.0 must be a finite number, 0 or from 1e-50"),
-    "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), "normal: .* multiply the scalars by others"),
+    "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), r"normal: std=\[1.0, 2.0\] must be a finite number"),
     "normal shape": (lambda: ns.normal((2, 0)), r"normal: shape=\(2, 0\) must be a positive integer"),
     "rotary one": (lambda: ns.rotary(x()), r"rotary: needs an axis of tokens, got one vector: x\[None\]"),
     "rotary positions": (
@@ -173,7 +173,7 @@ CASES = {
     "a quotient of an array": (lambda: np.ones(2) / x(2), r"np\.divide: acts on arrays"),
     "vector on the left": (lambda: x(2) @ ns.weight(n, n), r"@: vectors stand on the right: W @ x.*got <Weight"),
     "vector by vector": (lambda: x(2) @ x(2), r"@: .* for x @ y write ns\.dot\(x, y\)"),
-    "program result": (lambda: ns.Program(3.0), "program program: must return a vector, a scalar or a tuple"),
+    "program result": (lambda: ns.Program(3.0), "program program: must return vectors, scalars or a tuple"),
     "program nothing": (lambda: ns.Program(()), r"must return vectors, scalars or a tuple of them, got \(\)"),
 }
 
@@ -181,8 +181,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_trace_errors(name):
     make, message = CASES[name]
-    with pytest.raises(ns.TraceError, match=message) as caught:
+    with pytest.raises(ns.TraceError) as caught:
         make()
+    assert re.search(message, caught.value.plain)  # without the line of code, which holds the words as well
     assert re.search(r"\(at .*test_errors\.py:\d+: ", str(caught.value))
 
 

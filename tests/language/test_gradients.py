@@ -1,5 +1,7 @@
 """Gradients as values of the language: what they are made of, how they print, what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -111,7 +113,7 @@ def _own():
 
 
 REFUSED = {
-    "a vector": (lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)), r"p must be a scalar, got .* random readout, ns.dot"),
+    "a vector": (lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)), r"p must be a scalar, got .*: take ns.dot"),
     "numbers": (lambda: ns.grad(2.0, ns.gaussian(n)), r"p=2.0 must be a scalar of the program"),
     "no value": (lambda: ns.grad(ns.normal(), 3), r"wrt=3 must be a vector or a scalar of the program"),
     "another value": (lambda: ns.grad(ns.normal(), ns.gaussian(n)), r"p is not made of wrt=<Vector"),
@@ -152,8 +154,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     make, message = REFUSED[name]
-    with pytest.raises(ns.TraceError, match=message):
+    with pytest.raises(ns.TraceError) as caught:
         make()
+    assert re.search(message, caught.value.plain)
 
 
 def test_a_gradient_that_vanishes_counts_in_scores_and_one_that_grows_is_refused():

@@ -184,7 +184,5 @@ def test_a_rate_for_a_name_that_nothing_has_is_refused():
     n = ns.Width("n")
     w = ns.weight(n, n, name="hidden")
     f = ns.dot(ns.gaussian(n), ns.tanh(w @ ns.gaussian(n)))
-    with pytest.raises(
-        ns.TraceError, match=r"lr has the key 'hiden', but the weights are called: hidden"
-    ):
+    with pytest.raises(ns.TraceError, match=r"lr has the key 'hiden', but the weights are called: hidden"):
         ns.step(f, f**2, {"hiden": 0.1, None: 0.2}, weights=[w])
