@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from .._validate import one_of, scale, shown
 from ..language import Scalar, TraceError, Value, Vector, Width, gaussian, relu, rms_norm, weight
-from ..language._apply import as_vector
 from ..language._array import Operation
 from ..language._graph import topological_order
 from ..language._probe import unwatched
@@ -99,7 +98,8 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     >>> x
     <Vector of shape (4,) in R^n, by Add>
     """
-    x = as_vector(x, "block")
+    if not isinstance(x, Vector):
+        raise TraceError("block", "x", x, "vectors")
     order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
 
     def normed(u: Vector) -> Vector:
@@ -159,7 +159,8 @@ def mlp(
     >>> ns.nn.mlp(ns.gaussian(n, 4), 4 * n, activation=ns.silu, gate=True)
     <Vector of shape (4,) in R^n, by MatMul>
     """
-    x = as_vector(x, "mlp")
+    if not isinstance(x, Vector):
+        raise TraceError("mlp", "x", x, "a vector; given vectors are written ns.data(…)")
     layers = hidden if isinstance(hidden, list | tuple) else [hidden]
     widths = [as_width(width, "mlp", "hidden") for width in layers]
     out = x.width if out is None else as_width(out, "mlp", "out")
@@ -203,7 +204,8 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     traced: list[tuple[Vector, T]] = []
 
     def act(x: Vector) -> T:
-        x = as_vector(x, "shared")
+        if not isinstance(x, Vector):
+            raise TraceError("shared", "x", x, "vectors")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
             with unwatched(
