@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -212,7 +213,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
     if progress is True and sys.stderr.isatty():
         _announce("posterior", cost(latent, data, how))
-    with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
+    with one_blas_thread(), closing(_Bar(progress, particles * moves, 0, chains * each * thin)) as bar:
         path = mcmc.adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
         at, around = mcmc.Chains(path.chains.z[some], path.chains.height[some], 0), mcmc.reference(path.chains.z)
@@ -287,7 +288,7 @@ def evidence(
         return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
     if progress is True and sys.stderr.isatty():
         _announce("evidence", cost(latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs))
-    with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
+    with one_blas_thread(), closing(_Bar(progress, FIRST * particles * moves, runs * particles * moves)) as bar:
         path = mcmc.adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
         logs, last = mcmc.evidences(ask, path, runs, particles, moves, rng, tell)
@@ -324,15 +325,12 @@ class _Bar:
 
     def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:
         self.progress, self.first, self.again, self.more = progress, first, again, more
-        self.done = self.total = self.steps = 0
-        self.expected = 1
-
-    def __enter__(self) -> _Bar:
         from tqdm import tqdm  # slow to import
 
-        shown = None if self.progress is True else True
-        self.bar = tqdm(total=self.total, unit=" moves", delay=1, disable=shown, leave=False)
-        return self
+        self.done = self.total = self.steps = 0
+        self.expected = 1
+        self.bar = tqdm(total=0, unit=" moves", delay=1, disable=None if progress is True else True, leave=False)
+        self.close = self.bar.close
 
     def tempered(self, power: float) -> None:
         """One step of the first run, to this power."""
@@ -349,6 +347,3 @@ class _Bar:
         self.bar.update(moves)
         if callable(self.progress):
             self.progress(self.done, self.total)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()

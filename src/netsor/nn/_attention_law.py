@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
-from .._validate import TraceError, as_floats, as_whole, real, scale, scaled, shown, whole
+from .._validate import TraceError, as_floats, as_whole, one_of, real, scale, scaled, shown, whole
 from ..activations import row_softmax
 from ..language._softmax import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
@@ -231,8 +231,7 @@ def attention_std(
         factor = width**0.5 * real(width**-0.5 if scale is None else scale, "scale", "attention_std", least=0.0)
         sizes = [_squares(width, nodes) for nodes in NODES]
     common = real(correlation, "correlation", "attention_std", least=0.0, most=1.0)
-    if not isinstance(causal, bool | np.bool_):
-        raise TraceError("attention_std", "causal", causal, "True or False")
+    one_of(causal, "causal", "attention_std", (True, False))
     largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
     if largest > MAX_SCORE_STD:
         problem = f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}, above {MAX_SCORE_STD:g}"

@@ -103,8 +103,8 @@ class Embedding:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
         For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
-        the vectors y, independent between ids, since nothing else depends on their vectors. Other parameters are those of
-        `nn.logits`.
+        the vectors y, independent between ids, since nothing else depends on their vectors. Other parameters
+        are those of `nn.logits`.
 
         Parameters
         ----------
