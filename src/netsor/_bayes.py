@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ._array_api import one_blas_thread
 from ._validate import ArgumentError, seed_number, whole
@@ -28,12 +27,10 @@ from .engine._rng_keys import generator
 from .engine.backends import Device
 from .laws import Estimate, Joint, Provenance
 from .laws import _mcmc as mcmc
-from .laws._estimate import combined
+from .laws._estimate import Array, combined
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations, fitted, log_likelihood, updated_by_columns
 from .laws._likelihood import log_likelihood_on_device as on_device
 from .laws._mcmc import effective, r_hat
-
-Array = npt.NDArray[np.float64]
 
 MAX_RHAT = 1.05  # R-hat above which chains are not said to agree
 LONGEST = 16  # times that chains are said to be too short, at most

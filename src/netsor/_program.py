@@ -48,7 +48,7 @@ class Program:
         The outputs; the law of several is their joint law.
     name : str
         The name that is printed.
-    probes : sequence of Watched
+    probes : sequence of Probe
         The values that `ns.probe` named while the program was traced.
 
     Examples

@@ -28,10 +28,8 @@ from .engine._parallel import check_memory
 from .engine.backends import choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance
-from .laws._estimate import combined
+from .laws._estimate import Array, combined
 from .laws._likelihood import Observations, log_density, updated, updated_by_columns
-
-Array = npt.NDArray[np.float64]
 
 MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
 

@@ -148,7 +148,7 @@ class HeadSum(WithCorrection, Law):
         H, the number of heads.
     scale : float
         σ_O²σ_V².
-    origin : Origin
+    origin : Provenance
         How the law was obtained and what is known of it.
     mixture : Mixture or callable, optional
         The same law over replicas of the engine, to couple it with other widths, or a function that makes it.

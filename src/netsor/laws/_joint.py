@@ -35,7 +35,7 @@ class Joint(LawBase):
         (replicas, entries).
     cov : array_like
         (replicas, entries, entries).
-    origin : Origin
+    origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional
         The weight of each replica; equal if None.

@@ -231,7 +231,7 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
 def checked_origin(argument: Any, operation: str) -> Provenance:
     """How a law was obtained."""
     if not isinstance(argument, Provenance):
-        raise LawError(operation, "origin", argument, "an Origin(status, method)")
+        raise LawError(operation, "origin", argument, "a Provenance(status, method)")
     return argument
 
 

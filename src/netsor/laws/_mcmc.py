@@ -157,7 +157,7 @@ def adapt_schedule(
     rng: np.random.Generator,
     report: Callable[[float], None] = lambda power: None,
 ) -> Path:
-    """A first run, which finds powers such that the weights of every step leave a share KEPT of the particles.
+    """A first run, which finds powers such that the weights of every step leave TARGET_ESS_FRACTION of the particles.
 
     `report` is called with every power that is reached.
     """

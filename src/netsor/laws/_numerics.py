@@ -230,7 +230,7 @@ def log_upper(logs: Array, y: Array, mean: Array, var: Array, weight: Array) -> 
 
 
 Function = Callable[[Array], Array]
-LOG_ZERO = 1e4  # −FAR stands for log 0: it is below the logarithm of every positive double
+LOG_ZERO = 1e4  # −LOG_ZERO stands for log 0: it is below the logarithm of every positive double
 LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
 
 
