@@ -1,8 +1,6 @@
-"""A program and its limit law as a paper would print them: few lines, and one boxed law at the end.
+"""A program and its limit law as a paper prints them: the lines that the law needs, and the law in a box.
 
-The law of an output is that of Definition 3.1, with linear steps carried out: E[Z^x Z^y] of outputs of matrices, of
-combinations and of concatenations is written by E[Z Z] of what they are made of. What is left to be defined is defined
-above the box, and nothing else is.
+E[Z^x Z^y] of outputs of matrices, of combinations and of concatenations is written by E[Z Z] of what they are made of.
 """
 
 from __future__ import annotations

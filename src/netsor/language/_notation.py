@@ -1,8 +1,4 @@
-"""How values are written: a program as text, one line an operation in the paper's words; and the parts of LaTeX.
-
-`expression` writes an operation as text, `formula` as LaTeX. An operation without a case there is written as a function
-of its inputs.
-"""
+"""How values are written: a program as text, one line an operation in the paper's words; and the parts of LaTeX."""
 
 from __future__ import annotations
 

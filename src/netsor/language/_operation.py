@@ -1,9 +1,7 @@
 """The operations of the language, which every interpreter reads.
 
-Each operation makes an array of vectors (V) or of scalars (S); `x[i]` below means "the vector or scalar at index i of
-the array x". Shapes broadcast as in numpy. An operation knows its inputs, which of their entries it reads and how it
-acts on vectors, and nothing of how it is evaluated. Those that operators make are defined next to the values they make:
-indexing, the algebra of vectors and scalars, `W @ x`; rotary positions have a file of their own.
+Each makes an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x, and
+shapes broadcast as in numpy. Operations that operators make are defined next to the values they make.
 """
 
 from __future__ import annotations

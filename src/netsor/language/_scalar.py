@@ -1,8 +1,4 @@
-"""Scalars, their arithmetic, and the operations it makes.
-
-`p + q` makes an operation that reads values and a value made by it, so both are defined here; `_operation` lists all
-operations.
-"""
+"""Scalars, their arithmetic, and the operations that it makes; `_operation` lists all operations."""
 
 from __future__ import annotations
 

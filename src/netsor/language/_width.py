@@ -1,8 +1,4 @@
-"""Widths: the dimensions of the spaces R^n that vectors live in.
-
-A width is a symbol, bound to an integer or to infinity only when the program is evaluated, an integer multiple
-of one (`heads * d`), or a plain integer.
-"""
+"""Widths: the dimensions of the spaces R^n that vectors live in, bound when a program is evaluated."""
 
 from __future__ import annotations
 
