@@ -1,10 +1,10 @@
 """Every public name has a docstring in numpy's form, whose examples run and print what they say.
 
 Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
-of public classes. A function lists its parameters, what it returns, and an example; a class lists the parameters of its
-constructor, or its attributes, and has the examples for all its methods. A class that only the library makes, and that
-no public module exports, needs no example: the function that returns it has one. A property needs one line, and so does
-a method with at most one parameter. Modules have an example too.
+of public classes. A function lists its parameters and has an example; a class lists the parameters of its constructor,
+or its attributes, and has the examples for all its methods. Parameters that two functions share are described once:
+"the parameters are those of `law`". A class that only the library makes needs no example: the function that returns it
+has one. A property needs one line, and so does a method with at most one parameter. Modules have an example too.
 """
 
 import dataclasses
@@ -35,6 +35,8 @@ PAGES = [
 EXPORTED = [getattr(module, name) for module in (ns, ns.nn, ns.models, ns.paper) for name in module.__all__]
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
+SHARED = re.compile(r"parameters\s+are\s+those\s+of\s+`([\w.]+)`")
+RESULT = re.compile(r"The result of `\w+`|A point of a `Report`")
 PROPERTIES = (property, functools.cached_property)
 # A task of a study tells all that its numbers depend on, and many examples have one in common.
 COMPUTED, COMPUTE = {}, _study.compute
@@ -89,6 +91,18 @@ def parameters(thing):
     return set(inspect.signature(thing).parameters) - {"self", "cls"}
 
 
+def described(thing):
+    """The names of the parameters that a docstring describes, itself or by the name of another function."""
+    found = sections(thing)
+    rows = ITEM.findall(found.get("Parameters", "") + found.get("Attributes", ""))
+    names = {name for row in rows for name in row.split(", ")}
+    for other in SHARED.findall(found[""]):
+        owner = thing.__qualname__.rpartition(".")[0]
+        paths = (f"{owner}.{other}", other, f"nn.{other}")
+        names |= described(next(PUBLIC[path] for path in paths if path in PUBLIC))
+    return names
+
+
 def defaults(thing, row):
     """The defaults of parameters that are described together: the page shows the first of them for all."""
     takes = inspect.signature(thing).parameters if ", " in row else {}
@@ -106,18 +120,13 @@ def missing(thing):
     lacks = [] if found[""].strip() else ["a first line"]
     if isinstance(thing, PROPERTIES) or (is_method(thing) and "Parameters" not in found and len(parameters(thing)) < 2):
         return lacks
-    returned = inspect.isclass(thing) and thing not in EXPORTED
+    returned = inspect.isclass(thing) and (thing not in EXPORTED or RESULT.match(found[""]))
     lacks += [] if is_method(thing) or returned or ">>>" in found.get("Examples", "") else ["Examples"]
     if inspect.ismodule(thing):
         return lacks
-    described = found.get("Parameters", "") + found.get("Attributes", "")
-    named = {name for row in ITEM.findall(described) for name in row.split(", ")}
-    lacks += [f"parameter {name}" for name in sorted(parameters(thing) - named)]
-    lacks += [f"one default for {row}" for row in ITEM.findall(described) if len(defaults(thing, row)) > 1]
-    if inspect.isclass(thing) or is_method(thing):
-        return lacks
-    returns = inspect.signature(thing).return_annotation not in (None, "None")
-    return lacks + (["Returns"] if returns and not found.get("Returns", "").strip() else [])
+    lacks += [f"parameter {name}" for name in sorted(parameters(thing) - described(thing))]
+    rows = ITEM.findall(found.get("Parameters", "") + found.get("Attributes", ""))
+    return lacks + [f"one default for {row}" for row in rows if len(defaults(thing, row)) > 1]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -145,8 +154,22 @@ def test_what_lacks_is_found():
         >>> together()
         """
 
-    assert missing(bare) == ["Examples", "parameter more", "parameter rest", "parameter x", "Returns"]
+    def referring(names, dtype) -> None:
+        """A line. Other parameters are those of `total_variation`.
+
+        Parameters
+        ----------
+        names : list
+            Some.
+
+        Examples
+        --------
+        >>> referring([], float)
+        """
+
+    assert missing(bare) == ["Examples", "parameter more", "parameter rest", "parameter x"]
     assert missing(together) == ["one default for x, y"]
+    assert missing(referring) == ["parameter dtype"]
     assert missing(property(bare)) == []
 
     class Kind:

@@ -99,9 +99,9 @@ def test_large_integers_are_numbers_and_no_counts():
             ns.nn.attention(ns.gaussian(n, 2), count)
     with pytest.raises(ns.TraceError, match="at most 32 axes and 268,435,456 entries"):
         ns.weight(n, n, (2**20, 2**20))
-    with pytest.raises(ns.TraceError, match="jointly Gaussian vectors; at most 16,384 are allowed"):
+    with pytest.raises(ns.TraceError, match="1,048,576 vectors; at most 16,384 are allowed"):
         ns.gaussian(n, 2**20)
-    with pytest.raises(ns.TraceError, match="at most 268,435,456 are rearranged"):
+    with pytest.raises(ns.TraceError, match="entries, more than 268,435,456"):
         ns.mean_dot(ns.weight(n, n, 2**15) @ ns.ones(n), ns.weight(n, n, 2**15) @ ns.ones(n))[0]
 
 
@@ -144,9 +144,9 @@ def test_arguments_are_shown_in_one_short_line():
 def test_true_is_no_index():
     x, w = ns.gaussian(n, (2, 3)), ns.weight(n, n, 2)
     for key in (True, False, np.True_, np.array(True), (0, True)):
-        with pytest.raises(IndexError, match="True and False pick nothing; None adds an axis"):
+        with pytest.raises(IndexError, match="None adds an axis, no bool does"):
             x[key]
-        with pytest.raises(IndexError, match="True and False pick nothing"):
+        with pytest.raises(IndexError, match="None adds an axis, no bool does"):
             w[key]
     mask = np.array([[True, False, True], [False, False, True]])
     assert x[mask].op.flat.tolist() == np.arange(6).reshape(2, 3)[mask].tolist()
@@ -167,7 +167,7 @@ def test_names_of_widths_are_as_python_reads_them():
 def test_multiples_of_widths_are_counted_too():
     net = ns.Program(ns.concat(ns.gaussian(n, 4)))
     assert net.law(n=2**50).var() == 1
-    with pytest.raises(ValueError, match=r"width 4n at n=4503599627370496 must be below 2\^53; law takes inf"):
+    with pytest.raises(ValueError, match=r"width 4n at n=4503599627370496 must be below 2\^53, or inf"):
         net.law(n=2**52)
     with pytest.raises(ns.TraceError, match=r"factor=9007199254740992 must be a positive integer \(below 2\^53\)"):
         n * 2**52 * 2
@@ -204,14 +204,14 @@ def test_a_position_that_no_double_resolves_is_refused():
     x = ns.gaussian(n, 2)
     ns.rotary(x, [0, 2**53])
     for more in ({"positions": [0, 1e17]}, {"positions": [0, 1e300], "base": 1e-300}, {"base": 1e-17}):
-        with pytest.raises(ns.TraceError, match=r"positions=.* turn by angles above 2\^53"):
+        with pytest.raises(ns.TraceError, match=r"positions=.* make angles above 2\^53"):
             ns.rotary(x, **more)
 
 
 def test_functions_of_numpy_are_refused():
     x = ns.gaussian(n, (2, 3))
     for function in (np.sum, np.mean, np.stack, np.concatenate, np.reshape, np.transpose):
-        with pytest.raises(ns.TraceError, match=rf"np\.{function.__name__}: .* act on arrays"):
+        with pytest.raises(ns.TraceError, match=rf"np\.{function.__name__}: acts on arrays"):
             function(x, 0)
     with pytest.raises(ns.TraceError, match=r"holds no numbers: .*simulate"):
         np.asarray(x)

@@ -128,7 +128,5 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
         try:
             from ._regressor import AttentionRegressor
         except ImportError as error:
-            raise ImportError(
-                f"ns.AttentionRegressor needs scikit-learn: pip install scikit-learn ({error})"
-            ) from error
+            raise ImportError(f"ns.AttentionRegressor needs scikit-learn, pip install scikit-learn: {error}") from error
         return AttentionRegressor

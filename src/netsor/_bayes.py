@@ -12,11 +12,11 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ._array_api import one_blas_thread
 from ._validate import ArgumentError, seed_number, whole
@@ -27,12 +27,10 @@ from .engine._rng_keys import generator
 from .engine.backends import Device
 from .laws import Estimate, Joint, Provenance
 from .laws import _mcmc as mcmc
-from .laws._estimate import combined
+from .laws._estimate import Array, combined
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations, fitted, log_likelihood, updated_by_columns
 from .laws._likelihood import log_likelihood_on_device as on_device
 from .laws._mcmc import effective, r_hat
-
-Array = npt.NDArray[np.float64]
 
 MAX_RHAT = 1.05  # R-hat above which chains are not said to agree
 LONGEST = 16  # times that chains are said to be too short, at most
@@ -106,7 +104,7 @@ class Posterior:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ChainCost:
     """The estimated cost of chains, within a factor of two: `seconds`, and at most `bytes` of memory.
 
     `likelihoods` is the number of evaluations of the likelihood.
@@ -141,13 +139,13 @@ class Schedule(NamedTuple):
         return self.chains * -(-self.draws // self.chains)
 
 
-def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) -> Cost:
+def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) -> ChainCost:
     """The cost of `sampled`; `paths` is how often particles go from the prior to the posterior, also for evidence.
 
     The likelihood is timed at draws of the prior; the spread of its values there predicts the tempering steps.
     """
     if latent.plan.constant:
-        return Cost(0.0, thread_bytes(latent), 1)
+        return ChainCost(0.0, thread_bytes(latent), 1)
     ask = likelihood(latent, data)
     z = generator(0, STREAM, 3).standard_normal((min(PROBED, how.particles), latent.size))
     with one_blas_thread():
@@ -163,7 +161,7 @@ def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) ->
     # all runs of the evidence move together
     calls = CALLS * (min(paths, 3) * steps * how.moves + how.kept // how.chains * how.thin)
     seconds = each * (likelihoods + 2 * how.kept) + calls * (max(one - each, 0.0) + CALL_SECONDS)
-    return Cost(seconds, chain_bytes(latent, how, paths), likelihoods)
+    return ChainCost(seconds, chain_bytes(latent, how, paths), likelihoods)
 
 
 def chain_bytes(latent: Latent, how: Schedule, paths: float = 1) -> float:
@@ -206,16 +204,13 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     each = how.kept // chains
     if each < 4:
         raise ArgumentError("draws", draws, f"at least 4 for each of chains={chains}")
-    check_memory(
-        chain_bytes(latent, how),
-        f"draws={draws} and particles={particles} with {latent.size:,} random numbers each",
-        "take fewer of either",
-    )
+    what = f"draws={draws} and particles={particles} with {latent.size:,} random numbers each"
+    check_memory(chain_bytes(latent, how), what, "take fewer of either")
     rng, ask = generator(seed, STREAM), likelihood(latent, data)
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
     if progress is True and sys.stderr.isatty():
         _announce("posterior", cost(latent, data, how))
-    with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
+    with one_blas_thread(), closing(_Bar(progress, particles * moves, 0, chains * each * thin)) as bar:
         path = mcmc.adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
         at, around = mcmc.Chains(path.chains.z[some], path.chains.height[some], 0), mcmc.reference(path.chains.z)
@@ -233,10 +228,9 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
         excess = min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)
         longer = max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(excess))
         warnings.warn(
-            f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most "
-            f"{MAX_RHAT} wanted) and the effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give "
-            f"thin={longer * thin} instead of thin={thin}, for chains {longer} times as long; if that does "
-            f"not help, raise particles={particles}",
+            f"posterior: the chains are not long enough: R-hat is {worst:.3f} (at most {MAX_RHAT} wanted) and the "
+            f"effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give thin={longer * thin} "
+            f"instead of thin={thin}; if that does not help, raise particles={particles}",
             stacklevel=4,
         )
     # of each chain every stride-th, from its end
@@ -281,11 +275,9 @@ def evidence(
     """The log evidence by tempering; `shifted` are plans whose Gaussian expectations are moved by their errors."""
     runs, particles = whole(runs, "runs", least=2, most=MOST), whole(particles, "particles", least=8, most=MOST)
     moves, seed = whole(moves, "moves", least=1, most=MOST), seed_number(seed)
-    check_memory(
-        24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent),
-        f"runs={runs} of particles={particles} with {latent.size:,} random numbers each",
-        "take fewer of either",
-    )
+    size = 24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent)
+    what = f"runs={runs} of particles={particles} with {latent.size:,} random numbers each"
+    check_memory(size, what, "take fewer of either")
     ask = likelihood(latent, data)
     if latent.plan.constant:
         one = np.zeros((1, latent.size))
@@ -293,17 +285,14 @@ def evidence(
         return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
     if progress is True and sys.stderr.isatty():
         _announce("evidence", cost(latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs))
-    with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
+    with one_blas_thread(), closing(_Bar(progress, FIRST * particles * moves, runs * particles * moves)) as bar:
         path = mcmc.adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
         logs, last = mcmc.evidences(ask, path, runs, particles, moves, rng, tell)
     value, error, spread = mcmc.mean_of_logs(logs)
     if spread > SPREAD:
-        warnings.warn(
-            f"evidence: the {runs} runs differ by {spread:.2g} of their mean, so that the error is not to be trusted; "
-            f"raise particles={particles} or moves={moves}",
-            stacklevel=3,
-        )
+        trust = f"the {runs} runs differ by {spread:.2g} of their mean, so do not trust the error"
+        warnings.warn(f"evidence: {trust}; raise particles={particles} or moves={moves}", stacklevel=3)
     some = last[:: max(1, len(last) // QUADRATURE_PROBE_PARTICLES)]
     doubt = max((_moved_by(latent, other, data, some, ask) for other in shifted), default=0.0)
     return Estimate(value, combined(error, doubt), frozenset([seed]))
@@ -317,7 +306,7 @@ def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: 
     return float(np.abs(likelihood(other, data)(more) - ask(z)).mean())
 
 
-def _announce(what: str, expected: Cost) -> None:
+def _announce(what: str, expected: ChainCost) -> None:
     if expected.seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
@@ -333,15 +322,12 @@ class _Bar:
 
     def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:
         self.progress, self.first, self.again, self.more = progress, first, again, more
-        self.done = self.total = self.steps = 0
-        self.expected = 1
-
-    def __enter__(self) -> _Bar:
         from tqdm import tqdm  # slow to import
 
-        shown = None if self.progress is True else True
-        self.bar = tqdm(total=self.total, unit=" moves", delay=1, disable=shown, leave=False)
-        return self
+        self.done = self.total = self.steps = 0
+        self.expected = 1
+        self.bar = tqdm(total=0, unit=" moves", delay=1, disable=None if progress is True else True, leave=False)
+        self.close = self.bar.close
 
     def tempered(self, power: float) -> None:
         """One step of the first run, to this power."""
@@ -358,6 +344,3 @@ class _Bar:
         self.bar.update(moves)
         if callable(self.progress):
             self.progress(self.done, self.total)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()

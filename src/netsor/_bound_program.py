@@ -98,14 +98,7 @@ class AtWidths:
 
     def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
         sampled = sampler.sample_conditional_law(self.question(places), how)
-        origin = Provenance(
-            self.status,
-            self._method("exact engine", how.backend),
-            sampled.random_numbers,
-            how.seed,
-            sampled.quadrature_error,
-            sampled.notes,
-        )
+        origin = self._provenance("exact engine", how.backend, how.seed, sampled, sampled.quadrature_error)
         if sampled.mean.shape[1] > 1:
             return Joint(sampled.mean, sampled.cov, origin)
         mean, var = sampled.mean[:, 0], sampled.cov[:, 0, 0]
@@ -136,15 +129,14 @@ class AtWidths:
         question = self.question()
         plan = question.plan()
         error = quadrature.checked_quadrature_error(quadrature.moves(question))
-        method = self._method("chains over what the exact engine draws", where)
-        return Latent(plan, workers, where), Provenance(
-            self.status, method, plan.random_numbers, seed, error, plan.notes
-        )
+        origin = self._provenance("chains over what the exact engine draws", where, seed, plan, error)
+        return Latent(plan, workers, where), origin
 
     def shifted(self, workers: int | None) -> list[Latent]:
         """The same with every Gaussian expectation off by its error, either way."""
         return [Latent(self.question().plan(k), workers) for k in (1, 2)]
 
-    def _method(self, what: str, where: Backend) -> str:
+    def _provenance(self, what: str, where: Backend, seed: int, drawn: Any, error: float) -> Provenance:
         at = ", ".join(f"{k} = {v}" for k, v in self.widths.items()) or "fixed widths"
-        return f"{what} at {at}" + (f" ({where})" if where != Numpy() else "")
+        method = f"{what} at {at}" + (f" ({where})" if where != Numpy() else "")
+        return Provenance(self.status, method, drawn.random_numbers, seed, error, drawn.notes)

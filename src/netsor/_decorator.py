@@ -71,11 +71,6 @@ def program(function: Callable[P, Any]) -> Traced[P]:
     function
         Returns a vector, a scalar or a tuple of them; its arguments are sizes and options.
 
-    Returns
-    -------
-    Traced
-        Called with the arguments of the function, it returns the `Program`.
-
     Examples
     --------
     >>> n = ns.Width("n")

@@ -1,8 +1,4 @@
-"""The result of a study as one document: a verdict, findings, tables and figures.
-
-Each study builds its document once. This module renders it as text for a terminal; `_html_report` renders the same
-document as a page or as the output of a notebook cell.
-"""
+"""The result of a study as one document: a verdict, findings, tables and figures; and its text for a terminal."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from . import _bayes
 from ._array_api import one_blas_thread
+from ._bayes import ChainCost
 from ._bound_program import AtWidths
 from ._extrapolate import ExtrapolatedLaw, extrapolate
-from ._repr_html import note, scrolled, table, title
+from ._html import note, scrolled, table, title
 from ._validate import ArgumentError, Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
@@ -47,7 +48,7 @@ class Program:
         The outputs; the law of several is their joint law.
     name : str
         The name that is printed.
-    probes : sequence of Watched
+    probes : sequence of Probe
         The values that `ns.probe` named while the program was traced.
 
     Examples
@@ -78,9 +79,7 @@ class Program:
             output = tuple(output)
         outputs = output if isinstance(output, tuple) else (output,)
         if not outputs or not all(isinstance(value, Value) for value in outputs):
-            raise TraceError(
-                f"program {name}", f"must return a vector, a scalar or a tuple of them, returned {shown(output)}"
-            )
+            raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
         self.output = output
         self.name = name
         self.probes = tuple(probes)  # what `ns.probe` named, in order; a part of a program has none
@@ -189,20 +188,14 @@ class Program:
     ) -> Draws | tuple[Draws, ...]:
         """Draw every weight matrix and compute the outputs from them. Slow: the ground truth for `law` and `draw`.
 
+        Other parameters are those of `law`.
+
         Parameters
         ----------
         draws
             The number of draws; the first ones do not depend on it.
-        seed
-            An integer that determines the draws.
         coordinates
             The coordinates of the vectors, as a numpy index (`0`, `[0, 5]`, `slice(8)`); all if None.
-        rng, workers, executor
-            As in `law`.
-        progress
-            As in `law`.
-        widths
-            Every width by its name, `simulate(n=64, draws=1000)`.
         """
         values = topological_order(self._whole)
         bound, numbers = bind_names(values, widths, allow_inf=False)
@@ -220,16 +213,8 @@ class Program:
     ) -> Plan:
         """The steps that `law` would take at these widths, and their cost: `print(net.plan(n=256))`. Nothing is drawn.
 
-        It raises the same NoLimitError or ExactError as `law`.
-
-        Parameters
-        ----------
-        coordinates, device
-            As in `law`. Operations cost differently on a GPU, so the plan may differ; you need no GPU for a plan.
-        backend
-            As in `law`; you need not have the library.
-        widths
-            Every width by its name.
+        It raises the same NoLimitError or ExactError as `law`. Operations cost differently on a GPU, so the plan may
+        differ; you need neither the GPU nor the library. The parameters are those of `law`.
         """
         return self._at(widths).plan(self.name, coordinates, prices(backend, device))
 
@@ -320,28 +305,11 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Draws | tuple[Draws, ...]:
-        """Exact draws of the outputs at any widths, finite or `inf`.
+        """Exact draws of the outputs at any widths, finite or `inf`. The parameters are those of `law`.
 
         Programs may return thousands of scalars, since no covariance between outputs is formed.
         At infinite width, means over quadrature nodes have independent errors in each draw, so that the standard error
         of a mean over draws includes them.
-
-        Parameters
-        ----------
-        draws
-            The number of draws.
-        seed
-            An integer; the same seed at two widths gives coupled draws.
-        rng, workers, executor, device
-            As in `law`.
-        progress
-            As in `law`.
-        backend
-            As in `law`.
-        precision
-            As in `law`.
-        widths
-            Every width by its name.
         """
         where = choose(backend, device, precision)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where)
@@ -371,7 +339,7 @@ class Program:
 
         Use it where `law(…).condition(…)` has too few replicas left: chains move the random numbers of the engine
         towards the data. Given their states the law is exact. You get a warning if chains disagree or are too short.
-        The outputs must be Gaussian given the random numbers.
+        The outputs must be Gaussian given the random numbers. Other parameters are those of `law`.
 
         Parameters
         ----------
@@ -389,16 +357,8 @@ class Program:
             The number of particles that are tempered from the prior to the posterior.
         moves
             The moves of each particle at each tempering step.
-        seed
-            An integer that determines the result.
-        rng, workers, device
-            As in `law`.
-        progress
-            As in `law`.
         backend
             The array library for the likelihoods, in double precision.
-        widths
-            Every width by its name.
         """
         seed = chosen_seed(seed, rng)
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
@@ -406,19 +366,16 @@ class Program:
         how = _bayes.Schedule(draws, chains, thin, particles, moves)
         return _bayes.posterior(latent, data, how, seed, progress, origin)
 
-    def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> _bayes.Cost:
+    def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> ChainCost:
         """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
 
-        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two.
+        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two. Other
+        parameters are those of `posterior`.
 
         Parameters
         ----------
-        observed : mapping of int to float
-            The observed values by entry.
-        noise : float or array_like
-            The standard deviation of the noise.
         **options
-            The other arguments of `posterior`.
+            The keyword arguments of `posterior`.
         """
         given = {name: options.pop(name) for name in _bayes.Schedule._fields if name in options}
         where = choose(options.pop("backend", "numpy"), options.pop("device", None))
@@ -429,7 +386,7 @@ class Program:
         planned = time.perf_counter() - start
         sampling = _bayes.cost(latent, data, how)
         law = 16.0 * how.draws * latent.entries**2
-        return _bayes.Cost(planned + sampling.seconds, sampling.bytes + law, sampling.likelihoods)
+        return ChainCost(planned + sampling.seconds, sampling.bytes + law, sampling.likelihoods)
 
     @one_blas_thread()
     def log_evidence(
@@ -451,30 +408,15 @@ class Program:
         """The log density of data under the program's law, by tempering, with its error.
 
         Particles go from the prior to the posterior in small steps. For few data `law(…).condition(…).log_evidence` is
-        the same number; for many data only few replicas have weight there, and you need this method.
+        the same number; for many data only few replicas have weight there, and you need this method. Other parameters
+        are those of `posterior`.
 
         Parameters
         ----------
-        observed
-            The observed values by entry, as in `Joint.condition`.
-        noise
-            The standard deviation of the noise of all values, or of each.
         runs
             The number of independent runs; their spread gives the error.
         particles
             The number of particles in each run; a first run with twice as many chooses the steps.
-        moves
-            The moves of each particle at each tempering step.
-        seed
-            An integer that determines the result.
-        rng, workers, device
-            As in `law`.
-        progress
-            As in `law`.
-        backend
-            The array library for the likelihoods, in double precision.
-        widths
-            Every width by its name.
         """
         at, seed = self._at(widths), chosen_seed(seed, rng)
         latent, origin = at.latent(workers, choose(backend, device), seed)

@@ -28,10 +28,8 @@ from .engine._parallel import check_memory
 from .engine.backends import choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance
-from .laws._estimate import combined
+from .laws._estimate import Array, combined
 from .laws._likelihood import Observations, log_density, updated, updated_by_columns
-
-Array = npt.NDArray[np.float64]
 
 MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
 
@@ -149,6 +147,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     value. Scale features and targets to a size of about 1; targets are centred for you. After `fit`:
     `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's mean for
     infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`, `effective_`.
+    Other parameters are those of `Program.posterior`.
 
     Parameters
     ----------
@@ -169,28 +168,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         `evidence_` has all of them.
     evidence : bool
         Whether `fit` computes the evidence without a grid too, which takes longer than the posterior.
-    draws : int
-        The number of states that are kept, as in `Program.posterior`.
-    chains : int
-        The number of chains.
-    thin : int
-        The number of moves between two kept states.
-    particles : int
-        The number of particles that are tempered from the prior to the posterior.
-    moves : int
-        The moves of each particle at each tempering step.
     runs : int
         The number of independent runs for the evidence, each with half as many particles.
     kernel_draws : int
         The draws for the kernel of infinitely many heads.
-    workers : int, optional
-        The number of threads; all cores if None.
-    backend : str
-        The array library for the likelihoods, as in `Program.posterior`.
-    device : str, optional
-        As in `Program.posterior`.
-    progress : bool, optional
-        As in `Program.posterior`.
     random_state : int, numpy.random.RandomState or None
         The seed of the fit.
 
@@ -322,10 +303,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if "heads" in given:
             given["heads"] = checked_count(label("heads"), given["heads"])
             if given["heads"] == inf and self.width != inf:
-                raise ValueError(
-                    f"{label('heads')}=inf needs width=inf, got width={shown(self.width)}; at a finite width all heads "
-                    "read the same random vectors, and infinitely many are no Gaussian process"
-                )
+                raise ValueError(f"{label('heads')}=inf needs width=inf, got width={shown(self.width)}")
         used = {k: v for k, v in given.items() if k != "noise" and not (k == "heads" and v == inf)}
         for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
             scale(used[name], label(name))
@@ -334,20 +312,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             signature.bind(None, **used)
         except TypeError as error:
             known = ", ".join(signature.parameters)
-            raise ValueError(
-                f"arguments and grid: prior({known}) cannot be called with tokens and {shown(used)}: {error}"
-            ) from None
+            raise ValueError(f"arguments and grid do not fit prior({known}), got {shown(used)}: {error}") from None
         return given
 
-    def cost(self, X: Any, y: Any) -> _bayes.Cost:
-        """The cost of `fit` with these data, without fitting.
+    def cost(self, X: Any, y: Any) -> _bayes.ChainCost:
+        """The cost of `fit` with these data, without fitting. The parameters are those of `fit`.
 
         The likelihood is timed for the first combination of the grid; the others are assumed to cost as much.
-
-        Parameters
-        ----------
-        X, y : array_like
-            As in `fit`.
         """
         model = clone(self)
         tried, wanted = model._begin(X, y), bool(self.grid or self.evidence)
@@ -360,21 +331,19 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             planned = time.perf_counter() - start
             next(kernels, None)
             again = (self.kernel_draws + MAX_ERROR_DRAWS) * (time.perf_counter() - start - planned)
-            return _bayes.Cost(len(tried) * (planned + again) * wanted, size, len(tried))
+            return _bayes.ChainCost(len(tried) * (planned + again) * wanted, size, len(tried))
         latent, _ = model._latent(model.X_, given)
         planned = time.perf_counter() - start
         sampling, count = _bayes.cost(latent, data, self._schedule(), 1 + (1 + self.runs / 2) * wanted), len(tried)
-        return _bayes.Cost(
+        return _bayes.ChainCost(
             count * (planned + sampling.seconds), max(sampling.bytes, size), count * sampling.likelihoods
         )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples.
+        """The posterior mean of the function at new examples. Other parameters are those of `fit`.
 
         Parameters
         ----------
-        X : array_like
-            As in `fit`.
         return_std : bool
             Whether to return the standard deviations too.
         """
@@ -391,12 +360,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return Joint(mean + self.mean_, cov, origin)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws of the function at new examples, jointly.
+        """Draws of the function at new examples, jointly. Other parameters are those of `fit`.
 
         Parameters
         ----------
-        X : array_like
-            As in `fit`.
         n_samples : int
             The number of functions.
         random_state : int, numpy.random.RandomState or None
@@ -446,13 +413,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The prior at these examples."""
         net = (self.prior or attention_prior)(tokens, **arguments)
         if not isinstance(net, Program):
-            raise ValueError(
-                f"prior={shown(self.prior)} must return a program, got {shown(net)}; decorate it with ns.program"
-            )
+            raise ValueError(f"prior must return a program, got {shown(net)}: decorate it with ns.program")
         if net.shape not in ((len(tokens),), (len(tokens), 1)):
-            raise ValueError(
-                f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
-            )
+            raise ValueError(f"prior has outputs of shape {net.shape}: it needs one for each of {len(tokens)} examples")
         widths: Any = dict.fromkeys(net.widths, self.width)
         return net._at(widths)
 

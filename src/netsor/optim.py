@@ -128,9 +128,7 @@ class SGD(Optimiser):
         real(self.momentum, "momentum", "SGD", least=0)
         real(self.dampening, "dampening", "SGD")
         if self.nesterov and (not self.momentum or self.dampening):
-            raise TraceError(
-                "SGD", f"nesterov=True needs momentum > 0 and dampening=0, got {self.momentum:g} and {self.dampening:g}"
-            )
+            raise TraceError("SGD", "nesterov", True, "False without momentum, or with dampening")
 
     def _update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
         """A multiple of the gradient, or of the buffer."""
@@ -146,16 +144,14 @@ class SGD(Optimiser):
 class Adam(Optimiser):
     """Adam (Kingma and Ba 2015) with both moments, their bias corrections and eps; `torch.optim.Adam`.
 
+    Other parameters are those of `SGD`.
+
     Parameters
     ----------
-    lr : float, callable or Scalar
-        The learning rate, as in `SGD`.
     betas : tuple of float
         What the averages of the gradient and of its square keep of themselves.
     eps : float or callable
         Added to the root of the second moment. A function of fan-in and fan-out scales it with the width.
-    weight_decay : float or Scalar
-        λ, added to the gradient as λ·w.
 
     Examples
     --------
@@ -209,14 +205,10 @@ class Adam(Optimiser):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019); `torch.optim.AdamW`.
 
+    Other parameters are those of `Adam`.
+
     Parameters
     ----------
-    lr : float, callable or Scalar
-        The learning rate, as in `SGD`.
-    betas : tuple of float
-        As in `Adam`.
-    eps : float or callable
-        As in `Adam`.
     weight_decay : float or Scalar
         λ: a step first multiplies the parameter by 1 − lr·λ.
 
@@ -235,12 +227,11 @@ class AdamW(Adam):
 class Muon(Optimiser):
     """Momentum, orthogonalised (Jordan et al. 2024), with decoupled weight decay; `torch.optim.Muon` in full precision.
 
-    It moves matrices only. Each matrix of a batch, such as a head of attention, is orthogonalised by itself.
+    It moves matrices only. Each matrix of a batch, such as a head of attention, is orthogonalised by itself. Other
+    parameters are those of `SGD`.
 
     Parameters
     ----------
-    lr : float, callable or Scalar
-        The learning rate, as in `SGD`.
     weight_decay : float or Scalar
         λ: a step first multiplies the matrix by 1 − lr·λ, without the adjustment of lr.
     momentum : float
@@ -341,6 +332,11 @@ class NamedOptimiser(NamedTuple):
     in_torch: tuple[str, ...] = ()  # classes of torch.optim with this first step
 
 
+def _polynomial(iterations: Coefficients | None) -> tuple[Any, float, int | None]:
+    """The arguments `ns_coefficients`, `eps` and `ns_steps` of Muon; the polar factor itself for None."""
+    return (iterations, 0.0, len(iterations)) if iterations else (Muon.ns_coefficients, 0.0, None)
+
+
 NAMED = {
     "sgd": NamedOptimiser(
         lambda decay, eps, iterations, factor: SGD(1.0, weight_decay=decay),
@@ -351,16 +347,7 @@ NAMED = {
         in_torch=("SGD",),
     ),
     "muon": NamedOptimiser(
-        lambda decay, eps, iterations, factor: Muon(
-            1.0,
-            decay,
-            0.0,
-            False,
-            iterations or Muon.ns_coefficients,
-            0.0,
-            len(iterations) if iterations else None,
-            factor,
-        ),
+        lambda decay, eps, iterations, factor: Muon(1.0, decay, 0.0, False, *_polynomial(iterations), factor),
         lambda lr, eps: Muon(lr, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0),
         1e-3,
         0.02,

@@ -31,14 +31,7 @@ else:
 
 __all__ = ["ACTIVATIONS", "layer", "reproduce"]
 
-ACTIVATIONS = {
-    "clip": ns.clip,
-    "relu": ns.relu,
-    "erf": ns.erf,
-    "tanh": ns.tanh,
-    "gelu": ns.gelu,
-    "identity": ns.identity,
-}
+ACTIVATIONS: dict[str, Any] = {f.__name__: f for f in (ns.clip, ns.relu, ns.erf, ns.tanh, ns.gelu, ns.identity)}
 
 
 @program
@@ -59,11 +52,11 @@ def layer(
 ) -> ns.Vector:
     """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
 
+    Other parameters are those of `attention`.
+
     Parameters
     ----------
     tokens : int
-        How many.
-    heads : int
         How many.
     activation : str
         φ: clip (at `clip`), relu, erf, tanh, gelu or identity.
@@ -71,19 +64,10 @@ def layer(
         Where clip cuts off.
     low_rank : bool
         Whether the head dimension is a width of its own, `law(n=…, d=…)`.
-    scaling : str
-        "sqrt" or "linear": scores over √d or d.
-    sigma_q, sigma_k, sigma_v, sigma_o, sigma_w : float
-        Standard deviations of the matrices.
+    sigma_w : float
+        The standard deviation of the matrices W^i.
     token : int
         Whose output it is, the first unless given.
-    mask : str, optional
-        As in `ns.softmax`.
-
-    Returns
-    -------
-    Program
-        With one output vector.
 
     Examples
     --------
@@ -94,23 +78,12 @@ def layer(
     one_of(activation, "activation", "layer", tuple(ACTIVATIONS))
     one_of(low_rank, "low_rank", "layer", (True, False))
     tokens = whole(tokens, "tokens", "layer")
-    token = whole(token, "token", "layer", least=-tokens)
-    if token >= tokens:
-        raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}: the first is 0")
+    token = whole(token, "token", "layer", least=-tokens, most=tokens - 1)
     bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
     sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
     g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
-    x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
-    y = attention(
-        x,
-        heads,
-        head_dim=ns.Width("d") if low_rank else None,
-        mask=mask,
-        scaling=scaling,
-        sigma_q=sigma_q,
-        sigma_k=sigma_k,
-        sigma_v=sigma_v,
-        sigma_o=sigma_o,
-    )
-    return y[token]
+    x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)
+    d = ns.Width("d") if low_rank else None
+    sigmas: Any = {"sigma_q": sigma_q, "sigma_k": sigma_k, "sigma_v": sigma_v, "sigma_o": sigma_o}
+    return attention(x, heads, d, mask, scaling=scaling, **sigmas)[token]

@@ -283,7 +283,7 @@ def test_short_chains_are_told():
     x = tokens(40, seed=3)
     net = prior(x, sharp=6.0)
     y = net.draw(n=ns.inf, draws=1, seed=5)[0]
-    with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ instead of thin=1, for"):
+    with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ instead of thin=1;"):
         found = net.posterior(dict(enumerate(y)), 1e-3, n=ns.inf, draws=64, chains=8, thin=1, particles=8, moves=1)
     assert found.r_hat > 1.05
     assert found.law.replicas <= 1.4 * found.effective + 8  # errors take replicas for independent

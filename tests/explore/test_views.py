@@ -111,7 +111,7 @@ def test_heads_that_are_enough():
     ("layer", "words"),
     [
         (Layer(head_dim=512), "head dimension 512 must be at most the width 256"),
-        (Layer(tokens=2, token=5), "token=5 must be below tokens=2"),
+        (Layer(tokens=2, token=5), "token=5 must be an integer from -2 to 1"),
         (Layer(sigma_q=float("nan")), "sigma_q"),
         (Layer(activation="swish"), "activation"),
         (Layer(width=2**40, activation="tanh"), "bytes"),

@@ -54,7 +54,7 @@ CASES = {
     "multiply shapes": (lambda: x(2) * np.ones(3), r"\*: shapes \(3,\) and \(2,\) do not broadcast"),
     "add text": (lambda: x() + "a", r"\+: needs a netsor value or real numbers, got 'a'"),
     "divide by vector": (lambda: x() / x(), "/: a vector is divided by numbers or scalars"),
-    "power": (lambda: x() ** 2, r"\*\*: is for scalars; the squares of coordinates are x \* x"),
+    "power": (lambda: x() ** 2, r"\*\*: is for scalars: write x \* x"),
     "divide by zero": (lambda: x() / 0.0, "/: division by zero"),
     "mix": (lambda: np.ones((2, 3)) @ x(2), r"@: scalars of shape \(2, 3\) do not combine vectors of shape \(2,\)"),
     "mix one": (lambda: np.ones(3) @ x(), r"@: scalars of shape \(3,\) do not combine vectors of shape \(\)"),
@@ -118,7 +118,7 @@ CASES = {
     "nonlin shapes": (lambda: ns.nonlin(np.add, x(2), x(3)), r"add: shapes \(2,\) and \(3,\) do not broadcast"),
     "nonlin coordinates": (lambda: ns.nonlin(np.sum, x()), r"sum is not coordinatewise: .* became \(\)"),
     "relu operand": (lambda: ns.relu(1.0), "relu: needs a vector, got 1.0"),
-    "clip bound": (lambda: ns.clip(x(), 0), "clip: bound=0 must be a finite number, 1e-50 or more and at most"),
+    "clip bound": (lambda: ns.clip(x(), 0), "clip: bound=0 must be a finite number from 1e-50 to"),
     "leaky slope": (lambda: ns.leaky_relu(x(), np.inf), "leaky_relu: slope=inf must be a finite number"),
     "norm eps": (lambda: ns.rms_norm(x(), eps=-1), "rms_norm: eps=-1 must be a finite number, 0 or more"),
     "attention x": (lambda: ns.nn.attention(x(), 2), "attention: x=<Vector .*> must be vectors with an axis of tokens"),
@@ -136,9 +136,9 @@ CASES = {
     "complex": (lambda: 1j * x(), r"\*: needs a netsor value or real numbers, got 1j"),
     "complex numbers": (lambda: np.array([1j, 2]) @ x(2), r"@: needs a netsor value or real numbers"),
     "digits": (lambda: x() * "3", r"needs a netsor value or real numbers, got '3'"),
-    "half a width": (lambda: n // 2, r'Width: n can be multiplied .* \(d = ns\.Width\("d"\)\) and write 2 \* d'),
-    "a width less": (lambda: n - 1, "Width: n can be multiplied by positive integers and by nothing else"),
-    "a quotient of widths": (lambda: 6 / n, "Width: n can be multiplied by positive integers"),
+    "half a width": (lambda: n // 2, r'Width: n can only be multiplied .* d = ns\.Width\("d"\), and write 2 \* d'),
+    "a width less": (lambda: n - 1, "Width: n can only be multiplied by positive integers"),
+    "a quotient of widths": (lambda: 6 / n, "Width: n can only be multiplied by positive integers"),
     "weight nothing": (lambda: ns.weight(n, n, 2)[2:], r"index .* leaves nothing of shape \(2,\)"),
     "exponent": (lambda: ns.dot(x(), x()) ** np.ones(2), r"\*\*: exponent=array\(\[1., 1.\]\) must be a finite number"),
     "apply axes type": (lambda: ns.apply(np.exp, 1.0, axes=0.5), "apply: axes=0.5 must be an integer, 0 or more"),
@@ -147,7 +147,7 @@ CASES = {
         r"shapes \(2, 2, 2\) and \(3, 2, 2\) cannot be multiplied as matrices",
     ),
     "normal std": (lambda: ns.normal(2, std=-1.0), r"normal: std=-1\.0 must be a finite number, 0 or from 1e-50"),
-    "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), "normal: .* multiply the scalars by others"),
+    "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), r"normal: std=\[1.0, 2.0\] must be a finite number"),
     "normal shape": (lambda: ns.normal((2, 0)), r"normal: shape=\(2, 0\) must be a positive integer"),
     "rotary one": (lambda: ns.rotary(x()), r"rotary: needs an axis of tokens, got one vector: x\[None\]"),
     "rotary positions": (
@@ -166,23 +166,24 @@ CASES = {
     "rotary operand": (lambda: ns.rotary(np.ones((3, 4))), r"rotary: needs a vector, got .* ns\.data"),
     "numpy of a vector": (
         lambda: np.tanh(x(2)),
-        r"np\.tanh: numpy's functions act on arrays.* ns\.nonlin\(np\.tanh, x\)",
+        r"np\.tanh: acts on arrays.* ns\.nonlin\(np\.tanh, x\)",
     ),
-    "numpy of a scalar": (lambda: np.exp(ns.dot(x(), x())), r"np\.exp: .* ns\.apply\(np\.exp, p\) for scalars"),
-    "numpy of two": (lambda: np.maximum(x(2), 0.0), r"np\.maximum: numpy's functions act on arrays"),
-    "a quotient of an array": (lambda: np.ones(2) / x(2), r"np\.divide: numpy's functions act on arrays"),
+    "numpy of a scalar": (lambda: np.exp(ns.dot(x(), x())), r"np\.exp: .* ns\.apply\(np\.exp, p\)"),
+    "numpy of two": (lambda: np.maximum(x(2), 0.0), r"np\.maximum: acts on arrays"),
+    "a quotient of an array": (lambda: np.ones(2) / x(2), r"np\.divide: acts on arrays"),
     "vector on the left": (lambda: x(2) @ ns.weight(n, n), r"@: vectors stand on the right: W @ x.*got <Weight"),
     "vector by vector": (lambda: x(2) @ x(2), r"@: .* for x @ y write ns\.dot\(x, y\)"),
-    "program result": (lambda: ns.Program(3.0), "program program: must return a vector, a scalar or a tuple"),
-    "program nothing": (lambda: ns.Program(()), r"must return a vector, a scalar or a tuple of them, returned \(\)"),
+    "program result": (lambda: ns.Program(3.0), "program program: must return vectors, scalars or a tuple"),
+    "program nothing": (lambda: ns.Program(()), r"must return vectors, scalars or a tuple of them, got \(\)"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_trace_errors(name):
     make, message = CASES[name]
-    with pytest.raises(ns.TraceError, match=message) as caught:
+    with pytest.raises(ns.TraceError) as caught:
         make()
+    assert re.search(message, caught.value.plain)  # without the line of code, which holds the words as well
     assert re.search(r"\(at .*test_errors\.py:\d+: ", str(caught.value))
 
 

@@ -1,5 +1,7 @@
 """Gradients as values of the language: what they are made of, how they print, what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -111,26 +113,26 @@ def _own():
 
 
 REFUSED = {
-    "a vector": (lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)), r"p must be a scalar, got .* random readout, ns.dot"),
+    "a vector": (lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)), r"p must be a scalar, got .*: take ns.dot"),
     "numbers": (lambda: ns.grad(2.0, ns.gaussian(n)), r"p=2.0 must be a scalar of the program"),
     "no value": (lambda: ns.grad(ns.normal(), 3), r"wrt=3 must be a vector or a scalar of the program"),
     "another value": (lambda: ns.grad(ns.normal(), ns.gaussian(n)), r"p is not made of wrt=<Vector"),
     "weights": (lambda: (lambda z: ns.grad(z, z, np.ones(3)))(ns.normal(2)), r"shapes \(3,\) and \(2,\) do not"),
     "an unknown derivative": (
         lambda: (lambda y: ns.grad(ns.dot(y, ns.ones(n)), y.op.vectors[0]))(_own()),
-        r"the derivative of mine is not known: declare it, ns.nonlin\(f, …, derivative=g\)",
+        r"the derivative of mine is unknown: give ns.nonlin\(…, derivative=g\)",
     ),
     "of scalars": (
         lambda: (lambda z: ns.grad(ns.apply(np.sinh, z), z))(ns.normal()),
-        r"the derivative of sinh is not known: declare it, ns.apply",
+        r"the derivative of sinh is unknown: give ns.apply",
     ),
     "of whole axes": (
         lambda: (lambda z: ns.grad(ns.apply(lambda q: q.max(-1), z, axes=1, name="most"), z))(ns.normal(3)),
-        r"the derivative of most is not known: .* axes=1, derivative=g\) with g\(arguments, d\)",
+        r"the derivative of most is unknown: .* axes=1, derivative=g\)",
     ),
     "logits": (
         lambda: (lambda x: ns.grad(ns.nn.logits(x, 3), x))(ns.gaussian(n, 2)),
-        r"the derivative of root is not known",
+        r"the derivative of root is unknown",
     ),
     "one of two": (
         lambda: ns.nonlin(lambda u, v: u + v, ns.gaussian(n), ns.gaussian(n), derivative=np.cos),
@@ -142,7 +144,7 @@ REFUSED = {
     "foreign weights": (lambda: ns.ntk(ns.normal(), weights=ns.weight(n, n)), r"weights=<Weight n×n.* must be weights"),
     "foreign vectors": (
         lambda: ns.ntk(ns.normal(), weights=ns.gaussian(n)),
-        r"weights=<Vector.* that the program uses",
+        r"weights=<Vector.* must be weights, .* of the program",
     ),
     "several": (lambda: ns.grad_norm(ns.normal(2), ns.normal()), r"p must be one scalar, got shape \(2,\)"),
     "no parameter": (lambda: ns.grad_norm(ns.normal(), "W"), r"weight='W' must be a weight"),
@@ -152,8 +154,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     make, message = REFUSED[name]
-    with pytest.raises(ns.TraceError, match=message):
+    with pytest.raises(ns.TraceError) as caught:
         make()
+    assert re.search(message, caught.value.plain)
 
 
 def test_a_gradient_that_vanishes_counts_in_scores_and_one_that_grows_is_refused():

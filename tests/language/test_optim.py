@@ -1,5 +1,7 @@
 """The arguments of optimisers, and which optimiser moves which parameter."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ def network():
     [
         (lambda: ns.optim.SGD("fast"), "SGD: lr='fast' must be a finite number"),
         (lambda: ns.optim.SGD(0.1, momentum=-1), "momentum=-1 must be"),
-        (lambda: ns.optim.SGD(0.1, nesterov=True), "nesterov=True needs momentum > 0 and dampening=0"),
+        (lambda: ns.optim.SGD(0.1, nesterov=True), "nesterov=True must be False without momentum"),
         (lambda: ns.optim.Adam(0.1, betas=(0.9, 1.0)), r"betas=\(0.9, 1.0\) must be two numbers"),
         (lambda: ns.optim.AdamW(0.1, weight_decay=-1), "AdamW: weight_decay=-1 must be"),
         (lambda: ns.optim.Adam(0.1, eps=-1.0), "eps=-1.0 must be"),
@@ -31,8 +33,9 @@ def network():
     ],
 )
 def test_wrong_arguments(call, words):
-    with pytest.raises(ns.TraceError, match=words):
+    with pytest.raises(ns.TraceError) as caught:
         call()
+    assert re.search(words, caught.value.plain)
 
 
 def test_positions_of_arguments_are_those_of_pytorch():

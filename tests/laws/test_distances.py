@@ -100,9 +100,9 @@ def test_the_papers_estimator_as_it_is_defined():
 
 def test_distances_are_between_laws_of_one_variable():
     joint = ns.Program(ns.gaussian(ns.Width("n"), 2)).law(n=3, draws=100)
-    with pytest.raises(ns.LawError, match=r"between joint laws.*got <Mixture.*take an entry, law\[i\]"):
+    with pytest.raises(ns.LawError, match=r"kl: needs joint laws.*got <Mixture"):
         ns.kl(joint, gaussian(1.0))
-    with pytest.raises(ns.LawError, match=r"between laws of one variable, got <Joint.*take one, law\[i\]"):
+    with pytest.raises(ns.LawError, match=r"between laws of one variable, got <Joint.*take an entry, law\[i\]"):
         ns.total_variation(joint, gaussian(1.0))
 
 
@@ -143,7 +143,7 @@ def test_a_density_against_points():
 
 @pytest.mark.parametrize("law", [stats.gamma(0.5), stats.beta(0.5, 0.5)])
 def test_an_infinite_density_is_refused(law):
-    with pytest.raises(ValueError, match="infinite density somewhere; a distance needs a bounded one"):
+    with pytest.raises(ValueError, match="infinite density somewhere: take an array of draws"):
         ns.total_variation(gaussian(1.0), law)
 
 

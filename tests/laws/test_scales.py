@@ -141,7 +141,7 @@ def test_uniform_and_other_frozen_distributions():
         ns.wasserstein1(stats.cauchy(), stats.norm())
     with pytest.raises(ns.LawError, match="is discrete"):
         ns.kl(stats.poisson(3), stats.norm())
-    with pytest.raises(ns.LawError, match="arrays of draws, got str"):
+    with pytest.raises(ns.LawError, match="frozen distributions or draws, got str"):
         ns.kl("law", stats.norm())
 
 

@@ -93,7 +93,7 @@ def test_expectations_with_errors():
 def test_functions_that_have_no_expectation():
     for wrong, words in (
         (3, "func=3 must be a function of numbers"),
-        (lambda y: y[:2], "it must act on each number for itself"),
+        (lambda y: y[:2], "it must act on each number"),
         (lambda y: np.where(y > 0, np.inf, 0.0), "is not finite"),
     ):
         with pytest.raises(ns.LawError, match=words):

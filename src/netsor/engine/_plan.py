@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .._array_api import Array
-from .._repr_html import note, table, title
+from .._html import note, table, title
 from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops

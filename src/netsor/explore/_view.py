@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._html import ticks
 from .._mpl_style import BLACK, BLUE, DOTTED, VERMILLION, rendered, styled
-from .._repr_html import ticks
 from ..laws import Estimate
 
 if TYPE_CHECKING:

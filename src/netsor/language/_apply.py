@@ -11,7 +11,7 @@ from .. import activations as known
 from .._validate import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ..activations import Function
 from ._check_function import infer_output_shape
-from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast
+from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast, broadcast_shapes
 from ._vector import Nonlin, Vector, same_width
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
@@ -51,11 +51,6 @@ def apply(
         of the arguments and of d, an array like the result of f, that returns the gradient of Σ d·f. For several
         arguments, a tuple with one function for each, or None for those that are never differentiated.
 
-    Returns
-    -------
-    Scalar
-        f of the scalars.
-
     Examples
     --------
     >>> p = ns.normal((2, 3))
@@ -70,11 +65,8 @@ def apply(
     axes = whole(axes, "axes", "apply", least=0)
     if any(value.ndim < axes for value in values):
         raise TraceError("apply", f"axes={axes} with shapes {shapes}: each argument needs that many axes")
-    try:
-        leading = np.broadcast_shapes(*(value.shape[: value.ndim - axes] for value in values))
-    except ValueError:
-        before = f" before the last {axes} axes" if axes else ""
-        raise TraceError(f.name, f"shapes {shapes} do not broadcast{before}") from None
+    problem = f"shapes {shapes} do not broadcast" + f" before the last {axes} axes" * (axes > 0)
+    leading = broadcast_shapes(f.name, problem, *(value.shape[: value.ndim - axes] for value in values))
     core = infer_output_shape(f, "apply", [value.shape[value.ndim - axes :] for value in values])
     return applied(f, values, leading + core, axes)
 
@@ -89,7 +81,8 @@ def nonlin(
 ) -> Vector:
     """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f must act elementwise, be deterministic and leave its arguments unchanged; this is checked on a few numbers.
+    f must act elementwise, be deterministic and leave its arguments unchanged; this is checked on a few numbers. Other
+    parameters are those of `apply`.
 
     Parameters
     ----------
@@ -97,20 +90,9 @@ def nonlin(
         A function of numpy arrays, one for each argument, whose shapes broadcast.
     *arguments : Vector, Scalar or array_like
         One vector or more, then scalars.
-    name : str, optional
-        The printed name; by default that of f.
-    bounded : bool, optional
-        Declares whether f is bounded, which the checker cannot see.
-    lipschitz : bool, optional
-        Declares whether f is pseudo-Lipschitz.
     derivative : callable or tuple, optional
         The derivative, for `ns.grad`: a function of the same arguments. For several arguments, a tuple with one for
         each, or None for those that are never differentiated.
-
-    Returns
-    -------
-    Vector
-        φ of the vectors.
 
     Examples
     --------
@@ -161,10 +143,7 @@ def as_function(
     if as_name(function.name, operation) is None:
         raise TraceError(operation, f"name=None of the Function of {shown(function.f)} must be a string")
     if again:
-        raise TraceError(
-            operation,
-            f"{function.name} is a Function and says itself what is known of it: declare that in ns.Function(…)",
-        )
+        raise TraceError(operation, f"{function.name} is a Function: declare what is known of it in ns.Function(…)")
     one_of(function.bounded, "bounded", operation, (True, False, None))
     one_of(function.lipschitz, "lipschitz", operation, (True, False, None))
     if not callable(function.f):
@@ -189,11 +168,6 @@ Parameters
 ----------
 x : Vector or Scalar
     Vectors, on which it acts coordinate by coordinate, or scalars.
-
-Returns
--------
-Vector or Scalar
-    Like `x`.
 
 Examples
 --------
@@ -282,19 +256,12 @@ def cos(x: X) -> X:
 
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:
-    """φ(x) = x for x > 0, slope · x below.
+    """φ(x) = x for x > 0, slope · x below. Other parameters are those of `relu`.
 
     Parameters
     ----------
-    x : Vector or Scalar
-        Vectors, on which it acts coordinate by coordinate, or scalars.
     slope : float
         The slope below 0.
-
-    Returns
-    -------
-    Vector or Scalar
-        Like `x`.
 
     Examples
     --------
@@ -305,19 +272,12 @@ def leaky_relu(x: X, slope: float = 0.01) -> X:
 
 
 def clip(x: X, bound: float) -> X:
-    """φ(x) = x, cut off at ± bound.
+    """φ(x) = x, cut off at ± bound. Other parameters are those of `relu`.
 
     Parameters
     ----------
-    x : Vector or Scalar
-        Vectors, on which it acts coordinate by coordinate, or scalars.
     bound : float
         Above 0.
-
-    Returns
-    -------
-    Vector or Scalar
-        Like `x`.
 
     Examples
     --------

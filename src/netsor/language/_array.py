@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from itertools import islice
+from operator import is_
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import numpy as np
@@ -51,9 +52,7 @@ class Places:
 def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
     """What an index picks of an array, as in numpy; but True and False, which make a new axis there, are a mistake."""
     if any(is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
-        raise TraceIndexError(
-            operation, f"index {shown(key)} on shape {array.shape}: True and False pick nothing; None adds an axis"
-        )
+        raise TraceIndexError(operation, f"index {shown(key)} on shape {array.shape}: None adds an axis, no bool does")
     try:
         positions = np.asarray(array[key])
     except (IndexError, TypeError, ValueError) as error:
@@ -258,36 +257,31 @@ class Value:
     where: SourceLocation = field(default_factory=user_line, kw_only=True)
 
     def __post_init__(self) -> None:
-        if len(self.shape) > AXES:
-            operation = type(self.op).__name__
-            raise TraceError(
-                operation, f"shape {shown(self.shape)} has {len(self.shape)} axes; at most {AXES} are allowed"
-            )
+        if self.ndim > AXES:
+            raise TraceError(type(self.op).__name__, f"has {self.ndim} axes; at most {AXES} are allowed")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
         """array + value is computed by value.__radd__; any other function of numpy is a mistake of the user."""
         operator = REFLECTED.get(ufunc)
         if operator and method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])
-        raise TraceError(
-            f"np.{ufunc.__name__}",
-            f"numpy's functions act on arrays, not on {self!r}: write ns.nonlin(np.{ufunc.__name__}, x) for vectors, "
-            f"ns.apply(np.{ufunc.__name__}, p) for scalars",
-        )
+        name = f"np.{ufunc.__name__}"
+        raise TraceError(name, f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x) or ns.apply({name}, p)")
 
     def __array__(self, *_: Any, **__: Any) -> None:
         raise TraceError("np.array", f"{self!r} holds no numbers: ns.Program(x).simulate(…) draws them")
 
     def __array_function__(self, function: Any, *_: Any) -> NoReturn:
-        raise TraceError(
-            f"np.{function.__name__}",
-            f"numpy's functions act on arrays, not on {self!r}: use the methods of values (x.sum(0), x.reshape(2, 3)) "
-            "and the functions of netsor (ns.join, ns.stack)",
-        )
+        raise TraceError(f"np.{function.__name__}", f"acts on arrays, not on {self!r}: use x.sum(0), ns.join(…)")
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         """Another value of this kind (and width), made by `op`."""
         raise TypeError("a Value is a Vector or a Scalar")
+
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values; the value itself if they are the same."""
+        same = all(map(is_, inputs, self.op.inputs))
+        return self if same else replace(self, op=self.op.with_inputs(*inputs))
 
     @property
     def ndim(self) -> int:
@@ -349,9 +343,7 @@ class Value:
 
     def _positions(self) -> Ints:
         if self.size > NUMBERS:
-            raise TraceError(
-                "index", f"shape {self.shape} has {self.size:,} entries; at most {NUMBERS:,} are rearranged"
-            )
+            raise TraceError("index", f"shape {self.shape} has {self.size:,} entries, more than {NUMBERS:,}")
         return np.arange(self.size).reshape(self.shape)
 
     def take(self, flat: npt.ArrayLike, operation: str) -> Self:

@@ -86,10 +86,7 @@ REARRANGED: tuple[Callable[[NumpyArray], NumpyArray], ...] = (
     lambda a: a[:1, 1:2],
     lambda a: a.reshape(1, 2, 1, 3, *a.shape[2:]),
 )
-AGAIN = (
-    "gives other numbers when it is called again: functions are deterministic and keep no state; random numbers come "
-    "from ns.gaussian and ns.weight"
-)
+AGAIN = "gives other numbers when it is called again: functions are deterministic; ns.gaussian makes random numbers"
 SCALES = (1.0, 1e-6, 1e3)
 MAX_CHECKED_NUMBERS = 1000  # in the arguments of a function of this package above which only its shape is asked for
 MAX_RESCALED_ARGUMENTS = 10**5  # numbers in the arguments above which they are tried at one scale alone, to save time
@@ -223,10 +220,7 @@ class _Trial:
             except Exception as error:
                 raise _Raised from error
             if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
-                self._refuse(
-                    "writes into its argument, which other operations read too: let it make a new array "
-                    "(u = u.copy() in its first line, or np.where(u < 0, 0, u) for u[u < 0] = 0)"
-                )
+                self._refuse("writes into its argument, which other operations read too: let it make a new array")
             if result.dtype.kind not in "biuf":
                 self._refuse(f"gives {result.dtype} numbers; real ones are allowed (float, int or bool)")
             return result.copy()
@@ -251,10 +245,7 @@ class _Trial:
         symptom = "arrays of shape" if of_coordinates else "the leading axes"
         symptom = f"{symptom} {LEADING} {problem}" if problem.startswith("became") else f"it {problem}"
         if of_coordinates:
-            return (
-                f"is not coordinatewise: {symptom}; use functions like np.where and np.exp, and ns.mean_dot or "
-                "ns.layer_norm for what needs all coordinates"
-            )
+            return f"is not coordinatewise: {symptom}; ns.mean_dot and ns.layer_norm are for what needs all coordinates"
         whole = "with axes=1 it sees the last axis whole"
         alone = "let it act on the last axes alone, as with axis=-1"
         return f"is not vectorised: {symptom}; {whole if self._elementwise else alone}"

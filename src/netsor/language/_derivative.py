@@ -213,11 +213,7 @@ def _swapped(a: Scalar) -> Scalar:
 def _slope(f: Function, k: int, operation: str) -> Function | float:
     slope = derivative(f, k)
     if slope is None:
-        raise TraceError(
-            "grad",
-            f"the derivative of {f.name} is not known: declare it, ns.{operation}(f, …, derivative=g) with g a "
-            "function of the same arguments; of several arguments a tuple, one each",
-        )
+        raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.{operation}(…, derivative=g)")
     return slope
 
 
@@ -226,11 +222,7 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     f, axes = op.f, op.axes
     declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
     if declared is None:
-        raise TraceError(
-            "grad",
-            f"the derivative of {f.name} is not known: declare it, ns.apply(f, …, axes={axes}, derivative=g) with "
-            "g(arguments, d) the gradient of Σ d·f; of several arguments a tuple, one each",
-        )
+        raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes}, derivative=g)")
     leading = max(p.ndim for p in op.scalars) - axes
     core = d.shape[leading:]
     flat = d.reshape(*d.shape[:leading], *(1,) * (axes - 1), -1)  # as many axes as the arguments have

@@ -258,11 +258,7 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
     """Check that an argument is a scalar of the program, which has a gradient."""
     if isinstance(p, Vector):
-        raise TraceError(
-            operation,
-            f"{name} must be a scalar, got {p!r}: read a coordinate by a random readout, ns.dot(ns.gaussian(n), y), or "
-            "take ns.mean_dot(y, y)",
-        )
+        raise TraceError(operation, f"{name} must be a scalar, got {p!r}: take ns.dot(ns.gaussian(n), y), say")
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):
         raise TraceError(operation, name, p, "a scalar of the program")
     return p
@@ -286,11 +282,7 @@ def _leaf(x: object, p: Scalar) -> Value:
         repeats = len(np.unique(x.op.flat)) < x.op.flat.size  # of entries, which are values of their own
         leaf = x if repeats and x in values else x.op.x
     if leaf not in values:
-        raise TraceError(
-            "grad",
-            f"p is not made of wrt={x!r}: name the value that the program uses, or an index of it; what is computed "
-            "anew, however alike, is another value",
-        )
+        raise TraceError("grad", f"p is not made of wrt={x!r}: name the value that the program uses, or an index of it")
     return leaf
 
 
@@ -323,11 +315,8 @@ class Parameters:
                     if latest[parameter] not in self.leaves:  # listed twice, it is one parameter
                         self.leaves.append(latest[parameter])
                 case _:
-                    raise TraceError(
-                        operation,
-                        f"weights={shown(parameter)} must be weights, initial vectors (ns.gaussian) or random scalars "
-                        "(ns.normal) that the program uses",
-                    )
+                    allowed = "weights, initial vectors (ns.gaussian) or random scalars (ns.normal) of the program"
+                    raise TraceError(operation, "weights", parameter, allowed)
 
     def counts(self, op: ops.Acting) -> bool:
         """Whether some matrix that acts is among them."""

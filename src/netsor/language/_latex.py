@@ -9,28 +9,11 @@ import re
 from collections.abc import Sequence
 from itertools import combinations
 
+from . import _notation as tex
 from . import _operation as ops
 from ._array import Value, VectorAccess
 from ._graph import LETTERS, names_of, narrow, topological_order, transposed
-from ._notation import (
-    DOCUMENT,
-    Indices,
-    below,
-    decimal,
-    different_matrices,
-    dimension,
-    escape,
-    factors,
-    formula,
-    gathered,
-    initial_law,
-    kappa,
-    letters,
-    primed,
-    space,
-    transposes,
-    variance,
-)
+from ._notation import Indices
 from ._operation import Acting, Constant, Data, Dot, MatMul, Source, SteppedMatMul, steps_of
 from ._parameters import Weight
 from ._probe import Probe
@@ -48,28 +31,26 @@ def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, 
     values = topological_order(every)
     writer = Writer(values)
     program = [line for value in values for line in writer.program(value)]
-    result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
-    body = [
-        rf"\paragraph{{Program}} \texttt{{{escape(name)}}} returns ${result}$, where",
-        gathered(program),
-    ]
+    result = ", ".join(writer.ref(value, tex.letters(value.shape)) for value in outputs)
+    body = [rf"\paragraph{{Program}} \texttt{{{tex.escape(name)}}} returns ${result}$, where", tex.gathered(program)]
     if probes:
         shown = zip(probes, every[count:], strict=True)
-        watched = (rf"{each.name} ${writer.ref(value, letters(value.shape))}$" for each, value in shown)
+        watched = (rf"{each.name} ${writer.ref(value, tex.letters(value.shape))}$" for each, value in shown)
         body.append(f"Watched: {', '.join(watched)}.")
     body.append(r"\paragraph{Limit law}")
     if verdict.verdict == NO_LIMIT:
-        body.append("There is no limit: " + escape("; ".join(verdict.reasons)) + ".")
+        body.append("There is no limit: " + tex.escape("; ".join(verdict.reasons)) + ".")
     else:
         status = "conjectured" if verdict.verdict == CONJECTURED else f"proved, {verdict.theorem}"
         body.append(
-            f"({escape(status)}.) As the widths go to infinity, coordinates of the vectors $h$ converge in "
+            f"({tex.escape(status)}.) As the widths go to infinity, coordinates of the vectors $h$ converge in "
             r"distribution to $Z^{h}$ and the scores $p$ to $\mathring p$; Gaussian variables of different matrices, "
             "of initial vectors and of scores are independent unless a covariance is given."
         )
-        body.append(gathered([line for value in values for line in writer.limit(value)] + writer.shared()))
+        limits = [line for value in values for line in writer.limit(value)]
+        body.append(tex.gathered(limits + writer.shared(values)))
     text = "\n".join(body)
-    return DOCUMENT % text if document else text
+    return tex.DOCUMENT % text if document else text
 
 
 class Writer:
@@ -98,9 +79,9 @@ class Writer:
     def ref(self, value: Value, indices: Indices) -> str:
         """A value, with its indices."""
         if isinstance(value.op, Constant) and value.size == 1:
-            return decimal(value.op.numbers.ravel()[0])
+            return tex.decimal(value.op.numbers.ravel()[0])
         letter, number = re.fullmatch(r"([a-zA-Z])(\d+)", self.names[value]).groups()  # type: ignore[union-attr]
-        return letter + self.above(letter, number) + below(indices, value.shape)
+        return letter + self.above(letter, number) + tex.below(indices, value.shape)
 
     def above(self, letter: str, number: str) -> str:
         """What distinguishes values of one letter."""
@@ -117,39 +98,39 @@ class Writer:
     def matrix(self, weight: Weight, indices: Indices) -> str:
         match = re.fullmatch(r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?", self.names[weight.source])
         if match is None:
-            name = escape(self.names[weight.source]).replace(" ", r"\ ")
-            return rf"\mathrm{{{name}}}" + below(indices, weight.batch)
+            name = tex.escape(self.names[weight.source]).replace(" ", r"\ ")
+            return rf"\mathrm{{{name}}}" + tex.below(indices, weight.batch)
         base, above, number = match.groups()
         shown = number and (f"({number})" if number.isdigit() else rf"\mathrm{{{number}}}")
         top = ",".join(filter(None, [above, shown]))
-        return base + (f"^{{{top}}}" if top else "") + below(indices, weight.batch)
+        return base + (f"^{{{top}}}" if top else "") + tex.below(indices, weight.batch)
 
     # The program, one line an operation
 
     def program(self, value: Value) -> list[str]:
         """The line of a value; a weight is introduced where it first acts."""
-        op, i = value.op, letters(value.shape)
+        op, i = value.op, tex.letters(value.shape)
         ranges = ", ".join(rf"{index} \le {size}" for index, size in zip(i, value.shape, strict=True) if size > 1)
         where, name = rf"\qquad ({ranges})" if ranges else "", self.ref(value, i)
         match op:
             case Constant():
                 return [] if value.size == 1 else [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
             case Data(vectors):
-                return [rf"{name} \in {space(Width(vectors.shape[-1]))} \text{{ given}} {where}"]
+                return [rf"{name} \in {tex.space(Width(vectors.shape[-1]))} \text{{ given}} {where}"]
             case ops.Gaussian(_, mean, factor) if isinstance(value, Vector):
-                law = escape(initial_law(mean, factor).replace("…", r"..."))
+                law = tex.escape(tex.initial_law(mean, factor).replace("…", r"..."))
                 given = " with independent coordinates" if factor.any() else " given"
-                return [rf"{name} \in {space(value.width)} \text{{{given}, {law}}} {where}"]
+                return [rf"{name} \in {tex.space(value.width)} \text{{{given}, {law}}} {where}"]
             case ops.Normal():
                 return [rf"{self.drawn(value, name)} {where}"]
             case ops.Hyperparameter(given):
-                return [rf"{name} = \text{{{escape(given)}}} \text{{ given}}"]
+                return [rf"{name} = \text{{{tex.escape(given)}}} \text{{ given}}"]
             case ops.Root(over, under):
-                top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (over, under))
+                top, bottom = (" ".join(map(tex.dimension, sizes)) or "1" for sizes in (over, under))
                 return [rf"{name} = \sqrt{{{top}/({bottom})}}"]
             case MatMul() | SteppedMatMul():
                 return self._product_lines(op, value, i, where)
-        return [f"{name} = {formula(value, i, self.ref)} {where}"]
+        return [f"{name} = {tex.formula(value, i, self.ref)} {where}"]
 
     def _product_lines(self, op: Acting, value: Value, i: Indices, where: str) -> list[str]:
         """W x after the law of W, where it first acts; after steps, W' x and the sums of l r^T that moved W."""
@@ -158,7 +139,7 @@ class Writer:
         after = rf"({matrix})^{{({len(steps_of(op))})}}" if steps_of(op) else matrix
         turned = rf"({after})^{{\top}}" if op.weight.transposed else after
         if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
-            turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
+            turned = rf"\sqrt{{{tex.dimension(weight.fan)}/{tex.dimension(op.weight.fan)}}} \, {turned}"
         line = f"{self.ref(value, i)} = {turned} {self.ref(op.x, self.multiplied(value, i))} {where}"
         if isinstance(op, SteppedMatMul):
             dots = [r"\cdot"] * 2
@@ -168,29 +149,29 @@ class Writer:
             return [line, rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {along}"]
         if self.uses(weight.source)[0] is not value:
             return [line]
-        entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
-        size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
+        entries = rf"\mathcal N(0, {tex.decimal(weight.std**2)}/{tex.dimension(weight.fan)})"
+        size = rf"\mathbb R^{{{tex.dimension(weight.out_width)} \times {tex.dimension(weight.in_width)}}}"
         return [rf"{matrix} \in {size} \text{{ with independent entries }} {entries}", line]
 
     def limit(self, value: Value) -> list[str]:
         """The law of the limit of a value, by the rule of Definition 3.1 for its operation."""
-        op, i = value.op, letters(value.shape)
-        z, j = self.z(value, i), primed(i)
+        op, i = value.op, tex.letters(value.shape)
+        z, j = self.z(value, i), tex.primed(i)
         match op:
             case Constant() | Data() | ops.Hyperparameter() | ops.Root():
                 return []
             case ops.Gaussian(_, mean, factor):
                 if not factor.any():  # a multiple of (1, …, 1)
                     one = (mean == mean.ravel()[0]).all()
-                    return [f"{z} = " + (decimal(mean.ravel()[0]) if one else r"\text{ its mean}")]
-                law = escape(initial_law(mean, factor).replace("…", "..."))
+                    return [f"{z} = " + (tex.decimal(mean.ravel()[0]) if one else r"\text{ its mean}")]
+                law = tex.escape(tex.initial_law(mean, factor).replace("…", "..."))
                 return [rf"{z} \text{{ distributed as {law}}}"]
             case ops.Normal():
                 return [self.drawn(value, z)]
             case MatMul(weight):
                 return self.both_ways(value) if weight.source in self.transposed else [self.covariance(value, value)]
             case Dot(x, y, 1.0):
-                left, right = factors(op, i)
+                left, right = tex.factors(op, i)
                 return [rf"{z} = {self.product(x, left, y, right)}"]
             case Dot():
                 cov = rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {self.score_covariance(value, i, j)}"
@@ -203,14 +184,14 @@ class Writer:
                 return [rf"{self.product(value, i, value, j)} = {average}"]
             case Rotate(x, _, base, fraction, stretch) if isinstance(value, Vector):
                 turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {self.product(x, i, x, j)}"
-                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {kappa(base, fraction, stretch)}"]
+                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {tex.kappa(base, fraction, stretch)}"]
         known = op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES) and not isinstance(op, Pool)
-        return [f"{z} = {formula(value, i, self.z)}" if known else rf"{z} \text{{ is not known}}"]
+        return [f"{z} = {tex.formula(value, i, self.z)}" if known else rf"{z} \text{{ is not known}}"]
 
     def drawn(self, value: Value, name: str) -> str:
         """The law of random scalars."""
         assert isinstance(value.op, ops.Normal)
-        return rf"{name} \sim \mathcal N(0, {decimal(value.op.std**2)}) \text{{ independent}}"
+        return rf"{name} \sim \mathcal N(0, {tex.decimal(value.op.std**2)}) \text{{ independent}}"
 
     def multiplied(self, value: Value, i: Indices) -> Indices:
         """The indices of x in W x."""
@@ -225,35 +206,33 @@ class Writer:
     def both_ways(self, value: Value) -> list[str]:
         """Z^{Wx} of a matrix that acts transposed too: a Gaussian part, and what x has of W^T y, by Stein's lemma."""
         assert isinstance(value.op, MatMul)
-        weight, x, i = value.op.weight, value.op.x, letters(value.shape)
+        weight, x, i = value.op.weight, value.op.x, tex.letters(value.shape)
         terms = [self.gaussian(value, i)]
         for other in self.uses(weight.source):
             assert isinstance(other.op, MatMul)
             if other.op.weight.transposed != weight.transposed:
-                j = primed(letters(other.shape))
+                j = tex.primed(tex.letters(other.shape))
                 over = ",".join(index for index in j if index != "1")
                 of, by = self.z(x, self.multiplied(value, i)), self.z(other.op.x, self.multiplied(other, j))
                 slope = rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial {self.gaussian(other, j)}}}\right]"
                 total = rf"\sum_{{{over}}} " if over else ""
-                terms.append(f"{variance(weight)} {total}{slope} {by}")
+                terms.append(f"{tex.variance(weight)} {total}{slope} {by}")
         return [self.covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
 
     def score_covariance(self, value: Value, i: Indices, j: Indices) -> str:
         """The covariance of two scores: Wick's formula, unless their factors are rotated."""
         assert isinstance(value.op, Dot)
         x, y = value.op.x, value.op.y
-        (x1, y1), (x2, y2) = factors(value.op, i), factors(value.op, j)
-        wick = (
-            rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"  # the paper style defines what this names
-        )
-        if not different_matrices(x, y):
+        (x1, y1), (x2, y2) = tex.factors(value.op, i), tex.factors(value.op, j)
+        wick = rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"
+        if not tex.different_matrices(x, y):
             wick += rf" + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
         if x not in self.rotated and y not in self.rotated:
             return wick
         pairs = ((x1, y1), (x2, y2))
         dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
-        cov = rf"\lim {dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
-        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and different_matrices(x.op.x, y.op.x):
+        cov = rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
+        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and tex.different_matrices(x.op.x, y.op.x):
             apart = [f"(t({b[-1]}) - t({a[-1]}))" for a, b in pairs]
             kernels = rf"{self.product(x.op.x, x1, x.op.x, x2)} \, {self.product(y.op.x, y1, y.op.x, y2)}"
             cov += rf" = \kappa({apart[0]} - {apart[1]}) \, {kernels}"
@@ -262,7 +241,7 @@ class Writer:
     def product(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
         """E[Z^x Z^y] given the scores; for data, the mean over its coordinates."""
         if isinstance(x.op, Data) and isinstance(y.op, Data):
-            return rf"{dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
+            return rf"{tex.dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
         given = self.given(x, y)
         return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{given}]"
 
@@ -271,28 +250,29 @@ class Writer:
         assert isinstance(value.op, MatMul)
         assert isinstance(other.op, MatMul)
         weight, x, y = value.op.weight, value.op.x, other.op.x
-        i, j = letters(value.shape), primed(letters(other.shape))
+        i, j = tex.letters(value.shape), tex.primed(tex.letters(other.shape))
         given = self.given(value, other)
         cov = rf"\operatorname{{Cov}}({self.gaussian(value, i)}, {self.gaussian(other, j)}{given})"
         same = self.same(weight, i[: len(weight.batch)], other.op.weight, j[: len(other.op.weight.batch)])
         of = self.product(x, self.multiplied(value, i), y, self.multiplied(other, j))
         mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
-        return f"{mean}{cov} = {' '.join(filter(None, (same, variance(weight), of)))}"
+        return f"{mean}{cov} = {' '.join(filter(None, (same, tex.variance(weight), of)))}"
 
     def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
         """1 if two matrices of one batch are the same, else 0; nothing for a single matrix."""
         first, second = self.matrix(weight, i), self.matrix(other, j)
         return "" if first == second else rf"\mathbf 1_{{{first} = {second}}} \,"
 
-    def shared(self) -> list[str]:
-        """The covariances between outputs of one matrix that was used more than once."""
-        sources = dict.fromkeys(value.op.weight.source for value in self.values if isinstance(value.op, MatMul))
-        return [
-            self.covariance(first, second)
-            for source in sources
-            for first, second in combinations(self.uses(source), 2)
-            if transposes(first) == transposes(second)  # W x and W^T v are independent in their Gaussian parts
-        ]
+    def shared(self, values: Sequence[Value]) -> list[str]:
+        """The covariances between those of the values that one matrix made.
+
+        W x and W^T v are independent in their Gaussian parts.
+        """
+        uses: dict[tuple[Source, bool], list[Value]] = {}
+        for value in values:
+            if isinstance(value.op, MatMul):
+                uses.setdefault((value.op.weight.source, value.op.weight.transposed), []).append(value)
+        return [self.covariance(*pair) for same in uses.values() for pair in combinations(same, 2)]
 
     def uses(self, source: Source) -> list[Value]:
         """The values that a matrix made."""

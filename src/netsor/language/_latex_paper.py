@@ -1,37 +1,22 @@
-"""A program and its limit law as a paper would print them: few lines, and one boxed law at the end.
+"""A program and its limit law as a paper prints them: the lines that the law needs, and the law in a box.
 
-The law of an output is that of Definition 3.1, with linear steps carried out: E[Z^x Z^y] of outputs of matrices, of
-combinations and of concatenations is written by E[Z Z] of what they are made of. What is left to be defined is defined
-above the box, and nothing else is.
+E[Z^x Z^y] of outputs of matrices, of combinations and of concatenations is written by E[Z Z] of what they are made of.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
+from . import _notation as tex
 from . import _operation as ops
 from ._array import Value
 from ._graph import LETTERS, narrow, topological_order
 from ._latex import Writer
-from ._notation import (
-    DOCUMENT,
-    Indices,
-    broadcast_to,
-    different_matrices,
-    escape,
-    factors,
-    gathered,
-    letters,
-    primed,
-    taken_indices,
-    transposes,
-    variance,
-)
+from ._notation import Indices
 from ._operation import MatMul
 from ._parameters import Weight
 from ._theorem_check import CONJECTURED, NO_LIMIT, Report
@@ -95,7 +80,7 @@ class _Paper(Writer):
             if weight.source not in self.transposed:
                 same = self.same(weight, i[: len(weight.batch)], other, j[: len(other.batch)])
                 inner = self.expanded_product(a.x, self.multiplied(x, i), b.x, self.multiplied(y, j), used)
-                return inner.times(variance(weight), same)
+                return inner.times(tex.variance(weight), same)
         letter = _unused_letter(i, j, used)
         if isinstance(a, ops.Concat) and x is y and letter:
             count, axis = a.x.shape[a.axis], a.axis
@@ -119,12 +104,12 @@ class _Paper(Writer):
             case ops.Mix(a, x) if letter:
                 k = letter if x.shape[-1] > 1 else "1"
                 row = "1" if a.shape[-2] == 1 else i[-1]
-                coefficient = self.z(a, [*broadcast_to(a.shape[:-2], i[:-1]), row, k])
-                part = [*broadcast_to(x.shape[:-1], i[:-1]), k]
+                coefficient = self.z(a, [*tex.broadcast_to(a.shape[:-2], i[:-1]), row, k])
+                part = [*tex.broadcast_to(x.shape[:-1], i[:-1]), k]
                 return coefficient, (k,) if k != "1" else (), x, part
             case ops.Scale(c, x):
-                return self.z(c, broadcast_to(c.shape, i)), (), x, broadcast_to(x.shape, i)
-            case ops.Take(Vector() as x) as op if (taken := taken_indices(op, i)) is not None:
+                return self.z(c, tex.broadcast_to(c.shape, i)), (), x, tex.broadcast_to(x.shape, i)
+            case ops.Take(Vector() as x) as op if (taken := tex.taken_indices(op, i)) is not None:
                 return "", (), x, taken
         return None
 
@@ -135,8 +120,8 @@ class _Paper(Writer):
             base = base.op.x
         if not (isinstance(value, Vector) and isinstance(base.op, MatMul)) or base.op.weight.source in self.transposed:
             return self.limit(value)
-        i = letters(value.shape)
-        j = primed(i)
+        i = tex.letters(value.shape)
+        j = tex.primed(i)
         given = self.given(value)
         z, other = super().z(value, i), super().z(value, j)
         condition = rf"\text{{ given }} {self.known} " if given else ""
@@ -149,18 +134,18 @@ class _Paper(Writer):
         """As in the full style, but E[Z Z] of a concatenation by what it is made of."""
         if not isinstance(value.op, ops.Concat):
             return super().limit(value)
-        i = letters(value.shape)
+        i = tex.letters(value.shape)
         assert isinstance(value, Vector)
-        given, expanded = (f(value, i, value, primed(i)) for f in (super().product, self.product))
+        given, expanded = (f(value, i, value, tex.primed(i)) for f in (super().product, self.product))
         return [f"{given} = {expanded}"]
 
     def score_covariance(self, value: Value, i: Indices, j: Indices) -> str:
         """As in the full style, with the δ of both factors written once."""
         assert isinstance(value.op, ops.Dot)
         x, y = value.op.x, value.op.y
-        if x in self.rotated or y in self.rotated or not different_matrices(x, y):
+        if x in self.rotated or y in self.rotated or not tex.different_matrices(x, y):
             return super().score_covariance(value, i, j)
-        (x1, y1), (x2, y2) = factors(value.op, i), factors(value.op, j)
+        (x1, y1), (x2, y2) = tex.factors(value.op, i), tex.factors(value.op, j)
         left, right = self.expanded_product(x, x1, x, x2), self.expanded_product(y, y1, y, y2)
         if left.over or right.over:
             return super().score_covariance(value, i, j)
@@ -177,13 +162,13 @@ def paper(name: str, outputs: Sequence[Value], verdict: Report, document: bool) 
     """The program and its law, for a paper; a whole document, or its body."""
     outputs = narrow(outputs)
     program, limits, box, writer = _parts(outputs, verdict)
-    result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
-    body = [rf"\paragraph{{Network}} \texttt{{{escape(name)}}} returns ${result}$, where", gathered(program)]
-    body += [r"\paragraph{Limit}", escape(_status(verdict))]
+    result = ", ".join(writer.ref(value, tex.letters(value.shape)) for value in outputs)
+    body = [rf"\paragraph{{Network}} \texttt{{{tex.escape(name)}}} returns ${result}$, where", tex.gathered(program)]
+    body += [r"\paragraph{Limit}", tex.escape(_status(verdict))]
     if box:
-        body.append(gathered([*limits, box]))
+        body.append(tex.gathered([*limits, box]))
     text = "\n".join(body)
-    return DOCUMENT % text if document else text
+    return tex.DOCUMENT % text if document else text
 
 
 def display(outputs: Sequence[Value], verdict: Report) -> str:
@@ -211,21 +196,10 @@ def _parts(outputs: Sequence[Value], verdict: Report) -> tuple[list[str], list[s
     while before < len(writer.needed):  # what a line speaks of needs a line itself
         before = len(writer.needed)
         lines = [line for value in values if value in writer.needed - set(outputs) for line in writer.limit(value)]
-        lines += _pairs(writer)
+        lines += writer.shared([value for value in values if value in writer.needed])
     inside = " \\\\ ".join(laws)
     box = rf"\boxed{{\begin{{gathered}} {inside} \end{{gathered}}}}" if laws else ""
     return program, lines, box, writer
-
-
-def _pairs(writer: _Paper) -> list[str]:
-    """Covariances between outputs of one matrix, where both are spoken of."""
-    needed = [v for v in writer.values if v in writer.needed]
-    return [
-        writer.covariance(first, second)
-        for first, second in combinations(needed, 2)
-        if isinstance(first.op, MatMul) and isinstance(second.op, MatMul)
-        and first.op.weight.source is second.op.weight.source and transposes(first) == transposes(second)
-    ]  # fmt: skip
 
 
 def _status(verdict: Report) -> str:

@@ -1,8 +1,4 @@
-"""How values are written: a program as text, one line an operation in the paper's words; and the parts of LaTeX.
-
-`expression` writes an operation as text, `formula` as LaTeX. An operation without a case there is written as a function
-of its inputs.
-"""
+"""How values are written: a program as text, one line an operation in the paper's words; and the parts of LaTeX."""
 
 from __future__ import annotations
 
@@ -97,11 +93,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             if f in INFIX:
                 return f" {INFIX[f]} ".join(map(ref, read))
             arguments = ", ".join([ref(x) for x in read] + [f"{p:g}" for p in f.parameters])
-            return (
-                f"{f.name}({arguments}; {ref(*scalars)})"
-                if isinstance(scalars, tuple) and scalars
-                else f"{f.name}({arguments})"
-            )
+            given = f"; {ref(*scalars)}" if isinstance(scalars, tuple) and scalars else ""
+            return f"{f.name}({arguments}{given})"
         case ops.Gaussian(_, mean, factor):
             return initial_law(mean, factor)
         case ops.Normal(std=std):
@@ -231,11 +224,6 @@ def kappa(base: float, fraction: float, stretch: tuple[float, ...] | None) -> st
     if fraction == 1:
         return rf"\kappa(r) = {turned}"
     return rf"\kappa(r) = {decimal(fraction)} {turned} + {decimal(1 - fraction)}"
-
-
-def transposes(value: Value) -> bool:
-    """Whether a value is made by a transposed matrix."""
-    return isinstance(value.op, MatMul) and value.op.weight.transposed
 
 
 def variance(weight: Weight) -> str:

@@ -1,9 +1,7 @@
 """The operations of the language, which every interpreter reads.
 
-Each operation makes an array of vectors (V) or of scalars (S); `x[i]` below means "the vector or scalar at index i of
-the array x". Shapes broadcast as in numpy. An operation knows its inputs, which of their entries it reads and how it
-acts on vectors, and nothing of how it is evaluated. Those that operators make are defined next to the values they make:
-indexing, the algebra of vectors and scalars, `W @ x`; rotary positions have a file of their own.
+Each makes an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x, and
+shapes broadcast as in numpy. Operations that operators make are defined next to the values they make.
 """
 
 from __future__ import annotations
@@ -21,31 +19,6 @@ from ._parameters import Data, MatMul, Normal, Weight
 from ._scalar import Apply, Constant, Floats, Hyperparameter, Scalar
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
-
-__all__ = [
-    "Acting",
-    "Add",
-    "Apply",
-    "Concat",
-    "Constant",
-    "Data",
-    "Dot",
-    "Floats",
-    "Gaussian",
-    "Hyperparameter",
-    "Ints",
-    "Join",
-    "MatMul",
-    "Mix",
-    "Nonlin",
-    "Normal",
-    "Operation",
-    "Root",
-    "Scale",
-    "Source",
-    "Split",
-    "Take",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +137,7 @@ class OptimiserStep:
         except Exception as error:  # a user's function may raise anything
             raise TraceError("step", f"lr, scale or eps of {self.name} fails at the widths {sizes}: {error}") from error
         if made is None or not math.isfinite(made):
-            raise TraceError(
-                "step",
-                f"lr, scale or eps of {self.name} is {shown(made)} at fan-in {sizes[0]:g} and fan-out {sizes[1]:g}: it "
-                "must be a finite number",
-            )
+            raise TraceError("step", f"lr, scale or eps of {self.name} must be finite, got {shown(made)} at {sizes}")
         return made
 
 

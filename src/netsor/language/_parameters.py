@@ -127,10 +127,8 @@ class Weight:
             remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
             raise TraceError(operation, f"a weight multiplies vectors, got {shown(x)}{remedy}")
         if x.width != self.in_width:
-            name = "W.T" if self.transposed else "W"
-            raise TraceError(
-                operation, f"{name} maps R^{self.in_width} to R^{self.out_width}, but x lives in R^{x.width}"
-            )
+            maps = f"{'W.T' if self.transposed else 'W'} maps R^{self.in_width} to R^{self.out_width}"
+            raise TraceError(operation, f"{maps}, but x lives in R^{x.width}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +157,8 @@ def weight(
 ) -> Weight:
     """A weight matrix in R^{out × in}, entries i.i.d. N(0, std²/in); a batch means independent matrices.
 
+    `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
+
     Parameters
     ----------
     out_width
@@ -175,11 +175,6 @@ def weight(
     entry_std
         The standard deviation of the entries themselves, as in N(0, 0.02²), instead of std; for an in_width that is a
         number.
-
-    Returns
-    -------
-    Weight
-        `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
 
     Examples
     --------
@@ -208,11 +203,8 @@ def _absolute(entry_std: float, std: float, in_width: Width) -> float:
     if std != 1:
         raise TraceError("weight", f"std={std:g} and entry_std={entry_std:g} say the same thing: give one of them")
     if in_width.name is not None:
-        raise TraceError(
-            "weight",
-            f"entry_std={entry_std:g} needs an in_width that is a number, got R^{in_width}: entries of a fixed size "
-            f"have no limit as it grows; write std={entry_std:g} * N**0.5 with N the number that the model has",
-        )
+        remedy = f"write std={entry_std:g} * N**0.5 with N the number that the model has"
+        raise TraceError("weight", f"entry_std={entry_std:g} needs a number as in_width, got {in_width}: {remedy}")
     return scale(entry_std * in_width.factor**0.5, "entry_std", "weight")
 
 
@@ -261,11 +253,6 @@ def gaussian(
     name
         The name shown in messages.
 
-    Returns
-    -------
-    Vector
-        An array of vectors of this shape.
-
     Examples
     --------
     >>> ns.gaussian(ns.Width("n"), 2, cov=[[1.0, 0.5], [0.5, 1.0]])
@@ -283,10 +270,7 @@ def gaussian(
         if covariance < 0:
             raise TraceError("gaussian", f"cov={shown(cov)} must not be negative")
         if size**2 > NUMBERS:
-            raise TraceError(
-                "gaussian",
-                f"shape={shape} is {size:,} jointly Gaussian vectors; at most {NUMBERS**0.5:,.0f} are allowed",
-            )
+            raise TraceError("gaussian", f"shape={shape} is {size:,} vectors; at most {NUMBERS**0.5:,.0f} are allowed")
         factor = np.sqrt(covariance) * np.eye(size) if covariance > 0 else np.zeros((size, 0))
     elif covariance.shape in ((size, size), shape + shape):
         factor = _root(covariance.reshape(size, size))
@@ -334,11 +318,6 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
     name : str, optional
         The printed name.
 
-    Returns
-    -------
-    Scalar
-        Scalars of this shape.
-
     Examples
     --------
     >>> print(f"{ns.Program(ns.normal(std=2.0)).law(draws=20_000).var():.1f}")
@@ -359,11 +338,6 @@ def hyperparameter(name: str) -> Scalar:
     name : str
         The keyword of `law`, `draw`, `simulate` and `plan` that gives the number.
 
-    Returns
-    -------
-    Scalar
-        The same number in every draw.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -377,17 +351,12 @@ def hyperparameter(name: str) -> Scalar:
 
 
 def data(vectors: npt.ArrayLike) -> Vector:
-    """Data: given vectors of a fixed finite dimension, the input of a real network.
+    """Data: given vectors of a fixed finite dimension, the input of a real network. A weight has this fan-in.
 
     Parameters
     ----------
     vectors : array_like
         The last axis holds the coordinates; the other axes are the shape.
-
-    Returns
-    -------
-    Vector
-        Vectors that are not random. A weight that acts on them has this fan-in.
 
     Examples
     --------

@@ -81,11 +81,6 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     mask : array_like of bool, optional
         Which scores or weights take part, (tokens, tokens); by default those that `ns.softmax` masks.
 
-    Returns
-    -------
-    Vector or Scalar
-        The value itself.
-
     Examples
     --------
     >>> @ns.program

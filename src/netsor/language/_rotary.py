@@ -106,11 +106,6 @@ def rotary(
     stretch : Stretch, optional
         Scales low frequencies, as in Llama 3.1; needs a base above 1.
 
-    Returns
-    -------
-    Vector
-        In the shape of `x`.
-
     Examples
     --------
     >>> ns.rotary(ns.gaussian(ns.Width("d"), (2, 5))).shape
@@ -129,10 +124,7 @@ def rotary(
             raise TraceError("rotary", f"base={base:g} must be above 1 with stretch={shown(stretch)}")
     op = Rotate(x, at, base, real(fraction, "fraction", "rotary", above=0, most=1), stretch)
     if np.abs(at).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
-        raise TraceError(
-            "rotary",
-            f"positions={shown(positions)} with base={base:g} turn by angles above 2^53, which no double resolves",
-        )
+        raise TraceError("rotary", f"positions={shown(positions)} with base={base:g} make angles above 2^53")
     if x.width.name is None:
         try:
             op.angles(x.width.factor)

@@ -1,8 +1,4 @@
-"""Scalars, their arithmetic, and the operations it makes.
-
-`p + q` makes an operation that reads values and a value made by it, so both are defined here; `_operation` lists all
-operations.
-"""
+"""Scalars, their arithmetic, and the operations that it makes; `_operation` lists all operations."""
 
 from __future__ import annotations
 
@@ -195,11 +191,16 @@ def constant(c: Floats) -> Scalar:
 
 def broadcast(operation: str, *values: Value) -> Shape:
     """The shape that the values broadcast to, or a TraceError."""
+    shapes = [value.shape for value in values]
+    return broadcast_shapes(operation, f"shapes {' and '.join(map(str, shapes))} do not broadcast", *shapes)
+
+
+def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
+    """The shape that these broadcast to, or a TraceError that states the problem."""
     try:
-        return np.broadcast_shapes(*(value.shape for value in values))
+        return np.broadcast_shapes(*shapes)
     except ValueError:
-        shapes = " and ".join(str(value.shape) for value in values)
-        raise TraceError(operation, f"shapes {shapes} do not broadcast") from None
+        raise TraceError(operation, problem) from None
 
 
 def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 0) -> Scalar:
@@ -216,12 +217,10 @@ def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 
 
 
 def _matmul(a: Scalar, b: Scalar) -> Scalar:
+    problem = f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices"
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices")
-    try:
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except ValueError:
-        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices") from None
+        raise TraceError("@", problem)
+    batch = broadcast_shapes("@", problem, a.shape[:-2], b.shape[:-2])
     return applied(MATMUL, (a, b), (*batch, a.shape[-2], b.shape[-1]), axes=2)
 
 

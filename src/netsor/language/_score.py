@@ -15,7 +15,7 @@ from ..activations import Function
 from ._apply import as_vector
 from ._array import Operation, V, Value, VectorAccess
 from ._operation import Concat, Dot, Join, Split
-from ._scalar import Scalar, applied
+from ._scalar import Scalar, applied, broadcast_shapes
 from ._vector import Vector, ones, same_width
 from ._width import Width
 
@@ -23,18 +23,15 @@ from ._width import Width
 def dot(x: Vector, y: Vector) -> Scalar:
     """Scores, n^(−1/2) ⟨x_i, y_j⟩, with n the width of x and y.
 
+    Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
+    vectors give one scalar.
+
     Parameters
     ----------
     x
         Vectors, such as queries.
     y
         Vectors of the same width, such as keys.
-
-    Returns
-    -------
-    Scalar
-        Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
-        vectors give one scalar.
 
     Examples
     --------
@@ -46,19 +43,9 @@ def dot(x: Vector, y: Vector) -> Scalar:
 
 
 def mean_dot(x: Vector, y: Vector) -> Scalar:
-    """Means, n^(−1) ⟨x_i, y_j⟩, with the shapes of `dot`.
+    """Means, n^(−1) ⟨x_i, y_j⟩. The parameters are those of `dot`.
 
-    Parameters
-    ----------
-    x : Vector
-        (…, s).
-    y : Vector
-        (…, t), of the same width.
-
-    Returns
-    -------
-    Scalar
-        (…, s, t). At infinite width a mean is a number, unless it depends on scores or random scalars.
+    At infinite width a mean is a number, unless it depends on scores or random scalars.
 
     Examples
     --------
@@ -72,16 +59,12 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
 
 def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
     same_width(operation, as_vector(x, operation), as_vector(y, operation))
-    if x.ndim == 0:
-        return (
-            _dot(x[None], y, power, operation)[..., 0, :] if y.ndim else _dot(x[None], y[None], power, operation)[0, 0]
-        )
     if y.ndim == 0:
         return _dot(x, y[None], power, operation)[..., 0]
-    try:
-        batch = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    except ValueError:
-        raise TraceError(operation, f"shapes {x.shape} and {y.shape} do not align before their last axes") from None
+    if x.ndim == 0:
+        return _dot(x[None], y, power, operation)[..., 0, :]
+    problem = f"shapes {x.shape} and {y.shape} do not align before their last axes"
+    batch = broadcast_shapes(operation, problem, x.shape[:-1], y.shape[:-1])
     return Scalar(Dot(x, y, power), (*batch, x.shape[-1], y.shape[-1]))
 
 
@@ -94,11 +77,6 @@ def concat(x: Vector, axis: int = 0) -> Vector:
         Vectors, such as the heads of attention.
     axis : int
         The axis to concatenate.
-
-    Returns
-    -------
-    Vector
-        Without this axis; its length multiplies the width.
 
     Examples
     --------
@@ -136,11 +114,6 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     gain : float
         A factor of the result.
 
-    Returns
-    -------
-    Vector
-        Like `x`.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -159,21 +132,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
-    """`rms_norm` of x less the mean of its coordinates.
-
-    Parameters
-    ----------
-    x : Vector
-        Vectors; each is normalised.
-    eps : float
-        Added to the mean square.
-    gain : float
-        A factor of the result.
-
-    Returns
-    -------
-    Vector
-        Like `x`.
+    """`rms_norm` of x less the mean of its coordinates. The parameters are those of `rms_norm`.
 
     Examples
     --------
@@ -188,7 +147,7 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:
-    """Join arrays of vectors, or of scalars, along an existing axis.
+    """Join arrays of vectors, or of scalars, along an existing axis, as numpy.concatenate does.
 
     Parameters
     ----------
@@ -196,11 +155,6 @@ def join(values: Sequence[V], axis: int = 0) -> V:
         One or more arrays, whose shapes differ along the axis only.
     axis : int
         The axis to join.
-
-    Returns
-    -------
-    Vector or Scalar
-        As from numpy.concatenate.
 
     Examples
     --------
@@ -219,7 +173,7 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Stack arrays of one shape along a new axis.
+    """Stack arrays of one shape along a new axis, as numpy.stack does.
 
     Parameters
     ----------
@@ -227,11 +181,6 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
         One or more arrays of one shape.
     axis : int
         The position of the new axis.
-
-    Returns
-    -------
-    Vector or Scalar
-        As from numpy.stack.
 
     Examples
     --------

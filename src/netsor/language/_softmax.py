@@ -29,11 +29,6 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to the shape of
         p (for padding, one of shape (tokens,) that is False on the padding); all unless given.
 
-    Returns
-    -------
-    Scalar
-        In the shape of p; sums to 1 over the last axis.
-
     Examples
     --------
     >>> ns.softmax(ns.normal((3, 3)), mask="causal").shape
@@ -65,9 +60,7 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
     try:
         np.broadcast_to(allowed, shape)
     except ValueError:
-        raise TraceError(
-            operation, f"mask of shape {allowed.shape} does not broadcast to scores of shape {shape}"
-        ) from None
+        raise TraceError(operation, f"mask of shape {allowed.shape} does not broadcast to scores {shape}") from None
     if not allowed.any(axis=-1).all():
         raise TraceError(operation, "mask leaves a row without any entry")
     return allowed

@@ -41,7 +41,9 @@ def step(
     clip_norm: float | None = None,
     lr_factor: float | Scalar = 1.0,
 ) -> Any:
-    """The outputs after one step of an optimiser on the loss, as values of the same program.
+    """The outputs after one step of an optimiser on the loss, as values of the same program and in the same structure.
+
+    You can use them in another step. As in training, gradients do not flow through a step.
 
     `optimiser` is an object of `ns.optim`, or a dictionary of them by weight or by name, with "matrices" for all other
     weights and None for all other parameters. An object remembers: in the next step it continues with its moments. A
@@ -91,12 +93,6 @@ def step(
         `torch.nn.utils.clip_grad_norm_` does. For finite widths.
     lr_factor
         What every learning rate is multiplied by in this step: a number, as a schedule has it here, or a scalar.
-
-    Returns
-    -------
-    Any
-        The outputs after the step, in the same structure. You can use them in another step; as in training, gradients
-        do not flow through a step.
 
     Examples
     --------
@@ -185,30 +181,19 @@ def train(
     schedule: Callable[[int], float | Scalar] | None = None,
     clip_norm: float | None = None,
 ) -> list[Any]:
-    """The outputs before training and after each of some steps: `ns.step` as often, with one optimiser.
+    """The outputs after 0, 1, …, `steps` steps of one optimiser. Other parameters are those of `step`.
 
     Parameters
     ----------
-    outputs
-        A value of the program, or a list or tuple of them.
     loss
         A scalar of the program, or a list of them, one for each batch: the steps take them in turn.
     optimiser
         An object of `ns.optim`, or a dictionary of them as in `ns.step`.
     steps
         The number of steps.
-    weights
-        The parameters that move, as in `ns.step`.
     schedule
         A function of the step 0, 1, … that the learning rates are multiplied by, as in PyTorch's `LambdaLR`. A warm-up
         over five steps is `lambda t: min(1.0, (t + 1) / 5)`.
-    clip_norm
-        The largest norm of the gradient of all parameters, as in `ns.step`.
-
-    Returns
-    -------
-    list
-        The outputs after 0, 1, …, `steps` steps.
 
     Examples
     --------
@@ -265,22 +250,16 @@ def _rebuilt(
     """The outputs made again, with what moved in the place of what it was."""
     new: dict[Value, Value] = dict(shifted)
     for value in topological_order(outputs, past=False):
-        op = value.op
-        if value in new or isinstance(op, ops.SteppedParameter):
+        if value in new or isinstance(value.op, ops.SteppedParameter):
             new.setdefault(value, value)
             continue
-        if isinstance(op, ops.SteppedMatMul):
-            x = new[op.x]
-            assert isinstance(x, Vector)
-            new_op: Any = op if x is op.x else replace(op, x=x)
-        else:
-            inputs = [new[x] for x in op.inputs]
-            same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
-            new_op = op if same else op.with_inputs(*inputs)
-        acts = isinstance(new_op, ops.Acting) and new_op.weight.source in matrices
-        if acts and ops.steps_of(new_op) == latest[new_op.weight.source]:
-            new_op = matrices[new_op.weight.source].applied(new_op)
-        new[value] = value if new_op is op else replace(value, op=new_op)
+        current = ops.current_inputs(value.op)
+        made = value.with_inputs(*(new[x] for x in current), *value.op.inputs[len(current) :])
+        op = made.op
+        if isinstance(op, ops.Acting) and ops.steps_of(op) == latest.get(op.weight.source):
+            move = matrices.get(op.weight.source)
+            made = replace(made, op=move.applied(op)) if move else made
+        new[value] = made
     return [new[output] for output in outputs]
 
 
@@ -293,28 +272,20 @@ class _ByParameter:
         for key, each in (given if isinstance(given, Mapping) else {None: given}).items():
             match key:
                 case Weight() if len(np.unique(key.members)) < key.count:
-                    raise TraceError(
-                        "step",
-                        f"{name} has the key {key!r}, a part of a batch of {key.count} matrices, which have one "
-                        f"{name}: give the batch, or make them separate weights",
-                    )
+                    raise TraceError("step", f"{name} has the key {key!r}, a part of a batch: give the whole batch")
                 case Weight(source=source) | Value(op=ops.Gaussian(source=source) | ops.Normal(source=source)):
                     self.given[source] = checked(each, name)
                 case str() | None:
                     self.given[key] = checked(each, name)
                 case _:
-                    raise TraceError(
-                        "step", f"{name} has the key {shown(key)}: give weights, their names, or None for all others"
-                    )
+                    raise TraceError("step", f"{name} has the key {shown(key)}: give weights, names or None")
 
     def check(self, names: Collection[str | None]) -> None:
         """Refuse a name that nothing has: it would be misspelt."""
         for key in self.given:
             if isinstance(key, str) and key not in {*names, MATRICES}:
                 known = ", ".join(sorted(name for name in names if name)) or "none has a name"
-                raise TraceError(
-                    "step", f"{self.name} has the key {key!r}, which no weight of the program is called: {known}"
-                )
+                raise TraceError("step", f"{self.name} has the key {key!r}, but the weights are called: {known}")
 
     def of(self, parameter: Weight | Value) -> Any:
         source = _source(parameter)
@@ -322,11 +293,8 @@ class _ByParameter:
         for key in (source, *names, None):
             if key in self.given:
                 return self.given[key]
-        raise TraceError(
-            "step",
-            f"{self.name} has no entry for {source.name or NAMELESS}, {parameter!r}: add one by its name, by "
-            "the weight itself, or None for all others; or list the weights that move, weights=[…]",
-        )
+        remedy = "add its name, the weight itself, or None for all others"
+        raise TraceError("step", f"{self.name} has no entry for {source.name or NAMELESS}, {parameter!r}: {remedy}")
 
 
 def _optimiser(given: Any, name: str) -> Optimiser:

@@ -37,7 +37,7 @@ def ntk(
     weights: Parameter | Sequence[Parameter] | None = None,
     parametrisation: str = "ntk",
 ) -> Scalar:
-    """The tangent kernel of scalars, Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, as scalars of the same program.
+    """The tangent kernel Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, scalars of the same program of shape p.shape + q.shape.
 
     Read a coordinate of an output y by a random readout, `ns.dot(r, y)` with r = ns.gaussian(n). Then r stands for the
     last layer, and counts if it is among `weights`.
@@ -55,11 +55,6 @@ def ntk(
         With respect to what: "ntk", N with i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in)
         ⟨∂p/∂W, ∂q/∂W⟩, which has a limit (`ns.step` with the rates η σ²/in: η over the fan-in only if σ = 1);
         "standard", the entries of W themselves, for which it grows like the width.
-
-    Returns
-    -------
-    Scalar
-        p.shape + q.shape.
 
     Examples
     --------
@@ -92,11 +87,6 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     parametrisation : str
         As in `ntk`; this is one of its terms. "standard" is the sum of the squares of ∂p/∂W_ij, what an optimiser
         sees; it grows with the width that W acts on. "ntk" is that times σ²/in, which has a limit.
-
-    Returns
-    -------
-    Scalar
-        One.
 
     Examples
     --------
@@ -257,11 +247,7 @@ def _tied(leaf: Value) -> np.ndarray | None:
     same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
     size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
     if (np.abs(between) > 1e-12 * size)[~same].any():
-        raise TraceError(
-            "step",
-            f"weights={leaf!r} are correlated, so which of them are parameters is not known: write them as sums of "
-            "independent ones (ns.gaussian with cov a number), and list those",
-        )
+        raise TraceError("step", f"weights={leaf!r} are correlated: write them as sums of independent ones")
     return None if same.sum() == leaf.size else same.astype(np.float64)
 
 

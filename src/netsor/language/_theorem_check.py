@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._repr_html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
+from .._html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
 from . import _operation as ops
 from ._array import Operation, Value
 from ._graph import asked_entries, names_of, topological_order
@@ -38,7 +38,7 @@ COLOURS = {PROVED: GOOD, CONJECTURED: OPEN, NO_LIMIT: BAD}
 
 @dataclass(frozen=True)
 class Point:
-    """One point of the assumption: whether it holds, and for each finding against it a sentence.
+    """A point of a `Report`: whether it holds, and for each finding against it a sentence.
 
     Parameters
     ----------
@@ -48,12 +48,6 @@ class Point:
         What follows from this point: `proved`, `conjectured` or `no limit`.
     findings : tuple of str
         For each finding against it a sentence.
-
-    Examples
-    --------
-    >>> point = ns.paper.layer().check().points[0]
-    >>> point.name, point.verdict, point.findings
-    ('factors of scores are MatMul outputs', 'proved', ())
     """
 
     name: str
@@ -76,8 +70,9 @@ class Report:
 
     Examples
     --------
-    >>> print(ns.paper.layer().check().verdict)
-    proved
+    >>> report = ns.paper.layer().check()
+    >>> report.verdict, report.points[0].name, report.points[0].findings
+    ('proved', 'factors of scores are MatMul outputs', ())
     """
 
     program: str
@@ -260,10 +255,8 @@ def _not_matmul(facts: _CheckContext) -> Iterator[str]:
     for score in facts.scores:
         for factor in dict.fromkeys(score.op.inputs):
             if -1 in facts.expansion.matrices(factor):  # or of a matrix that acts transposed too
-                yield (
-                    f"{facts.at(score)}: the factor {facts.names[factor]} is not a combination of MatMul outputs by "
-                    "fixed numbers; the score has a limit only if its factors are uncorrelated"
-                )
+                what = f"the factor {facts.names[factor]} is not a combination of MatMul outputs by fixed numbers"
+                yield f"{facts.at(score)}: {what}; the score has a limit only if its factors are uncorrelated"
 
 
 def _tied(facts: _CheckContext) -> Iterator[str]:
@@ -283,10 +276,8 @@ def _tied(facts: _CheckContext) -> Iterator[str]:
 def _diverging(facts: _CheckContext, scores: Collection[Value]) -> Iterator[str]:
     for score in facts.scores:
         if score in scores:
-            yield (
-                f"{facts.at(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like "
-                "n^(1/2); mean_dot (1/n) has a limit"
-            )
+            growth = "E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a limit"
+            yield f"{facts.at(score)}: its factors are correlated, {growth}"
 
 
 def _used_elsewhere(facts: _CheckContext) -> Iterator[str]:

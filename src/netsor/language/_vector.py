@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .._validate import Shape, TraceError, scaled, shown
 from ..activations import Function
 from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
-from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
+from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, broadcast_shapes, reciprocal
 from ._width import Width, as_width
 
 
@@ -72,14 +72,10 @@ class Vector(Value):
         return self * -1.0
 
     def __pow__(self, exponent: object) -> NoReturn:
-        raise TraceError(
-            "**", f"is for scalars; the squares of coordinates are x * x, other powers ns.nonlin(f, x); got {self!r}"
-        )
+        raise TraceError("**", f"is for scalars: write x * x, or ns.nonlin(f, x) for other powers; got {self!r}")
 
     def __matmul__(self, other: object) -> NoReturn:
-        raise TraceError(
-            "@", f"vectors stand on the right: W @ x, a @ x; for x @ y write ns.dot(x, y); got {shown(other)}"
-        )
+        raise TraceError("@", f"vectors stand on the right: W @ x; for x @ y write ns.dot(x, y); got {shown(other)}")
 
     def __rmatmul__(self, a: npt.ArrayLike) -> Vector:
         return mix(as_scalar(a, "@"), self)
@@ -169,11 +165,6 @@ def ones(width: Width | int) -> Vector:
     width : Width or int
         Its dimension.
 
-    Returns
-    -------
-    Vector
-        A single vector.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -187,14 +178,12 @@ def ones(width: Width | int) -> Vector:
 
 def mix(a: Scalar, x: Vector) -> Vector:
     """Combine vectors as numpy's matmul would, y[…, i] = Σ_j a[…, i, j] x[…, j]."""
+    problem = f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}"
     if a.ndim == 0 or x.ndim == 0 or a.shape[-1] != x.shape[-1]:
-        raise TraceError("@", f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}")
+        raise TraceError("@", problem)
     if a.ndim == 1:  # as in numpy, the axis is added and taken away again
         return mix(a[None, :], x)[..., 0]
-    try:
-        batch = np.broadcast_shapes(a.shape[:-2], x.shape[:-1])
-    except ValueError:
-        raise TraceError("@", f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}") from None
+    batch = broadcast_shapes("@", problem, a.shape[:-2], x.shape[:-1])
     return Vector(Mix(_factor(a, "@"), x), (*batch, a.shape[-2]), x.width)
 
 

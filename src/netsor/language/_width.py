@@ -1,8 +1,4 @@
-"""Widths: the dimensions of the spaces R^n that vectors live in.
-
-A width is a symbol, bound to an integer or to infinity only when the program is evaluated, an integer multiple
-of one (`heads * d`), or a plain integer.
-"""
+"""Widths: the dimensions of the spaces R^n that vectors live in, bound when a program is evaluated."""
 
 from __future__ import annotations
 
@@ -24,11 +20,8 @@ def bindable(name: str, operation: str) -> str:
     """A name as Python reads the keyword that will bind it: law(µ=4) says μ."""
     read = unicodedata.normalize("NFKC", name)
     if not read.isidentifier() or keyword.iskeyword(read) or read in RESERVED:
-        raise TraceError(
-            operation,
-            f"name={shown(name)} must be a Python identifier other than {', '.join(sorted(RESERVED))} and the words of "
-            "Python",
-        )
+        others = ", ".join(sorted(RESERVED))
+        raise TraceError(operation, "name", name, f"a Python identifier other than Python's own words and {others}")
     return read
 
 
@@ -74,11 +67,8 @@ class Width:
     __rmul__ = __mul__
 
     def _no_arithmetic(self, other: object) -> NoReturn:
-        raise TraceError(
-            "Width",
-            f"{self} can be multiplied by positive integers and by nothing else: for its half, make the smaller one "
-            'the symbol (d = ns.Width("d")) and write 2 * d',
-        )
+        remedy = 'for its half, make the smaller one the symbol, d = ns.Width("d"), and write 2 * d'
+        raise TraceError("Width", f"{self} can only be multiplied by positive integers: {remedy}")
 
     __floordiv__ = __truediv__ = __sub__ = __add__ = __mod__ = __pow__ = _no_arithmetic
     __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = __rmod__ = __rpow__ = _no_arithmetic
@@ -135,7 +125,5 @@ def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: b
         raise ValueError(f"width {', '.join(missing)} is not bound: give {missing[0]}=…, {allowed}")
     for width in used:
         if LARGEST <= width.bind(bound) < inf:
-            raise ValueError(
-                f"width {width} at {width.name}={bound[str(width.name)]} must be below 2^53; law takes inf"
-            )
+            raise ValueError(f"width {width} at {width.name}={bound[str(width.name)]} must be below 2^53, or inf")
     return bound

@@ -8,24 +8,3 @@ from ._joint import Joint
 from ._law import Law
 from ._law_base import LawError, Provenance, load
 from ._mixture import Empirical, Mixture
-
-__all__ = [
-    "Empirical",
-    "Estimate",
-    "HeadSum",
-    "Joint",
-    "Law",
-    "LawError",
-    "Mixture",
-    "Provenance",
-    "distances",
-    "head_sum",
-    "kl",
-    "kolmogorov",
-    "load",
-    "paper_kl",
-    "plot",
-    "sliced_wasserstein",
-    "total_variation",
-    "wasserstein1",
-]

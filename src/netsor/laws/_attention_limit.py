@@ -29,7 +29,7 @@ from ._law_base import Provenance, checked_heads, real
 from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
 from ._numerics import log_mean
-from ._replicas import Replicated, spread
+from ._replicas import Replicas, Replicated
 
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
 MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
@@ -148,7 +148,7 @@ class HeadSum(WithCorrection, Law):
         H, the number of heads.
     scale : float
         σ_O²σ_V².
-    origin : Origin
+    origin : Provenance
         How the law was obtained and what is known of it.
     mixture : Mixture or callable, optional
         The same law over replicas of the engine, to couple it with other widths, or a function that makes it.
@@ -208,7 +208,7 @@ class HeadSum(WithCorrection, Law):
             each = each * normal_moment(order) * self.scale**k
         if not np.isfinite(each).all():
             raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
-        return Estimate(float(each.mean()), 0.0 if known else float(spread(each)))
+        return Estimate(float(each.mean()), 0.0 if known else float(self._sets.spread(each)))
 
     def _var(self) -> Estimate:
         return self._moment(2)
@@ -226,7 +226,8 @@ class HeadSum(WithCorrection, Law):
         each = 3 * each / self.heads
         v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
         worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
-        return Estimate(float(each.mean()), combined(spread(each), self.origin.quadrature_error * float(worst)))
+        sampling = Replicas(len(each)).spread(each)
+        return Estimate(float(each.mean()), combined(sampling, self.origin.quadrature_error * float(worst)))
 
     def _skewness(self) -> Estimate:
         return Estimate(0.0, 0.0)  # the law is symmetric
@@ -264,9 +265,13 @@ class HeadSum(WithCorrection, Law):
         sets.rows[:, right] = 1 - sets.rows[:, right]
         return sets
 
+    @property
+    def _sets(self) -> Replicas:
+        return Replicas(len(self.head.sets))
+
     def _estimate(self, sets: Replicated) -> Estimate:
         value = sets.rows.mean(axis=0)
-        return Estimate(value, combined(spread(sets.rows), self._coarse * value))
+        return Estimate(value, combined(self._sets.spread(sets.rows), self._coarse * value))
 
     @cached_property
     def _coarse(self) -> float:
@@ -316,8 +321,8 @@ class HeadSum(WithCorrection, Law):
         if far.any():  # where the density may be no double, by what its sets are of each other
             logs = self._tails.logs(np.abs(y[far]))[0]
             part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
-            mean = part.mean(axis=1)
-            result[far] = np.divide(spread(part.T), mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
+            mean, error = part.mean(axis=1), self._sets.spread(part.T)
+            result[far] = np.divide(error, mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
         return result
 
     def _scales(self) -> tuple[Array, Array]:
@@ -343,7 +348,7 @@ class HeadSum(WithCorrection, Law):
         with np.errstate(divide="ignore"):  # where it is 0
             each = np.exp(self.heads * np.log1p(psi))
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
-        return Estimate(value.astype(np.complex128), combined(spread(each), self._coarse * value))
+        return Estimate(value.astype(np.complex128), combined(self._sets.spread(each), self._coarse * value))
 
     def latex(self) -> str:
         """The formula of the law: that of the program that has it; else by the variance that each head adds."""

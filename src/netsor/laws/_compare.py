@@ -28,9 +28,7 @@ def as_law(other: Any) -> Law:
     if isinstance(other, Law):
         return other
     if isinstance(other, LawBase):
-        raise LawError(
-            "distance", f"is between laws of one variable, got {shown(other)}; of a joint law take one, law[i]"
-        )
+        raise LawError("distance", f"is between laws of one variable, got {shown(other)}: take an entry, law[i]")
     if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
         return ScipyLaw(other)
     if hasattr(other, "pmf"):
@@ -39,11 +37,7 @@ def as_law(other: Any) -> Law:
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Provenance("estimated", f"{draws.size} draws"))
     hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
-    raise LawError(
-        "a law is needed",
-        "what is compared or drawn are laws, frozen distributions of scipy.stats and arrays of draws, "
-        f"got {type(other).__name__}{hint}",
-    )
+    raise LawError("distance", f"needs laws, frozen distributions or draws, got {type(other).__name__}{hint}")
 
 
 def as_joint(other: Any, dim: int, operation: str) -> Joint:
@@ -51,19 +45,14 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
     if isinstance(other, Joint):
         law = other
     elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):  # multivariate_normal
-        law = Joint(
-            np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], Provenance("exact", "scipy.stats normal")
-        )
+        origin = Provenance("exact", "scipy.stats normal")
+        law = Joint(np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], origin)
     elif isinstance(other, np.ndarray) and other.ndim == 2 and len(other) > 1:
         draws = numbers(other, operation, "draws")
         cov = np.zeros((*draws.shape, draws.shape[1]))
         law = Joint(draws, cov, Provenance("estimated", f"{len(draws)} draws"))
     else:
-        raise LawError(
-            operation,
-            "is between joint laws, frozen scipy.stats.multivariate_normal and arrays (draws, entries), "
-            f"got {shown(other)}; for one variable take an entry, law[i]",
-        )
+        raise LawError(operation, f"needs joint laws, a multivariate_normal or arrays of draws, got {shown(other)}")
     if law.dim != dim:
         raise LawError(operation, f"joint laws of {dim} and {law.dim} entries; take marginals")
     return law
@@ -83,11 +72,7 @@ class ScipyLaw(Law):
         except OverflowError:  # some say so, and some return infinity
             value = np.full(len(y), np.inf)
         if not np.isfinite(value).all():
-            raise LawError(
-                "density",
-                f"{self.method} has an infinite density somewhere; a distance needs a bounded one, "
-                "or an array of draws",
-            )
+            raise LawError("density", f"{self.method} has an infinite density somewhere: take an array of draws")
         return Estimate(value, np.zeros(len(y)))
 
     def _cdf(self, y: Array) -> Estimate:
@@ -162,17 +147,14 @@ Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
 def kl(p: Other, q: Other) -> Estimate:
-    """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q).
+    """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q), in nats.
+
+    The error is small if both laws have one seed, which couples them.
 
     Parameters
     ----------
     p, q : Law, Joint, frozen distribution of scipy.stats, or array_like
         The two laws; an array is a sample.
-
-    Returns
-    -------
-    Estimate
-        In nats, with a standard error; small if both laws have one seed, which couples them.
 
     Examples
     --------
@@ -194,11 +176,6 @@ def total_variation(p: Other, q: Other) -> Estimate:
     p, q : Law, frozen distribution of scipy.stats, or array_like
         The two laws; an array is a sample.
 
-    Returns
-    -------
-    Estimate
-        The distance, from 0 to 1, with its error.
-
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
@@ -211,15 +188,7 @@ def total_variation(p: Other, q: Other) -> Estimate:
 def wasserstein1(p: Other, q: Other) -> Estimate:
     """∫ |P − Q| of the distribution functions, the least mean distance of two variables with these laws.
 
-    Parameters
-    ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
-
-    Returns
-    -------
-    Estimate
-        The distance, in the unit of the variable, with its error.
+    The parameters are those of `total_variation`.
 
     Examples
     --------
@@ -233,15 +202,7 @@ def wasserstein1(p: Other, q: Other) -> Estimate:
 def kolmogorov(p: Other, q: Other) -> Estimate:
     """The largest difference of two distribution functions, sup |P − Q|.
 
-    Parameters
-    ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
-
-    Returns
-    -------
-    Estimate
-        The distance, from 0 to 1, with its error.
+    The parameters are those of `total_variation`.
 
     Examples
     --------
@@ -256,17 +217,12 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
 def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[str, Estimate]:
     """Several distances of two laws at once, in less time than one by one.
 
+    Other parameters are those of `total_variation`.
+
     Parameters
     ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
     names : sequence of str
         Which: `kl`, `total_variation`, `wasserstein1`, `kolmogorov`.
-
-    Returns
-    -------
-    dict of str to Estimate
-        In the order of `names`.
 
     Examples
     --------
@@ -301,6 +257,8 @@ DIRECTIONS_SEED = 2025  # unless one is given
 def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = None, rng: Rng = None) -> Estimate:
     """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
 
+    The error has a part of the laws and a part of the directions.
+
     Parameters
     ----------
     p, q : Joint, frozen scipy.stats.multivariate_normal, or array_like
@@ -312,11 +270,6 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     rng : numpy.random.Generator or int, optional
         A generator, instead of `seed`.
 
-    Returns
-    -------
-    Estimate
-        The distance, with the error of the laws and that of the directions.
-
     Examples
     --------
     >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=200)
@@ -325,10 +278,7 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     """
     joint = [law for law in (p, q) if isinstance(law, Joint)]
     if not joint:
-        raise LawError(
-            "sliced_wasserstein",
-            f"is between joint laws, got {shown(p)} and {shown(q)}; for one variable, wasserstein1",
-        )
+        raise LawError("sliced_wasserstein", f"needs a joint law, got {shown(p)} and {shown(q)}; see wasserstein1")
     p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
     count = whole(directions, "directions", "sliced_wasserstein", least=2)
     if count > MAX_DIRECTIONS:
@@ -344,7 +294,7 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
-    """Plot densities, and below them the difference of each from the last.
+    """Plot densities, and below them the difference of each from the last. Returns the axes.
 
     Arrows are atoms. Show or save the figure as any other: `plt.show()`, `plt.savefig("laws.pdf")`.
 
@@ -356,11 +306,6 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
         Names for the laws.
     ax : matplotlib axes, or a pair of them, optional
         Two axes, or one for the densities alone; a new figure if None.
-
-    Returns
-    -------
-    matplotlib axes, or an array of two
-        The axes.
 
     Examples
     --------

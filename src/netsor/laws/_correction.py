@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .._repr_html import table, title
+from .._html import table, title
 from .._sobol import Sobol
 from ..activations import row_softmax
 from ._estimate import Array, Estimate

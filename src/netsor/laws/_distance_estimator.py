@@ -134,28 +134,23 @@ class DistanceEstimator:
                 if not math.isfinite(law.mean()):
                     raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
-        pair = self if steps else self._with_kernels
+        pair = self if steps else self._with_kernels()
         value, error = pair._kl if name == "kl" else pair._difference(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
-            plain = self._with_kernels._without_noise(name)
-            change, bias = kernel_bias_of(lambda factor: self._with_bandwidth(factor)._without_noise(name), plain)
+            plain = self._with_kernels()._without_noise(name)
+            change, bias = kernel_bias_of(lambda factor: self._with_kernels(factor)._without_noise(name), plain)
             value, error = value - change, combined(error, bias)
         return Estimate(value, error)
 
-    @cached_property
-    def _with_kernels(self) -> DistanceEstimator:
-        """The laws with kernels instead of draws; itself, if there are none."""
-        laws = [law._dense() for law in (self.p, self.q)]
-        same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
-        return self if same else DistanceEstimator(laws[0], laws[1])
-
-    def _with_bandwidth(self, factor: float) -> DistanceEstimator:
-        """The laws with kernels of so many bandwidths."""
+    def _with_kernels(self, factor: float = 1.0) -> DistanceEstimator:
+        """The laws with kernels, of so many bandwidths, instead of draws; itself, if there are no draws."""
         if factor not in self._by_bandwidth:
-            laws = self.p._dense(factor), self.q._dense(factor)
-            self._by_bandwidth[factor] = DistanceEstimator(*laws, grid=self._with_kernels)
+            p, q = self.p._dense(factor), self.q._dense(factor)
+            grid = None if factor == 1 else self._with_kernels()
+            same = p is self.p and q is self.q
+            self._by_bandwidth[factor] = self if same else DistanceEstimator(p, q, grid=grid)
         return self._by_bandwidth[factor]
 
     def doubts(self, name: str) -> list[float]:
@@ -297,13 +292,10 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
 def _atoms_error(p: Law, q: Law) -> float:
     """The error of the atoms' part of KL, by the delta method."""
     common = dict(q.atoms)
-    errors = [
-        combined(
-            mass.error * (math.log(mass.value / common[at].value)),
-            common[at].error * (1 - mass.value / common[at].value),
-        )
-        for at, mass in p.atoms
-    ]
+    errors = []
+    for at, mass in p.atoms:
+        ratio = mass.value / common[at].value
+        errors += [mass.error * math.log(ratio), common[at].error * (1 - ratio)]
     return float(combined(*errors))
 
 
@@ -330,11 +322,6 @@ def paper_kl(
         Draws of the limit.
     grid : array_like, optional
         The points, which span both samples unless given (the paper's span the draws of all trials).
-
-    Returns
-    -------
-    float
-        The estimate, without an error.
 
     Examples
     --------

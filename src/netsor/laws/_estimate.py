@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .._repr_html import note, table
+from .._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]

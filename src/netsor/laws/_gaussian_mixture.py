@@ -138,11 +138,7 @@ class GaussianMixtureND:
         """Matrices that whiten each component, and the logarithms of weight and height; of singular ones 0, and −∞."""
         std, values, vectors = self._roots
         if self.singular.all():
-            raise LawError(
-                "density",
-                "every replica has a singular covariance, so the law has no joint density; take a marginal, or entries "
-                "one by one",
-            )
+            raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")
         std, values = (np.where(self.singular[:, None], 1.0, a) for a in (std, values))
         whiten = np.where(self.singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
         with np.errstate(divide="ignore"):

@@ -12,25 +12,13 @@ import numpy.typing as npt
 
 from .._array_api import single_threaded
 from .._validate import SCALE, Rng, as_whole, shown
-from ._estimate import Array, Estimate
+from . import _law_base as base
+from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import GaussianMixtureND
-from ._law_base import (
-    MAX_MAGNITUDE,
-    LawBase,
-    LawError,
-    Provenance,
-    Size,
-    checked_generator,
-    checked_origin,
-    checked_shape,
-    checked_weights,
-    numbers,
-    points,
-)
+from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance, Size
 from ._likelihood import conditioned
 from ._mixture import Mixture
 from ._replicas import Replicas, proportion_error
-from ._with_error import JointWithError, spread
 
 
 @single_threaded
@@ -47,7 +35,7 @@ class Joint(LawBase):
         (replicas, entries).
     cov : array_like
         (replicas, entries, entries).
-    origin : Origin
+    origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional
         The weight of each replica; equal if None.
@@ -80,8 +68,8 @@ class Joint(LawBase):
         weight: npt.ArrayLike | None = None,
         log_evidence: Estimate | None = None,
     ) -> None:
-        self.component_mean = numbers(mean, "Joint", "mean")  # (replicas, entries)
-        self.component_cov = numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
+        self.component_mean = base.numbers(mean, "Joint", "mean")  # (replicas, entries)
+        self.component_cov = base.numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
             shapes = f"{self.component_mean.shape} and {self.component_cov.shape}"
@@ -93,8 +81,8 @@ class Joint(LawBase):
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
         if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
             raise LawError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
-        self.weight = checked_weights(weight, len(self.component_mean), "Joint")
-        self.origin = checked_origin(origin, "Joint")
+        self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
+        self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
 
     @property
@@ -140,7 +128,7 @@ class Joint(LawBase):
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
-        several = np.atleast_1d(points(entries, "entries", "marginal"))
+        several = np.atleast_1d(base.points(entries, "entries", "marginal"))
         if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
             raise LawError("marginal", "entries", entries, "integers")
         if (several < -self.dim).any() or (several >= self.dim).any():
@@ -151,7 +139,7 @@ class Joint(LawBase):
 
     def combination(self, weights: npt.ArrayLike) -> Any:
         """The law of a linear combination of the entries, or the joint law of several (one for each row of weights)."""
-        w = numbers(weights, "combination", "weights")
+        w = base.numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
             raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
         if np.abs(w).max() > SCALE:
@@ -184,9 +172,8 @@ class Joint(LawBase):
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
         about = f"the Gaussian with mean and covariance of: {self.method}"
-        return Joint(
-            self.mean()[None], value[None], Provenance(self.status, about, quadrature_error=float(share.max()))
-        )
+        origin = Provenance(self.status, about, quadrature_error=float(share.max()))
+        return Joint(self.mean()[None], value[None], origin)
 
     # Numbers
 
@@ -275,24 +262,17 @@ class Joint(LawBase):
         return float(self.with_error.cdf(y, lower).value)
 
     def _at(self, name: str, y: npt.ArrayLike) -> Array:
-        at = points(y, "y", name)
+        at = base.points(y, "y", name)
         if at.ndim == 0 or at.shape[-1] != self.dim:
             raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
         return at
 
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
-        """Independent draws of all entries, from the replicas (see `Law.rvs`).
+        """Independent draws of all entries, (*size, entries), from the replicas.
 
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The number of draws; a single one if None.
-        seed : int, optional
-            The seed; without `seed` and `rng` the draws differ each time.
-        rng : numpy.random.Generator or int, optional
-            A generator, instead of `seed`.
+        The parameters are those of `Law.rvs`.
         """
-        shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
+        shape, rng = base.checked_shape(size), base.checked_generator(seed, "rvs", rng)
         chosen = self._replicas.choose(math.prod(shape), rng)
         return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
@@ -321,3 +301,87 @@ class Joint(LawBase):
             raise LawError("Joint", f"log_evidence has an error of {error:g}; it must be 0 or more")
         evidence = Estimate(value, error) if "evidence" in arrays else None
         return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)
+
+
+@single_threaded
+class JointWithError:
+    """The numbers of a joint law, each as an Estimate."""
+
+    def __init__(self, law: Any) -> None:
+        self._law = law
+
+    def _with_doubt(self, estimate: Estimate, doubt: Any) -> Estimate:
+        return Estimate(estimate.value, combined(estimate.error, doubt), self._law.sources)
+
+    def mean(self) -> Estimate:
+        law = self._law
+        mean = law._replicas.average(law.component_mean)
+        if not law.component_mean.any():
+            return self._with_doubt(mean, 0.0)
+        std, size = law.std(), np.abs(mean.value)
+        return self._with_doubt(mean, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
+
+    def cov(self) -> Estimate:
+        law = self._law
+        cov = law._replicas.average(law._second())
+        std = np.sqrt(np.maximum(np.diag(cov.value), 0.0))
+        return self._with_doubt(cov, law.origin.quadrature_error * np.outer(std, std))
+
+    def var(self) -> Estimate:
+        value, error = self.cov()
+        return Estimate(np.diag(value).copy(), np.diag(error).copy(), self._law.sources)
+
+    def corr(self) -> Estimate:
+        """The correlation matrix; NaN for an entry without variance."""
+        law = self._law
+        second = law._second()
+        std = spread(law._replicas.mean(second))
+        unit = second / np.outer(std, std)
+        rho = law._replicas.mean(unit)
+        own = np.diagonal(unit, axis1=1, axis2=2)
+        influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])  # delta method
+        error = np.asarray(law._replicas.average(influence).error)
+        np.fill_diagonal(error, 0.0)
+        np.fill_diagonal(rho, std / std)
+        return self._with_doubt(Estimate(rho, error), law.origin.quadrature_error * (1 - rho**2))
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The joint density at points (…, entries)."""
+        law = self._law
+        at = law._at("pdf", y)
+        flat = at.reshape(-1, law.dim)
+        value, error = law._normals.pdf_with_error(flat)
+        doubt = np.max([np.abs(other.pdf(flat) - value) for other in self._off()] or [0.0], axis=0)
+        total = np.broadcast_to(combined(error, doubt, law._normals.unseen(flat)), value.shape)
+        shape = at.shape[:-1]
+        return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
+
+    def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
+        """The probability of a rectangle: lower < Y ≤ y in every entry."""
+        upper, low = self._corner("y", y), self._corner("lower", -math.inf if lower is None else lower)
+        if not (low <= upper).all():
+            raise LawError("cdf", "lower", lower, f"at most y={shown(y)}, in every entry")
+        probability = self._law._normals.rectangle(low, upper)
+        changes = [abs(other.rectangle(low, upper).value - probability.value) for other in self._off()]
+        return self._with_doubt(probability, max(changes, default=0.0))
+
+    def _off(self) -> list[GaussianMixtureND]:
+        """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
+        law, error = self._law, self._law.origin.quadrature_error
+        signs = (1, -1) if error > 1e-14 else ()
+        return [
+            GaussianMixtureND(law.component_mean, law.component_cov * (1 + sign * error), law.weight) for sign in signs
+        ]
+
+    def _corner(self, name: str, value: npt.ArrayLike) -> Array:
+        """A corner of a rectangle: a number for each entry, or one for all."""
+        corner = base.points(value, name, "cdf")
+        if corner.shape not in ((), (1,), (self._law.dim,)):
+            raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self._law.dim},)")
+        return np.broadcast_to(corner, (self._law.dim,))
+
+
+def spread(cov: Array) -> Array:
+    """Standard deviations; NaN for an entry without variance, which has no correlations."""
+    std = np.sqrt(np.diag(cov))
+    return np.where(std > 0, std, np.nan)

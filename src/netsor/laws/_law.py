@@ -8,34 +8,24 @@ computes a number again from laws that are off by ε, and the change counts as a
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from .._array_api import single_threaded
 from .._validate import Rng, as_number, flag
+from . import _law_base as base
 from ._estimate import Array, Estimate, combined
-from ._law_base import (
-    KINDS,
-    LawBase,
-    LawError,
-    Provenance,
-    Size,
-    checked_generator,
-    checked_order,
-    checked_shape,
-    levels,
-)
-from ._numerics import log_share, quantiles
+from ._law_base import KINDS, LawBase, LawError, Provenance, Size
+from ._numerics import MAX_POINT, entropy, expectation, log_share, pointwise, quantiles, values
 from ._replicas import Replicated
-from ._with_error import WithError, values
 
 
 @single_threaded
-class Law(LawBase, ABC):
+class Law(LawBase):
     """A law of one variable, with the methods of scipy.stats and a standard error for every number.
 
     Points may be numbers or arrays. `law.with_error` has the same methods; each returns an `Estimate`. `status` says
@@ -58,47 +48,18 @@ class Law(LawBase, ABC):
     0.40 ± 0.01
     """
 
-    # A subclass defines
+    # A subclass defines these; y and t are points (k,), and an Estimate has the errors of sampling
 
-    @abstractmethod
-    def _pdf(self, y: Array) -> Estimate:
-        """The density at points (k,), with errors of sampling."""
-
-    @abstractmethod
-    def _cdf(self, y: Array) -> Estimate:
-        """The distribution function at points (k,), with errors of sampling."""
-
-    @abstractmethod
-    def _sf(self, y: Array) -> Array:
-        """P(Y > y) at points (k,), right where it is small."""
-
-    @abstractmethod
-    def _logpdf(self, y: Array) -> Array:
-        """The logarithm of the density at points (k,)."""
-
-    @abstractmethod
-    def _moment(self, order: int) -> Estimate:
-        """E[Y^order]."""
-
-    @abstractmethod
-    def _var(self) -> Estimate:
-        """The variance."""
-
-    @abstractmethod
-    def _kurtosis(self) -> Estimate:
-        """The excess kurtosis, with all its errors."""
-
-    @abstractmethod
-    def _skewness(self) -> Estimate:
-        """E[(Y − EY)³]/Var(Y)^(3/2), with all its errors."""
-
-    @abstractmethod
-    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        """Independent draws."""
-
-    @abstractmethod
-    def _cf(self, t: Array) -> Estimate:
-        """The characteristic function at points (k,), one or more, with errors of sampling."""
+    _pdf: Callable[[Array], Estimate]  # the density
+    _cdf: Callable[[Array], Estimate]  # the distribution function
+    _sf: Callable[[Array], Array]  # P(Y > y), right where it is small
+    _logpdf: Callable[[Array], Array]
+    _cf: Callable[[Array], Estimate]  # the characteristic function
+    _moment: Callable[[int], Estimate]  # E[Y^order]
+    _var: Callable[[], Estimate]
+    _kurtosis: Callable[[], Estimate]  # with all its errors
+    _skewness: Callable[[], Estimate]  # with all its errors
+    _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
 
     # These follow; a subclass may have a better way
 
@@ -217,11 +178,11 @@ class Law(LawBase, ABC):
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
-        return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"))
+        return values("ppf", lambda p: self._ppf(p, upper=False), base.levels(q, "ppf"))
 
     def isf(self, q: npt.ArrayLike) -> Any:
         """The inverse of `sf`: where P(Y > y) is q. Accurate for small q."""
-        return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"))
+        return values("isf", lambda p: self._ppf(p, upper=True), base.levels(q, "isf"))
 
     def median(self) -> float:
         """The median."""
@@ -248,7 +209,7 @@ class Law(LawBase, ABC):
 
     def moment(self, order: int) -> float:
         """E[Y^order]."""
-        return float(self._moment(checked_order(order)).value)
+        return float(self._moment(base.checked_order(order)).value)
 
     def kurtosis(self) -> float:
         """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
@@ -293,8 +254,8 @@ class Law(LawBase, ABC):
         rng : numpy.random.Generator or int, optional
             A generator, as in scipy, instead of `seed`.
         """
-        shape = checked_shape(size, "rvs")
-        return self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng)).reshape(shape)[()]
+        shape = base.checked_shape(size)
+        return self._rvs(math.prod(shape), base.checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def gaussian(self) -> Any:
         """The Gaussian with this law's mean and variance, a `Mixture` of one component."""
@@ -336,3 +297,112 @@ class Law(LawBase, ABC):
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
         points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])
         return f"<{type(self).__name__}: {shape}{points}; {known}{numbers}>"
+
+
+ROOT_ATOL = 1e-14  # error of a root found numerically, in standard deviations
+WIDE = 1.96  # standard errors on either side of 95 %
+
+
+@single_threaded
+class WithError:
+    """The methods of a law; each returns an Estimate, the value and its standard error."""
+
+    def __init__(self, law: Any) -> None:
+        self._law = law
+
+    def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
+        """A function of points, with the error of sampling and of quadrature."""
+        law = self._law
+
+        def with_doubt(p: Array) -> Estimate:
+            value, error = f(law, p)
+            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
+
+        value, error = pointwise(operation, with_doubt, y)
+        return Estimate(value, error, law.sources)
+
+    def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
+        """A number, with the error of sampling and of quadrature."""
+        value, error = f(self._law)
+        return self._with_sources(Estimate(value, combined(float(error), self._law.doubt(lambda law: f(law).value))))
+
+    def _with_sources(self, number: Estimate) -> Estimate:
+        return Estimate(float(number.value), float(number.error), self._law.sources)
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        return self._at("pdf", lambda law, p: law._pdf(p), y)
+
+    def cdf(self, y: npt.ArrayLike) -> Estimate:
+        return self._at("cdf", lambda law, p: law._cdf(p), y)
+
+    def sf(self, y: npt.ArrayLike) -> Estimate:
+        return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y)
+
+    def ppf(self, q: npt.ArrayLike) -> Estimate:
+        """The quantile: how far it moves as the level moves by the error of the distribution function, in log odds.
+
+        One error to either side, or WIDE errors for a WIDE-th of the way: a jump of the quantile (between atoms, across
+        a gap) that lies beyond one error is still within reach of two.
+        """
+        law = self._law
+        level, value = base.levels(q, "ppf"), np.asarray(law.ppf(q))
+        inner = np.where((level > 0) & (level < 1), level, 0.5)
+        error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
+        if atoms:  # which the level may leave on either side
+            error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
+        step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
+        for wide in (-WIDE, -1.0, 1.0, WIDE):
+            moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
+            with np.errstate(invalid="ignore"):
+                reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
+        # and at least what the slope says, which draws hide between them; an atom has none
+        slope = np.asarray(law._slope(value))
+        straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
+        reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
+        known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
+        return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
+
+    def median(self) -> Estimate:
+        return self.ppf(0.5)
+
+    def logpdf(self, y: npt.ArrayLike) -> Estimate:
+        """The logarithm of the density; where that is no double, an infinite error if only draws are known."""
+        return self._at("logpdf", lambda law, p: Estimate(law._logpdf(p), law._log_error(p)), y)
+
+    def cf(self, t: npt.ArrayLike) -> Estimate:
+        """The characteristic function, within a circle of this error in the plane."""
+        law, at = self._law, base.points(t, "t", "cf")
+        if (np.abs(at) > MAX_POINT).any():
+            raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
+        if not at.size:
+            return Estimate(np.zeros(at.shape, dtype=np.complex128), np.zeros(at.shape))
+        value, error = law._cf(at.ravel())
+        error = combined(error, law.doubt(lambda other: other._cf(at.ravel()).value))
+        error = np.broadcast_to(error, value.shape).reshape(at.shape)
+        return Estimate(value.reshape(at.shape)[()], error[()], law.sources)
+
+    def moment(self, order: int) -> Estimate:
+        k = base.checked_order(order)
+        return self._number(lambda law: law._moment(k))
+
+    def mean(self) -> Estimate:
+        return self.moment(1)
+
+    def var(self) -> Estimate:
+        return self._number(lambda law: law._var())
+
+    def std(self) -> Estimate:
+        value, error = self.var()
+        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
+
+    def kurtosis(self) -> Estimate:
+        return self._with_sources(self._law._kurtosis())
+
+    def skewness(self) -> Estimate:
+        return self._with_sources(self._law._skewness())
+
+    def expect(self, func: Callable[[Any], Any]) -> Estimate:
+        return self._number(lambda law: expectation(law, func))
+
+    def entropy(self) -> Estimate:
+        return self._number(entropy)

@@ -40,16 +40,7 @@ class Provenance:
 class LawError(PlacedError):
     """A law cannot answer the question, or the numbers do not make a law. It is a ValueError.
 
-    Parameters
-    ----------
-    operation : str
-        The method or function that raises it.
-    problem : str
-        The argument, its value and what is allowed; or the name of the argument.
-    value : Any
-        The value of that argument.
-    allowed : str
-        What it must be.
+    The parameters are those of `TraceError`.
 
     Examples
     --------
@@ -72,11 +63,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     ----------
     path : str or pathlib.Path
         The file.
-
-    Returns
-    -------
-    Law or Joint
-        The law that was saved, with its origin.
 
     Examples
     --------
@@ -245,7 +231,7 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
 def checked_origin(argument: Any, operation: str) -> Provenance:
     """How a law was obtained."""
     if not isinstance(argument, Provenance):
-        raise LawError(operation, "origin", argument, "an Origin(status, method)")
+        raise LawError(operation, "origin", argument, "a Provenance(status, method)")
     return argument
 
 
@@ -257,14 +243,14 @@ def checked_heads(argument: Any, operation: str) -> int:
     return heads
 
 
-def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
+def checked_shape(argument: Any) -> tuple[int, ...]:
     """How many draws are wanted: one, so many, or an array of this shape."""
     if argument is None:
         return ()
     sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
     shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
     if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise LawError(operation, "size", argument, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
+        raise LawError("rvs", "size", argument, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
     return shape
 
 

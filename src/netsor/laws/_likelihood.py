@@ -43,11 +43,7 @@ def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) 
         if place is None or not -dim <= place < dim:
             raise LawError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
         if number is None or not abs(number) <= MAX_MAGNITUDE:
-            raise LawError(
-                "condition",
-                f"observed: the value {shown(value)} of entry {place} must be a finite number, at most "
-                f"{MAX_MAGNITUDE:g}",
-            )
+            raise LawError("condition", f"observed[{place}]={shown(value)} must be finite, at most {MAX_MAGNITUDE:g}")
         places.append(place % dim)
         values.append(number)
     if len(set(places)) < len(places):
@@ -158,11 +154,8 @@ def _root(cov: Array, tau: Array) -> Array:
         root = np.zeros_like(inner)
     size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
     if (np.diagonal(root, axis1=1, axis2=2) <= MIN_PIVOT_RATIO * size).any():
-        raise LawError(
-            "condition",
-            "what was observed is determined by the rest in some replicas, so the data have no density; "
-            f"give noise above 0, got noise={shown(tau[0] if np.ptp(tau) == 0 else tau)}",
-        )
+        given = shown(float(tau[0]) if np.ptp(tau) == 0 else tau)
+        raise LawError("condition", f"some observations determine others: give noise above 0, got noise={given}")
     return root
 
 
@@ -215,11 +208,8 @@ def conditioned(
         relative = np.divide(posterior, weight, out=np.zeros_like(weight), where=weight > 0)  # of mean 1
         error = float(Replicas(len(weight), weight).average(relative).error)  # which is that of the logarithm
         if effective < MIN_EFFECTIVE_SAMPLES:
-            warnings.warn(
-                f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take "
-                "more draws, or more noise",
-                stacklevel=4,
-            )
+            left = f"the data leave an effective sample of {effective:.0f} of {len(weight)} replicas"
+            warnings.warn(f"condition: {left}; take more draws, or more noise", stacklevel=4)
     doubt = 0.0
     if origin.quadrature_error > 1e-14:
         # d log N = ½ tr((S⁻¹zz^TS⁻¹ − S⁻¹) dC), each entry of C off by ε √(C_ii C_jj), either way

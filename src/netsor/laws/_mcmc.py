@@ -133,10 +133,7 @@ def advance_chains(
         low[left] = np.where(theta[left] < 0, theta[left], low[left])
         high[left] = np.where(theta[left] < 0, high[left], theta[left])
         theta[left] = rng.uniform(low[left], high[left])
-    raise LawError(
-        "posterior",
-        "the likelihood is not continuous where a chain is, or so steep that rounding hides it; give more noise",
-    )
+    raise LawError("posterior", "the likelihood has a jump, or is so steep that rounding hides it; give more noise")
 
 
 TARGET_ESS_FRACTION = 0.6  # effective share of the particles that the weights of one step leave
@@ -160,7 +157,7 @@ def adapt_schedule(
     rng: np.random.Generator,
     report: Callable[[float], None] = lambda power: None,
 ) -> Path:
-    """A first run, which finds powers such that the weights of every step leave a share KEPT of the particles.
+    """A first run, which finds powers such that the weights of every step leave TARGET_ESS_FRACTION of the particles.
 
     `report` is called with every power that is reached.
     """

@@ -43,7 +43,7 @@ class Mixture(Components, Law):
         The mean of each component, or one for all.
     var : array_like
         The variance of each component, or one for all; a component of variance 0 is a point.
-    origin : Origin
+    origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional
         The weight of each component.

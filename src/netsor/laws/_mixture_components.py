@@ -1,13 +1,7 @@
-"""The components of a mixture of Gaussians, and the parts that they fall into: Gaussians, atoms, draws.
+"""The components of a mixture: its Gaussians, atoms and draws (see `_mixture`), and fewer in the place of many.
 
-A component without any variance is a point. Points that repeat are atoms; points that do not are draws of a quantity
-that is known by draws alone, for which kernels may stand. Points that only rounding parts from one that repeats are
-that one: a norm that is 1 comes out as 1 − 1e-16, 1 and 1 + 2e-16.
-
-A component is one replica, or stands for as many as its count says. Errors of distances need blocks of replicas: since
-replicas are exchangeable, the counts of a block are all counts split at random, which is done with a fixed seed.
-
-Many components are replaced by fewer with nearly the same density (`compress`, `binned`, `merged`).
+Errors of distances need blocks of replicas. Replicas are exchangeable, so the counts of a block are all counts split at
+random, with a fixed seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Integrals over a law: its entropy, and the expectation of a function."""
+"""Numbers of a law by numerical methods: integrals, biases of kernels, quantiles, values at points of any shape."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy
 
 from ._estimate import Array, Estimate, combined
-from ._law_base import LawError
+from ._law_base import LawError, points
 from ._replicas import Jackknife, jackknife
 
 if TYPE_CHECKING:
@@ -201,9 +202,7 @@ def _called(f: Callable[[Any], Any], y: Array) -> Array:
     values = np.asarray(f(y), dtype=np.float64)
     if values.shape != y.shape:
         if values.shape:
-            raise LawError(
-                "expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number for itself"
-            )
+            raise LawError("expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number")
         values = np.full(y.shape, float(values))
     if not np.isfinite(values).all():
         bad = y[~np.isfinite(values)][0]
@@ -231,7 +230,7 @@ def log_upper(logs: Array, y: Array, mean: Array, var: Array, weight: Array) -> 
 
 
 Function = Callable[[Array], Array]
-LOG_ZERO = 1e4  # −FAR stands for log 0: it is below the logarithm of every positive double
+LOG_ZERO = 1e4  # −LOG_ZERO stands for log 0: it is below the logarithm of every positive double
 LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
 
 
@@ -269,3 +268,26 @@ def quantiles(
         high[near[excess(np.full(len(near), at), level[near]) >= -LEVEL_RTOL]] = at
     result[inner] = high
     return result
+
+
+MAX_POINT = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
+ENDS = {"pdf": (0.0, 0.0), "logpdf": (-math.inf, -math.inf), "cdf": (0.0, 1.0), "sf": (1.0, 0.0),
+        "logcdf": (-math.inf, 0.0), "logsf": (0.0, -math.inf)}  # fmt: skip  # values at −∞ and ∞
+
+
+def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike) -> Estimate:
+    """Apply a function of finite points (k,) to points of any shape; NaN stays NaN."""
+    at = points(y, "y", operation)
+    flat = np.where(np.abs(at) > MAX_POINT, np.copysign(np.inf, at), at).reshape(-1)
+    low, high = ENDS.get(operation, (math.nan, math.nan))
+    value = np.where(flat == np.inf, high, np.where(flat == -np.inf, low, np.nan))
+    error, finite = np.zeros_like(value), np.isfinite(flat)
+    if finite.any():
+        value[finite], error[finite] = f(flat[finite])
+    value, error = value.reshape(at.shape), error.reshape(at.shape)
+    return Estimate(float(value), float(error)) if at.ndim == 0 else Estimate(value, error)
+
+
+def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike) -> Any:
+    """The same for a function that gives no errors."""
+    return pointwise(operation, lambda p: Estimate(f(p), 0.0), y).value

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .._html import density, note, table, title
 from .._mpl_style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
-from .._repr_html import density, note, table, title
 from .._validate import shown
 from ._gaussian_mixture import GaussianMixtureND
 from ._law_base import LawError

@@ -297,21 +297,8 @@ def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], se
         if count > 1:  # the weights vary by 1/(count + 1) where a fresh set of blocks would by 1/(count − 1)
             drawn = group.weight + (drawn - group.weight) * np.sqrt((count + 1) / (count - 1))
         weights.append(drawn)
-    again = np.array(
-        [
-            float(functional(*(w[k] @ group.rows for w, group in zip(weights, groups, strict=True))))
-            for k in range(AGAIN)
-        ]
-    )
+    redrawn = ([w @ group.rows for w, group in zip(each, groups, strict=True)] for each in zip(*weights, strict=True))
+    again = np.array([float(functional(*means)) for means in redrawn])
     bias = float(again.mean()) - value
     off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
     return Estimate(value - off, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))
-
-
-def spread(each: Array) -> Any:
-    """The standard error of a mean over independent sets."""
-    if len(each) < 2:
-        return np.zeros(each.shape[1:])[()]
-    size = np.abs(each).max(axis=0)
-    unit = each / np.where(size > 0, size, 1.0)  # a square may be no double
-    return student(len(each)) * size * unit.std(axis=0, ddof=1) / np.sqrt(len(each))

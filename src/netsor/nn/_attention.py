@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from inspect import getdoc
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +12,13 @@ import numpy.typing as npt
 from .._validate import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, whole
 from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, normal, rotary, softmax, tanh
 from ..language._rotary import Stretch
-from ..language._scalar import ScalarLike, constant
+from ..language._scalar import ScalarLike, broadcast_shapes, constant
 from ..language._width import as_width
 from ._block import affine, call_layer, scales
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
-    """A mask for scores (…, i, j): token i sees itself and those before it.
+    """A mask (tokens, tokens) for `attend`: token i sees itself and those before it.
 
     Parameters
     ----------
@@ -27,11 +26,6 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
         The number of tokens.
     window : int, optional
         Each token sees the last `window` tokens only.
-
-    Returns
-    -------
-    numpy.ndarray of bool
-        (tokens, tokens), for `mask` of `attend`.
 
     Examples
     --------
@@ -46,7 +40,7 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
-    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022).
+    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), (heads, tokens, tokens), for `bias` of `attend`.
 
     The slopes m_a are 2^(−8a/H), a = 1 … H, for H a power of two. Otherwise they are those of the power of two below H,
     and then every other one of twice that power.
@@ -58,11 +52,6 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     tokens : int
         The number of tokens.
 
-    Returns
-    -------
-    numpy.ndarray
-        (heads, tokens, tokens), for `bias` of `attend`.
-
     Examples
     --------
     >>> print(ns.nn.alibi(heads=8, tokens=3)[0])
@@ -72,14 +61,10 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     """
     apart, heads = np.abs(_distances(tokens, "alibi")), whole(heads, "heads", "alibi")
     if heads * apart.size > NUMBERS:
-        raise TraceError(
-            "alibi", f"heads={heads} of {apart.size:,} numbers each: at most {NUMBERS:,} are allowed in all"
-        )
+        raise TraceError("alibi", f"heads={heads} of {apart.size:,} numbers each are more than {NUMBERS:,} in all")
     below = 2 ** (heads.bit_length() - 1)
-    slopes = np.concatenate(
-        [2.0 ** (-8 * np.arange(1, below + 1) / below), 2.0 ** (-4 * np.arange(1, 2 * below, 2) / below)]
-    )
-    return np.asarray(-slopes[:heads, None, None] * apart)
+    powers = np.concatenate([-8 * np.arange(1, below + 1), -4 * np.arange(1, 2 * below, 2)]) / below
+    return np.asarray(-(2.0 ** powers[:heads, None, None]) * apart)
 
 
 def relative_bias(
@@ -91,17 +76,13 @@ def relative_bias(
     std: float = 1.0,
     bidirectional: bool = True,
 ) -> Scalar:
-    """The relative biases of T5: random scalars, one N(0, std²) a head and bucket.
+    """The relative biases of T5, (heads, tokens, tokens), for `bias` of `attend`: one N(0, std²) a head and bucket.
 
     The bucket of j − i depends on its sign and size: exact for small distances, then logarithmic up to `max_distance`.
-    T5 shares the biases between its layers: pass the same value to each.
+    T5 shares the biases between its layers: pass the same value to each. Other parameters are those of `alibi`.
 
     Parameters
     ----------
-    heads : int
-        The number of heads.
-    tokens : int
-        The number of tokens.
     buckets : int
         The number of buckets.
     max_distance : int
@@ -110,11 +91,6 @@ def relative_bias(
         The standard deviation of each bias.
     bidirectional : bool
         Whether each sign has its own buckets; otherwise j > i is treated as j = i.
-
-    Returns
-    -------
-    Scalar
-        (heads, tokens, tokens), for `bias` of `attend`.
 
     Examples
     --------
@@ -125,9 +101,7 @@ def relative_bias(
     buckets = whole(buckets, "buckets", "relative_bias")
     bidirectional = one_of(bidirectional, "bidirectional", "relative_bias", (True, False))
     if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
-        raise TraceError(
-            "relative_bias", f"buckets={buckets} must be 2 or more, and with bidirectional an even number, 4 or more"
-        )
+        raise TraceError("relative_bias", "buckets", buckets, "2 or more, and with bidirectional even, 4 or more")
     half = buckets // 2 if bidirectional else buckets
     max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
     place = _bucket(np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half, max_distance)
@@ -153,18 +127,7 @@ def _bucket(distance: npt.NDArray[np.intp], buckets: int, most: int) -> npt.NDAr
 
 
 class Rotary(NamedTuple):
-    """Rotary positions of queries and keys, as in `ns.rotary`.
-
-    Parameters
-    ----------
-    base : float
-        The base of the frequencies.
-    fraction : float
-        The fraction of coordinates that is rotated, above 0 and at most 1.
-    positions : array_like, optional
-        0, 1, … by default.
-    stretch : Stretch, optional
-        Scales low frequencies.
+    """Rotary positions of queries and keys. The parameters are those of `rotary`.
 
     Examples
     --------
@@ -190,22 +153,11 @@ class Attended(NamedTuple):
         (heads, …, tokens, tokens), after caps and biases, before the mask.
     weights : Scalar
         Their softmax, in the same shape.
-
-    Examples
-    --------
-    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=2)
-    >>> made.output.shape, made.scores.shape, made.weights.shape
-    ((4,), (2, 4, 4), (2, 4, 4))
     """
 
-    output: Vector  # (…, tokens), in the space of x
-    scores: Scalar  # (heads, …, tokens, tokens of the context), as the softmax gets them, before the mask
-    weights: Scalar  # the softmax of the scores, of that shape
-
-
-def _parameters(f: Callable[..., object]) -> str:
-    """The section of a docstring that lists the parameters."""
-    return "Parameters\n" + (getdoc(f) or "").partition("Parameters\n")[2].partition("\n\nReturns")[0]
+    output: Vector
+    scores: Scalar
+    weights: Scalar
 
 
 def attention(
@@ -264,11 +216,6 @@ def attention(
     sigma_b : float
         The standard deviation of the entries of all biases.
 
-    Returns
-    -------
-    Vector
-        In the shape of `x`.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -303,11 +250,6 @@ def attend(
 ) -> Attended:
     """Multi-head attention: its output, scores and weights. The parameters are those of `attention`.
 
-    Returns
-    -------
-    Attended
-        Output, scores and weights.
-
     Examples
     --------
     >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
@@ -340,9 +282,6 @@ def attend(
     return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
 
 
-attend.__doc__ = (getdoc(attend) or "").replace("Returns\n", _parameters(attention) + "\n\nReturns\n", 1)
-
-
 def _rotated(u: Vector, by: Rotary) -> Vector:
     if not isinstance(by, Rotary):
         raise TraceError("attention", "rotary", by, "an ns.nn.Rotary(base, fraction, positions)")
@@ -368,14 +307,9 @@ def _biased(p: Scalar, bias: ScalarLike | None) -> Scalar:
     if bias is None:
         return p
     added = bias if isinstance(bias, Scalar) else constant(numbers(bias, "attention", "bias"))
-    try:
-        fits = np.broadcast_shapes(p.shape, added.shape) == p.shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise TraceError(
-            "attention", f"bias of shape {added.shape} must broadcast to the scores (heads, …, tokens), {p.shape}"
-        )
+    problem = f"bias of shape {added.shape} must broadcast to the scores, {p.shape}"
+    if broadcast_shapes("attention", problem, p.shape, added.shape) != p.shape:
+        raise TraceError("attention", problem)
     return p + added
 
 
@@ -389,8 +323,5 @@ def _allowed(mask: npt.ArrayLike | str | None, window: int | None, p: Scalar) ->
     if isinstance(mask, str) and mask == "causal":
         return causal(p.shape[-1], window)
     if mask is not None:
-        raise TraceError(
-            "attention",
-            "window goes with mask=None or 'causal'; with your own write mask & ns.nn.causal(tokens, window)",
-        )
+        raise TraceError("attention", "window needs mask=None or 'causal'; else mask & ns.nn.causal(tokens, window)")
     return causal(p.shape[-1], window) | causal(p.shape[-1], window).T

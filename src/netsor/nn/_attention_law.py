@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
-from .._validate import TraceError, as_floats, as_whole, real, scale, scaled, shown, whole
+from .._validate import TraceError, as_floats, as_whole, one_of, real, scale, scaled, shown, whole
 from ..activations import row_softmax
 from ..language._softmax import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
-from ..laws._estimate import student
 from ..laws._law_base import checked_heads
+from ..laws._replicas import Replicas
 
 Array = npt.NDArray[np.float64]
 MAX_QMC_POINTS = 2**31  # most quasi-random points: days of work
@@ -107,26 +107,16 @@ class Attention:
         allowed = np.ones(len(k), bool) if self.mask is None else np.asarray(self.mask)[token]
         keys = k[np.ix_(allowed, allowed)]
         if not np.diag(keys).any():
-            raise TraceError(
-                "law", f"token={token} sees tokens of kernel 0 alone: its output is 0, which has no density"
-            )
+            raise TraceError("law", f"token={token} sees tokens of kernel 0 alone: its output is 0, without a density")
         size = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * float(np.diag(keys).max())
         if not math.isfinite(size * (self.sigma_o * self.sigma_v) ** 2):
             raise TraceError("law", f"kernel and sigmas make scores of variance {size:g}: a double cannot hold the law")
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
         if size == 0 and even @ keys @ even <= 1e-14 * float(np.diag(keys).max()):
-            raise TraceError(
-                "law", f"sigma_q, sigma_k or kernel is 0, and the tokens that token={token} sees cancel: no density"
-            )
-        return head_sum(
-            (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys,
-            keys,
-            heads,
-            (self.sigma_o * self.sigma_v) ** 2,
-            Provenance("proved", "convolution over heads at infinite width"),
-            function=self.function,
-            points=points,
-        )
+            raise TraceError("law", f"scores are 0, and the tokens that token={token} sees cancel: there is no density")
+        scores, factor = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys, (self.sigma_o * self.sigma_v) ** 2
+        origin = Provenance("proved", "convolution over heads at infinite width")
+        return head_sum(scores, keys, heads, factor, origin, function=self.function, points=points)
 
     @one_blas_thread()
     def infinite_heads(self, points: int | None = None) -> Joint:
@@ -151,7 +141,7 @@ class Attention:
         value = np.mean(means, axis=0)
         # relative to the root of the variances: ε of the diagonal bounds what ε may do to any combination
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
-        spread = student(SETS) * np.std(means, axis=0, ddof=1) / np.sqrt(SETS)
+        spread = Replicas(SETS).spread(np.array(means))
         error = float(np.max(np.divide(spread, size, out=np.zeros_like(size), where=size > 0)))
         origin = Provenance("proved", "infinitely many heads (Hron et al. 2020)", quadrature_error=error)
         return Joint(np.zeros((1, s)), (self.sigma_o * self.sigma_v) ** 2 * value[None], origin)
@@ -222,11 +212,6 @@ def attention_std(
     correlation
         Of any two tokens, from 0 to 1: keys and values of different tokens have it.
 
-    Returns
-    -------
-    Estimate
-        The standard deviation, with the error of the integrals.
-
     Examples
     --------
     >>> ns.attention_std(256, 64, scale=8 / 64)  # u-µP with mult = 8
@@ -246,15 +231,11 @@ def attention_std(
         factor = width**0.5 * real(width**-0.5 if scale is None else scale, "scale", "attention_std", least=0.0)
         sizes = [_squares(width, nodes) for nodes in NODES]
     common = real(correlation, "correlation", "attention_std", least=0.0, most=1.0)
-    if not isinstance(causal, bool | np.bool_):
-        raise TraceError("attention_std", "causal", causal, "True or False")
+    one_of(causal, "causal", "attention_std", (True, False))
     largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
     if largest > MAX_SCORE_STD:
-        raise TraceError(
-            "attention_std",
-            f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}; it must be {MAX_SCORE_STD:g} or "
-            "less, beyond which a head copies one token and the answer is 1",
-        )
+        problem = f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}, above {MAX_SCORE_STD:g}"
+        raise TraceError("attention_std", problem)
     estimates = []
     for step, (squares, weights) in zip(STEPS, sizes, strict=True):
         share = sum(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from .._validate import one_of, scale, shown
@@ -64,13 +63,6 @@ class Block(NamedTuple):
         What the first branch added.
     fed : Vector
         What the second branch added.
-
-    Examples
-    --------
-    >>> n = ns.Width("n")
-    >>> made = ns.nn.block(ns.gaussian(n, 4), lambda x: ns.nn.attention(x, heads=2), lambda x: ns.nn.mlp(x, 4 * n))
-    >>> made.output.shape, made.fed.shape
-    ((4,), (4,))
     """
 
     output: Vector
@@ -95,11 +87,6 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
         pre: x + attend(norm(x)), then x + feed(norm(x)); post: norm(x + attend(x)), then norm(x + feed(x)); parallel: x
         + attend(norm(x)) + feed(norm(x)); sandwich: as pre, with a norm of what each branch adds; after: x +
         norm(attend(x)), then x + norm(feed(x)).
-
-    Returns
-    -------
-    Block
-        The output, and what the branches added.
 
     Examples
     --------
@@ -166,11 +153,6 @@ def mlp(
     sigma_b : float
         The standard deviation of the entries of all biases.
 
-    Returns
-    -------
-    Vector
-        In the shape of x.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -210,11 +192,6 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     layer : callable
         A function of vectors that returns a value or a tuple of values. It is called once.
 
-    Returns
-    -------
-    callable
-        A function of vectors of the same shape and width.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -252,9 +229,7 @@ def _substitute(made: Any, argument: Vector, x: Vector) -> Any:
     new: dict[Value, Value] = {argument: x}
     for value in topological_order(values):
         if value not in new:
-            inputs = [new[given] for given in value.op.inputs]
-            same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
-            new[value] = value if same else replace(value, op=value.op.with_inputs(*inputs))
+            new[value] = value.with_inputs(*(new[given] for given in value.op.inputs))
     substituted = [new[value] for value in values]
     if not isinstance(made, tuple):
         return substituted[0]

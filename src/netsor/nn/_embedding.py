@@ -16,7 +16,7 @@ from ..language._width import as_width
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
-    """Untied logits W y, with entries of W N(0, σ²/fan-in).
+    """Untied logits W y, (*shape of y, vocabulary), with entries of W N(0, σ²/fan-in).
 
     Given y, the logits of a word are jointly N(0, σ² G) over the vectors, G_ij = ⟨y_i, y_j⟩/n, and words are
     independent, at every width: so they are the symmetric root of G times i.i.d. normals. Loss and probabilities are
@@ -31,11 +31,6 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     sigma : float
         σ.
 
-    Returns
-    -------
-    Scalar
-        (*shape of y, vocabulary).
-
     Examples
     --------
     >>> ns.nn.logits(ns.gaussian(ns.Width("n"), 4), vocabulary=10).shape
@@ -44,9 +39,8 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")
     flat = y.reshape(-1)
-    made: Scalar = root(mean_dot(flat, flat)) @ normal(
-        (flat.size, words), scale(sigma, "sigma", "logits"), name="words"
-    )
+    noise = normal((flat.size, words), scale(sigma, "sigma", "logits"), name="words")
+    made: Scalar = root(mean_dot(flat, flat)) @ noise
     return made.reshape(*y.shape, words)
 
 
@@ -109,14 +103,11 @@ class Embedding:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
         For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
-        the vectors y, independent between ids, since nothing else depends on their vectors.
+        the vectors y, independent between ids, since nothing else depends on their vectors. Other parameters
+        are those of `nn.logits`.
 
         Parameters
         ----------
-        y : Vector
-            The last vectors.
-        vocabulary : int
-            The number of ids.
         fan_in : int, optional
             N, the width of the real model; a width that is a number is its own. It turns means into sums: ⟨e_t, y⟩ = N
             · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean has no
@@ -146,9 +137,7 @@ class Embedding:
     def _fan_in(self, fan_in: int | None) -> int:
         width = self.vectors.width
         if fan_in is None and width.name is not None:
-            raise TraceError(
-                "logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in=768, say"
-            )
+            raise TraceError("logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in")
         return width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
 
 
@@ -164,27 +153,16 @@ def embedding(
     position_std: float | None = None,
     positions: npt.ArrayLike | None = None,
 ) -> Vector:
-    """The vectors of ids, N(0, std²); repeated ids share their vector.
+    """The vectors of ids, N(0, std²); repeated ids share their vector. Other parameters are those of `Embedding`.
 
     Further tables (the segments of BERT) are further calls. For tied logits keep the `Embedding`.
 
     Parameters
     ----------
-    ids : array_like of int
-        The ids of the tokens.
-    width : Width or int
-        The dimension of the vectors.
-    std : float
-        The standard deviation of the coordinates.
     position_std : float, optional
         The standard deviation of learned positions, which are added if you give it.
     positions : array_like of int, optional
         0, 1, … along the last axis by default.
-
-    Returns
-    -------
-    Vector
-        In the shape of the ids.
 
     Examples
     --------

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .._html import note, table, title
 from .._program import Program
-from .._repr_html import note, table, title
 from .._validate import ArgumentError, Rng, as_whole, chosen_seed
 from ..language._width import RESERVED, inf
 from ..laws import Estimate, Joint, Law, kl

@@ -24,7 +24,7 @@ import numpy as np
 from .._array_api import one_blas_thread
 from .._document import Document, to_text
 from .._executors import thread_pool
-from .._html_report import to_cell, to_page
+from .._html import to_cell, to_page
 from .._validate import ArgumentError, Positive, Seed, chosen_seed
 from ..engine import Sampling
 from ..engine._parallel import Progress, check_executor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from .._document import Figure, Figures, Item, Items, Paragraph, Section
-from .._html_report import provenance
+from .._html import provenance
 from .._mpl_style import COLUMN, rendered, styled
 from ._output_dir import to_csv, to_dataframe
 from ._study import Result

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import scipy
 
+from .._html import note, table, title
 from .._program import Program
-from .._repr_html import note, table, title
 from .._validate import ArgumentError, Rng, chosen_seed, real
 from ..language._width import inf
 from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_variation

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .._document import FLAG, Block, Document, Item, Items, Paragraph, Section, to_text
-from .._html_report import to_cell
+from .._html import to_cell
 from .._validate import ArgumentError
 from ..models import read
 from ._forward_backward import as_found, forward_backward

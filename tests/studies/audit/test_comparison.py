@@ -10,7 +10,7 @@ import pytest
 
 import netsor as ns
 from netsor._document import FLAG, OK, UNDECIDED, to_text
-from netsor._html_report import to_cell
+from netsor._html import to_cell
 from netsor.studies import _process_pool
 from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
 from netsor.studies.audit._document import document

@@ -11,7 +11,7 @@ import numpy as np
 from ... import _document as doc
 from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
-from ..._html_report import COLOUR_CLASSES, provenance
+from ..._html import COLOUR_CLASSES, provenance
 from . import _ranges
 from ._advice import adam_note, drawbacks, recipe_notes
 from ._differences import Differences, RulePreference, strip_common_prefix

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._document import FLAG, OK, STATUSES, UNDECIDED, Document, Paragraph, Section
-from ..._html_report import to_cell
+from ..._html import to_cell
 from ...engine._precision import DIGITS
 
 Array = npt.NDArray[np.float64]

@@ -37,7 +37,7 @@ def rule(*words: Any) -> Callable[[Judge], Judge]:
     """Add a rule whose judge is the decorated function; `words` are the other fields of `Rule`."""
 
     def add(judge: Judge) -> Judge:
-        RULES.append(Rule(*words, judge=judge))
+        RULES.append(Rule._make((*words, judge)))
         return judge
 
     return add

@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
-from ..._html_report import COLOUR_CLASSES
+from ..._html import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
 from .._training_report import GROWTH, ByParametrisation, batch_text, panels, sections_of, steps_text, svg_figure

@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
-from ..._html_report import COLOUR_CLASSES
+from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
 from .._training_report import GROWTH, ByParametrisation, batch_text, panels, sections_of, steps_text, svg_figure
 from ._request import Request, width_text
