@@ -6,7 +6,6 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine import lower
-from netsor.engine.lower import make_plan
 from netsor.engine.passes._operations import MaterialisedMatMul
 from netsor.engine.passes._rewrite import Context
 from netsor.engine.passes.optimiser_steps import expand_steps
@@ -138,8 +137,8 @@ def test_moments_of_adam_need_the_entries():
 
 def test_a_grid_of_learning_rates_is_planned_once(monkeypatch):
     plans = []
-    make = lower.make_plan
-    monkeypatch.setattr(lower, "make_plan", lambda *given, **named: plans.append(1) or make(*given, **named))
+    made = lower.PlanQuery.made
+    monkeypatch.setattr(lower.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
     lower._kept.cache_clear()
     loss, weights = network()
     rate, decay = ns.hyperparameter("lr"), ns.hyperparameter("decay")
@@ -165,12 +164,12 @@ def _attention(std):
 
 def test_the_std_of_a_weight_is_a_hyperparameter(monkeypatch):
     """The law is that of a program with the number, and a grid is planned once."""
-    made = []
-    monkeypatch.setattr(lower, "make_plan", lambda *args, **kw: made.append(args) or make_plan(*args, **kw))
+    plans, made = [], lower.PlanQuery.made
+    monkeypatch.setattr(lower.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
     lower._kept.cache_clear()
     net = _attention(ns.hyperparameter("std"))
     grid = [net.draw(n=24, draws=1000, seed=2, std=std) for std in (0.5, 0.7, 1.3)]
-    assert len(made) == 1
+    assert len(plans) == 1
     for std, found in ((0.5, grid[0]), (1.3, grid[2])):
         for a, b in zip(found, _attention(std).draw(n=24, draws=1000, seed=1), strict=True):
             assert stats.ks_2samp(a, b).pvalue > 1e-4 / 4

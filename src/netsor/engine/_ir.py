@@ -22,7 +22,7 @@ DRAWS = ("normals", "chi", "positive")
 VIEWS = ("reshape", "permute", "part", "spread", "transposed")  # share memory with what they read
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
 FACTORS = ("factor", "reduced", "residual", "spanned", "span")
-FUNCTIONS = ("apply", "kernel", "moments", "nodes", "tilted", "tilted_means")
+FUNCTIONS = ("apply", "kernel", "moments", "nodes")
 
 
 @dataclass(frozen=True, eq=False)

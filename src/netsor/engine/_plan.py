@@ -47,8 +47,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "kernel": _expectation_ops.kernel,
     "moments": _expectation_ops.moments,
     "nodes": _expectation_ops.nodes,
-    "tilted": _expectation_ops.tilted,
-    "tilted_means": _expectation_ops.tilted_means,
 }
 
 # Those that take the `LinalgBackend` of an array library.

@@ -1,21 +1,16 @@
 """Lowering: a graph with its widths bound becomes a plan. Every decision is taken here, from structure and constants.
 
-Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. If σ_W² G = C C^T, then
-(W x^i)_i = C E, with E fresh standard isotropic vectors: the sources. A vector is kept as its coordinates in the frame
-of its cluster (see `_finite_frames` and `_infinite_frames`), so that products are sums over a few directions in place
-of n coordinates (docs/theory.md, "Finite width, usually without a weight matrix").
-
-Without any shortcut every source is drawn whole in the frame of its cluster, and every Gram matrix asked for directly.
+Vectors are kept as coordinates in the frames of their clusters (docs/theory.md, "Finite width, usually without a weight
+matrix"). Without any shortcut every source is drawn whole, and every Gram matrix asked for directly.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,7 +63,8 @@ class PlanQuery:
     """What is asked of a program: coordinates of its outputs, at given widths.
 
     `picked` are the coordinates, None for any one; `without` names shortcuts to leave out; `whole` are the outputs of
-    the program that these are a part of, whose seeds they have; `prices` are those where the answer is computed.
+    the program that these are a part of, whose seeds they have; `prices` are those of the place where the plan is meant
+    to run; `numbers` are those of hyperparameters that are known now: others are given when the plan runs.
     """
 
     outputs: tuple[Value, ...]
@@ -77,7 +73,7 @@ class PlanQuery:
     without: tuple[str, ...] = ()
     whole: tuple[Value, ...] = field(default=())
     prices: Prices = CPU
-    numbers: tuple[tuple[str, float], ...] = ()  # of hyperparameters
+    numbers: tuple[tuple[str, float], ...] = ()
 
     @property
     def bound(self) -> Mapping[str, float]:
@@ -87,63 +83,48 @@ class PlanQuery:
     def plan(self, shift: int = 0) -> Plan:
         """The plan that answers it; the last ones are not made again. For `shift` see `_expectation_ops`."""
         if math.inf in self.bound.values():  # where most numbers are computed while the plan is made
-            return _kept(self) if shift == 0 else self._made(shift)
+            return _kept(self) if shift == 0 else self.made(shift)
         return _kept(replace(self, numbers=())).bind(dict(self.numbers))
 
-    def _made(self, shift: int) -> Plan:
-        options = {name: getattr(self, name) for name in ("picked", "without", "whole", "prices")}
-        return make_plan(self.outputs, self.bound, shift=shift, numbers=dict(self.numbers), **options)
+    @one_blas_thread()
+    def made(self, shift: int) -> Plan:
+        """A new plan."""
+        if unknown := set(self.without) - set(SHORTCUTS):
+            raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
+        narrowed, made_from = narrow_with_origins(self.outputs)
+        places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
+        on_nodes, rule, first = frozenset[int](), SmallPartsRule.WHERE_NEEDED, None
+        while True:
+            context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=rule)
+            for value in context.ordered(narrowed):  # an index that narrowing added draws nothing, and needs no place
+                context.origin[value] = places.get(made_from.get(value, value), len(places))
+            names = names_of(context.ordered(narrowed))
+            made = rewrite(narrowed, context, self.without)
+            facts = ProgramAnalysis(made, narrowed, context, names, frozenset(self.without), self.picked)
+            try:
+                plan = _lowered(State(facts, context.notes, shift, on_nodes, whole_groups(facts)))
+            except NodesNeeded as error:  # known only now, from the directions
+                on_nodes |= error.groups
+            except (UnknownEpsilonPart, ExactError) as error:
+                if first is not None:  # right but for some replicas, which are refused when they are drawn
+                    return first
+                if isinstance(error, ExactError):
+                    raise
+                on_nodes, rule = frozenset(), SmallPartsRule.NOWHERE
+            else:
+                if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
+                    return plan
+                first, on_nodes, rule = plan, frozenset(), SmallPartsRule.EVERYWHERE
 
 
 @lru_cache(maxsize=4)
 def _kept(question: PlanQuery) -> Plan:
-    return question._made(0)
+    return question.made(0)
 
 
-@one_blas_thread()
-def make_plan(
-    outputs: Sequence[Value],
-    bound: Mapping[str, float],
-    without: Collection[str] = (),
-    shift: int = 0,
-    picked: Sequence[int] | None = None,
-    whole: Sequence[Value] = (),
-    prices: Prices = CPU,
-    numbers: Mapping[str, float] = MappingProxyType({}),
-) -> Plan:
-    """The plan for these coordinates of a program with its widths bound; `without` names shortcuts to leave out.
-
-    `whole` are the outputs of the program that these are a part of: a part has the seeds of the whole. `prices` are
-    those of the place where the plan is meant to run; one that is not ragged can run anywhere. `numbers` are those of
-    hyperparameters that are known now; others are given when the plan runs.
-    """
-    unknown = set(without) - set(SHORTCUTS)
-    if unknown:
-        raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
-    narrowed, made_from = narrow_with_origins(outputs)
-    places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
-    on_nodes, rule, first = frozenset[int](), SmallPartsRule.WHERE_NEEDED, None
-    while True:
-        context = Context(bound, {}, prices=prices, numbers=numbers, small_parts=rule)
-        for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place is not needed
-            context.origin[value] = places.get(made_from.get(value, value), len(places))
-        names = names_of(context.ordered(narrowed))
-        made = rewrite(narrowed, context, without)
-        facts = ProgramAnalysis(made, narrowed, context, names, frozenset(without), picked)
-        try:
-            plan = _lowered(State(facts, context.notes, shift, on_nodes, whole_groups(facts)))
-        except NodesNeeded as error:  # known only now, from the directions
-            on_nodes |= error.groups
-        except (UnknownEpsilonPart, ExactError) as error:
-            if first is not None:  # right but for some replicas, which are refused when they are drawn
-                return first
-            if isinstance(error, ExactError):
-                raise
-            on_nodes, rule = frozenset(), SmallPartsRule.NOWHERE
-        else:
-            if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
-                return plan
-            first, on_nodes, rule = plan, frozenset(), SmallPartsRule.EVERYWHERE
+def make_plan(outputs: Sequence[Value], bound: Mapping[str, float], shift: int = 0, **options: Any) -> Plan:
+    """The plan for the outputs of a program with its widths bound; `PlanQuery` lists the options."""
+    return PlanQuery(tuple(outputs), tuple(bound.items()), **options).made(shift)
 
 
 def _loses_small_parts(plan: Plan) -> bool:

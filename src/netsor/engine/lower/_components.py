@@ -1,9 +1,7 @@
 """Connected components of vectors that can meet: each has a frame of its own (docs/theory.md, equation 7).
 
-Vectors that are combined, multiplied by one matrix, or asked for a product belong to one cluster, and each cluster has
-a frame of its own ("different heads never meet before the concatenation"). Clusters of one structure form a group, and
-are an axis of one array. A width that is a concatenation of narrower ones is a number of blocks, each a space of its
-own.
+Clusters of one structure form a group, and are an axis of one array. A width that is a concatenation of narrower ones
+is a number of blocks, each a space of its own.
 """
 
 from __future__ import annotations
@@ -232,21 +230,19 @@ class Clusters:
                     group.given |= isinstance(value.op, Data)
                     if value.op.acts is not None and value.op.acts.asks_coordinates:
                         group.nonlinear.append(value)
-        self._pools(groups)
-        for value in self.values:  # a mean goes on through a Fuse
-            if isinstance(value.op, Fuse):
-                constant = any(group.constant for group in groups if value.op.x in group.positions)
-                for group in groups:
-                    group.constant |= constant and value in group.positions
-        return groups
-
-    def _pools(self, groups: list[FrameBatch]) -> None:
-        """Functions of all coordinates ask for them as nonlinearities do, and make no vectors of their space."""
         place = {value: k for k, value in enumerate(self.values)}
-        pools = [(value, value.op.x) for value in self.values if isinstance(value.op, Pool | MaterialisedMatMul)]
-        for group in groups if pools else ():
-            group.nonlinear += [value for value, x in pools if x in group.positions]
-            group.nonlinear.sort(key=place.__getitem__)
+        for value in self.values:
+            match value.op:
+                case Fuse(x):  # a mean goes on
+                    constant = any(group.constant for group in groups if x in group.positions)
+                    for group in groups:
+                        group.constant |= constant and value in group.positions
+                case (
+                    Pool(x=x) | MaterialisedMatMul(x=x)
+                ):  # asks for all coordinates, and makes no vectors of this space
+                    for group in (g for g in groups if x in g.positions):
+                        group.nonlinear = sorted([*group.nonlinear, value], key=place.__getitem__)
+        return groups
 
 
 class _Split:

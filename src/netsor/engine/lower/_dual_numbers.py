@@ -1,13 +1,10 @@
-"""Infinite width as arithmetic over dual numbers: what is of order 1, and what is of order ε = n^(−1/2), with ε² = 0.
-
-With x0 + ε x1 the coordinates of a vector along directions, ⟨x, y⟩/n = x · (I + ε N) · y, where N is symmetric with one
-normal for a pair of directions, N(0,1), or N(0,2) for a direction with itself. A score n^(−1/2) ⟨x, y⟩ is the ε part of
-⟨x, y⟩/n; it exists if the part of order 1 is 0 by the structure of the program (docs/theory.md, "Orders in n").
+"""Infinite width as arithmetic over dual numbers: x0 + ε x1 with ε = n^(−1/2), ε² = 0 (docs/theory.md, "Orders in n").
 
 Parts of order 1 are the coordinates and scalars of a lowering. The ε parts are found when a score asks for them, each
-once, by the rule of its operation (`_dual_rules`). Some are not known: a scalar made from scores has an ε part that
-depends on terms of order ε². Such parts are marked, the marks go through the arithmetic (unknown · 0 = 0), and a score
-that would read one is refused.
+once, by the rule of its operation (`_dual_rules`): ⟨x, y⟩/n = x · (I + ε N) · y, where N is symmetric with one normal
+for a pair of directions, N(0,1), or N(0,2) for a direction with itself. Some are not known: a scalar made from scores
+has an ε part that depends on terms of order ε². Such parts are marked, the marks go through the arithmetic (unknown · 0
+= 0), and a score that would read one is refused.
 """
 
 from __future__ import annotations
@@ -24,11 +21,11 @@ from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
-from ..passes._orders import Bools, Sets, meet, mixed
+from ..passes._orders import Bools, Sets, meet, mixed, union
 from ._components import FrameBatch
-from ._fluctuation_covariances import add_gradient_fluctuations, unknown_pairs
+from ._infinite_frames import InfiniteWidthFrame
 from ._inner_products import crossed_products, paired_products, products
-from ._state import Fluctuation, State, Unit, pairs_meet
+from ._state import Fluctuation, State, Unit, pairs_meet, unknown_along
 
 Rules = Mapping[type[Operation], Callable[..., Fluctuation]]
 
@@ -81,31 +78,23 @@ class Dual:
         return replace(found, support=support, unknown=unknown)
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
-        """The ε parts of ⟨x_i, y_j⟩, summed over blocks: x0 · N · y0 + x1 · y0 + x0 · y1, with so many axes."""
+        """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 · y1, a mean over blocks."""
         s, more, other, ours, theirs = self.s, self[x], self[y], self.s.sets(x), self.s.sets(y)
-        unknown = unknown_pairs(s, x, y, ndim, self.__getitem__)
-        unknown |= pairs_meet(x, more.unknown, y, theirs, ndim) | pairs_meet(x, ours, y, other.unknown, ndim)
+        unknown = pairs_meet(x, more.unknown, y, theirs, ndim) | pairs_meet(x, ours, y, other.unknown, ndim)
+        unknown = unknown | unknown_pairs(s, x, y, ndim)
         some, others = ((sets != 0).any(axis=-1, keepdims=True).astype(object) for sets in (ours, theirs))
         support = pairs_meet(x, some, y, others, ndim)
         first, second = pairs_meet(x, more.support, y, theirs, ndim), pairs_meet(x, ours, y, other.support, ndim)
         terms = []
         if (support & ~unknown).any():
-            terms.append(self.crossed(x, y, ndim))
+            terms.append(crossed_products(s, x, y, ndim))
         if more.part is not None and first.any():
             terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
         if other.part is not None and second.any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
+        part = s.build.step("scale", self.sum(terms), by=1 / s.norm(x) ** 2) if terms else None
         guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
-        return Fluctuation(self.sum(terms), support | first | second, unknown, self.unit(x), None, guards)
-
-    def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
-        """x0 · N · y0, with the normals that have a rule of their own entered before."""
-
-        def normals(group: FrameBatch, i: int, j: int, same: bool) -> Register:
-            add_gradient_fluctuations(self.s, group, i, j, self.__getitem__)
-            return self.s.limit(group).normals(i, j, same)
-
-        return crossed_products(self.s, x, y, ndim, normals)
+        return Fluctuation(part, support | first | second, unknown, self.unit(x), None, guards)
 
     def unit(self, x: Vector) -> Unit:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
@@ -118,7 +107,7 @@ class Dual:
         if small.unit[0] == unit[0] and small.part is not None:
             part = self.s.build.step("scale", small.part, by=math.sqrt(unit[1] / small.unit[1]))
             return replace(small, part=part, unit=unit)
-        return Fluctuation(None, np.zeros_like(small.support), small.unknown | small.support)
+        return unknown_along(small.unknown | small.support)
 
     def sum(self, terms: Sequence[Register]) -> Register | None:
         """The sum of arrays, the last axes of which may end in zeros that are not written."""
@@ -136,8 +125,32 @@ def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
     """The rule of what has an ε part that is not known, along all directions that a vector has."""
-    some = dual.s.sets(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
-    return Fluctuation(None, np.zeros_like(some), some)
+    return unknown_along(dual.s.sets(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool))
+
+
+def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
+    """Pairs of vectors along directions whose normals N have no known law; on nodes all have one."""
+    found = np.zeros(1, dtype=bool)
+    for group in s.groups_of(x):
+        frame = s.frames[group]
+        if y not in group.positions or not isinstance(frame, InfiniteWidthFrame):
+            continue
+        ours, theirs = (_inside(s, v, group) for v in (x, y))
+        here, there = ([k for k, b in enumerate(frame.blocks) if b.bits & union(sets)] for sets in (ours, theirs))
+        for i in here:
+            if clash := sum(frame.blocks[j].bits for j in there if not frame.has_law(i, j)):
+                both = (ours & frame.blocks[i].bits, theirs & clash)
+                first, second = ((sets != 0).astype(object) for sets in both)
+                found = found | pairs_meet(x, first, y, second, ndim)
+    return found
+
+
+def _inside(s: State, x: Vector, group: FrameBatch) -> Sets:
+    """The sets of the vectors that lie in a group, and none for all others."""
+    sets, places = s.sets(x), group.positions[x]
+    found = np.zeros(sets.shape, dtype=object)
+    found.reshape(-1)[places] = sets.ravel()[places]
+    return found
 
 
 def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
@@ -168,7 +181,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
         both, cross, along = dual.product(x, v, value.ndim + 1), apart[..., : v.shape[-1]], s.sets(v)
         unknown = unknown | mixed(cross & both.unknown, along)
         if both.part is not None and (cross & both.support).any():
-            by = build.step("multiply", both.part, build.constant(-1.0 / mean_square * cross))
+            by = build.step("multiply", both.part, build.constant(-1.0 * cross))
             terms.append(s.mix_rows(by, s.vectors[v].lead))
             reach = reach | mixed(cross & both.support, along)
         old = dual[v]
@@ -186,11 +199,11 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
     # less Φ(…) D0
     cross = apart[..., apart.shape[-1] - count :] & np.tri(count, k=-1, dtype=bool)
     if cross.any():
-        inner = dual.crossed(value, value, value.ndim + 1)
+        inner = crossed_products(s, value, value, value.ndim + 1)
         if made is not None:
             sides = paired_products(s, made, lead, value, value, value.ndim + 1)
             inner = build.step("add", build.step("add", inner, sides), build.step("transposed", sides))
-        unclear = cross & unknown_pairs(s, value, value, value.ndim + 1, dual.__getitem__)
+        unclear = cross & unknown_pairs(s, value, value, value.ndim + 1)
         unknown = unknown | mixed(unclear, s.sets(value))
         moved = s.mix_rows(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)

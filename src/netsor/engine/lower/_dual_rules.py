@@ -23,13 +23,12 @@ from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, F
 from ..passes._orders import PRODUCTS, SUMS, Bools, combined, parts_of, through, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
-from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
-from ._fluctuation_covariances import unknown_pairs
+from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span, unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._inner_products import paired_products, products, turned_scores
 from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
 from ._residual_features import ResidualFeatures
-from ._state import Fluctuation, State, pairs_meet
+from ._state import Fluctuation, State, pairs_meet, unknown_along
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -44,10 +43,7 @@ def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
 def _dot(dual: Dual, value: Scalar, op: Dot) -> Fluctuation:
     if op.power != 1 or op.x not in dual.s.facts.limits:
         return not_known(dual, value, op)
-    found = dual.product(op.x, op.y, value.ndim)
-    if found.part is None:
-        return found
-    return replace(found, part=dual.s.build.step("scale", found.part, by=1 / dual.s.norm(op.x) ** 2))
+    return dual.product(op.x, op.y, value.ndim)
 
 
 def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
@@ -59,7 +55,7 @@ def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
     cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
     part = None
     if found.part is not None and cross.any():
-        part = s.build.step("multiply", found.part, s.build.constant(cross / s.norm(x) ** 2))
+        part = s.build.step("multiply", found.part, s.build.constant(cross * 1.0))
     return Fluctuation(part, cross & found.support, s.order_one(value) | (cross & found.unknown), found.unit)
 
 
@@ -70,16 +66,16 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
     given = dual.product(op.g, op.b, value.ndim)
     terms, unknown, support = [], given.unknown, given.support
     if given.part is not None:
-        terms.append(build.step("scale", given.part, by=-1 / s.norm(op.g) ** 2))
-    both = op.gain / (s.norm(op.d) * s.norm(op.g))
+        terms.append(build.step("scale", given.part, by=-1.0))
     if op.d in s.facts.limits:
         wanted = dual.product(op.d, op.u, value.ndim)
         unknown, support = unknown | wanted.unknown, support | wanted.support
         if wanted.part is not None:
-            terms.append(build.step("scale", wanted.part, by=both))
+            terms.append(build.step("scale", wanted.part, by=op.gain * s.norm(op.d) / s.norm(op.g)))
     else:
         support = np.ones(value.shape, dtype=bool)
-        terms.append(build.step("scale", products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩"), by=both))
+        wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
+        terms.append(build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g))))
     guards = guards_of(dual, op.d, op.u) if op.d in s.facts.limits else []
     if made_of(op.d, op.u):  # W of what was left over is not among the directions, and W^T would act on it
         guards += guards_of(dual, op.b)
@@ -97,7 +93,7 @@ def _join(dual: Dual, value: Scalar, op: Join) -> Fluctuation:
     units = {p.unit for p in parts if p.support.any()}
     support, unknown = (np.concatenate([getattr(p, name) for p in parts]) for name in ("support", "unknown"))
     if len(units) > 1:
-        return Fluctuation(None, np.zeros_like(support), unknown | support)
+        return unknown_along(unknown | support)
     if not units:
         return Fluctuation(None, support, unknown)
     build = dual.s.build
@@ -130,7 +126,7 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     support = unknown = np.zeros(value.shape, dtype=bool)
     if not (linear or f in PRODUCTS) or len(units) > 1:
         alone = len(given) == 1 and not op.axes
-        return Fluctuation(None, support, given[0].support | given[0].unknown if alone else s.order_one(value))
+        return unknown_along(given[0].support | given[0].unknown if alone else s.order_one(value))
     terms, leading = [], max(p.ndim for p in scalars)
     for k, p in enumerate(given):  # one argument changes, the others stay; in a sum they do not count
         others = [np.zeros(r.shape, dtype=bool) if linear else s.order_one(r) for r in scalars]
@@ -167,7 +163,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
     some = dual.s.sets(value)
     each = some.reshape(op.weight.members.size, -1, some.shape[-1])
     every = np.broadcast_to(np.bitwise_or.reduce(each, axis=1, keepdims=True), each.shape).reshape(some.shape)
-    return Fluctuation(None, np.zeros_like(every), every)
+    return unknown_along(every)
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
@@ -240,12 +236,10 @@ def _directional(f: Function, *arrays: Any) -> Any:
 
 def _shown(dual: Dual, value: Vector, frame: InfiniteWidthFrame) -> int:
     """The directions along which a change of the arguments of a nonlinearity can show."""
-    own = _feature(dual, value, frame)
-    form = own.gradient  # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u
-    found = 0 if form is None else form.own
+    own, found = _feature(dual, value, frame), 0
     for number, x in enumerate(value.op.inputs):
         marks = (dual[x].support | dual[x].unknown).ravel()[dual.s.argument(x, value, frame.group.positions[value])]
-        if marks.any() and (form is None or number != form.u):
+        if marks.any():
             found |= frame.changes(own, number, union(marks) if isinstance(x, Vector) else 0)
     return found
 
@@ -318,7 +312,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     else:
         first, second = (part.support | part.unknown for part in (dual[x], dual[y]))
         unknown = pairs_meet(x, first, y, s.sets(y), value.ndim) | pairs_meet(x, s.sets(x), y, second, value.ndim)
-        unknown |= unknown_pairs(s, x, y, value.ndim, dual.__getitem__)
+        unknown = unknown | unknown_pairs(s, x, y, value.ndim)
     if (unknown & asked).any() and (unknown & asked & _not_zero(s, x, y)).any():
         if more := [g.number for g in s.facts.groups if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)]:
             raise NodesNeeded(frozenset(more))
@@ -327,7 +321,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             "a score that depends on terms of order 1/n has no known law as n → ∞: a factor has a part of order "
             "n^(-1/2) made from other scores, or by a function with kinks or jumps",
         )
-    return s.build.step("scale", _guarded(s, value, found), by=1 / s.norm(x)) if turned is None else turned
+    return turned or s.build.step("scale", _guarded(s, value, found), by=s.norm(x))
 
 
 def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:

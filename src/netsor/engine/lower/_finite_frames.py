@@ -1,15 +1,9 @@
 """Frames: orthonormal directions in the space of a cluster, along which its vectors have coordinates.
 
-A `Frame` holds the frames of one group of clusters while a program is lowered; coordinates are registers (frames,
-vectors, directions). Frames of infinite width are in `_infinite_frames`. At finite width there are two kinds:
-
-`BartlettFrame`, where Gram matrices are all that is asked for (docs/theory.md, equation 7). A standard isotropic vector
-of R^m has coordinates (N(0,1), …, N(0,1), χ_{m−d}) in a frame of d earlier directions, the last along a new direction
-of its own. This is Bartlett's decomposition of a Wishart matrix, made one vector at a time. Once d = m the frame is
-full: there are m normal coordinates and no χ.
-
-`StandardBasis`, where a nonlinearity acts, data is given, or it costs less (see `_sources`): the directions are the m
-coordinates of the space themselves. It becomes a Bartlett frame when it is rebased (see `_rebase`).
+A `Frame` holds the frames of one group of clusters; coordinates are registers (frames, vectors, directions). At finite
+width there are two kinds (docs/theory.md, equation 7, and "Nonlinear sections"). `BartlettFrame`: Gram matrices are all
+that is asked for. `StandardBasis`: a nonlinearity acts, data is given, or it costs less. The directions are then the
+coordinates of the space, until the frame is rebased (see `_rebase`) and becomes a Bartlett frame.
 """
 
 from __future__ import annotations

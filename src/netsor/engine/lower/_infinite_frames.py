@@ -1,13 +1,9 @@
 """Frames at infinite width: one direction a source, or values at nodes.
 
-Divided by √m and with m → ∞, a source has coordinate 1 along its own direction and N(0,1)/√m along every other: so
-coordinates are of order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of pairs of
-directions (docs/theory.md, "Infinite width is the same code"; see `_dual_numbers`). Outputs of nonlinearities have
-directions of their own (see `_residual_features`).
-
-Where a nonlinearity acts on a mixture of another's outputs, or a score asks for a covariance that has no formula, an
-expectation over Gaussian sources is a mean over quasi-random nodes (`NodeFrame`): each vector is its values at the
-nodes, over √NODES. Every replica has its own nodes.
+A source has coordinate 1 along its own direction, and a score is Σ_ab x_a N_ab y_b with normals N_ab of pairs of
+directions (docs/theory.md, "Infinite width is the same code" and "Orders in n"). Where a nonlinearity acts on a mixture
+of another's outputs, or a score asks for a covariance that has no formula, an expectation is a mean over quasi-random
+nodes (`NodeFrame`): each vector is its values at the nodes, over √NODES. Every replica has its own nodes.
 """
 
 from __future__ import annotations
@@ -15,14 +11,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...activations import Function
 from ...language._scalar import MULTIPLY
-from ...language._vector import Vector
 from .._error import InfiniteError
 from .._expectation_ops import NODES
 from .._ir import Register
@@ -30,7 +24,7 @@ from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed
-from ._components import FrameBatch, Ints, Number
+from ._components import FrameBatch, Number
 from ._finite_frames import Frame, of_each, spanned
 from ._residual_features import ResidualBasis, ResidualFeatures, SignFactor, has_mean_zero, slopes
 from ._rotary_angles import Angles, Floats
@@ -55,14 +49,6 @@ class Directions:
         return bit_range(self.start, self.stop)
 
 
-class Form(Enum):
-    """How the fluctuations of two blocks of directions are made: see `_fluctuation_covariances`."""
-
-    PLAIN = auto()
-    GRADIENT = auto()
-    UNKNOWN = auto()
-
-
 @dataclass(eq=False)
 class RotaryFluctuations:
     """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
@@ -85,7 +71,6 @@ class Application:
     rows: Sequence[Register]  # of each argument, (frames, k, directions)
     reached: Sequence[int]  # and the directions along which it can have coordinates
     params: Sequence[Register]  # (frames, k) each
-    vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
     rests: ResidualBasis  # the outputs that are asked for products with these
     linear: bool  # whether products with linear vectors are asked for too
     number: Number  # of the value, for seeds
@@ -115,11 +100,8 @@ class LimitFrame(Frame):
         return self.blocks[-1]
 
     @abstractmethod
-    def apply(self, at: Application) -> tuple[Register, int, int]:
-        """The outputs of a nonlinearity: coordinates (frames, k, directions), their set, and where coordinates begin.
-
-        Before that direction all coordinates are 0.
-        """
+    def apply(self, at: Application) -> tuple[Register, int]:
+        """The outputs of a nonlinearity: coordinates (frames, k, directions), and their set."""
 
     def features(self, at: Application) -> ResidualFeatures:
         """The outputs of a nonlinearity, as functions of sources."""
@@ -128,7 +110,7 @@ class LimitFrame(Frame):
         supports = tuple(reach & ~ones for reach, _ in sources)
         centred = tuple(linear and not reach & ones for reach, linear in sources)
         u = build.step("join", *(build.reshape(a, frames, count, 1, a.shape[-1]) for a in at.rows), axis=2)
-        return ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors), rests=at.rests)
+        return ResidualFeatures(at.f, u, supports, tuple(at.params), centred, at.rests)
 
     def sources(self, some: int) -> tuple[int, bool]:
         """The sources (and 1) that basis functions are functions of, and whether they are these themselves."""
@@ -165,8 +147,8 @@ class InfiniteWidthFrame(LimitFrame):
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
-        self.forms: dict[tuple[int, int], Form] = {}  # of the fluctuations of a source and features that were asked for
-        self.before: dict[int, int] = {}  # the directions that come before a direction: see `_fluctuation_covariances`
+        self.known: dict[tuple[int, int], bool] = {}  # whether those of a source and features have a law: see `has_law`
+        self.before: dict[int, int] = {}  # the directions that come before a direction in the order of sources
         self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
@@ -181,22 +163,17 @@ class InfiniteWidthFrame(LimitFrame):
         rows = np.eye(sources, new.stop, new.start)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))
 
-    def apply(self, at: Application) -> tuple[Register, int, int]:
+    def apply(self, at: Application) -> tuple[Register, int]:
         """Features have coordinates along what they are functions of, and along new directions."""
         if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):
             raise NodesNeeded(frozenset([self.group.number]))
-        first = 0 if at.linear or at.rests.features else self.directions
-        lead = self.add(self.features(at), at.rests, at.linear, at.number, named(at.f))
-        return lead, self.blocks[-1].along, first
+        new = self.features(at)
+        along = self._coordinates(new, at.linear)
+        rows = at.rests.add(self.build, new, self.directions, at.linear, bool(self.group.constant), named(at.f))
+        self.unit(at.number, new.count, new, along)
+        return rows, self.blocks[-1].along
 
-    def add(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool, number: Number, words: str) -> Register:
-        """The coordinates of new features of a component, with a direction for each."""
-        along = self.coordinates(new, rests, linear)
-        rows = rests.add(self.build, new, self.directions, linear, bool(self.group.constant), words)
-        self.unit(number, new.count, replace(new, rows=rows, rests=rests), along)
-        return rows
-
-    def coordinates(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool) -> int:
+    def _coordinates(self, new: ResidualFeatures, linear: bool) -> int:
         """The directions so far along which new features of a component can have coordinates.
 
         Directions of features F are those of what earlier ones leave of them. So if new ones have no products with F,
@@ -204,13 +181,29 @@ class InfiniteWidthFrame(LimitFrame):
         """
         ones, found = int(self.group.constant), new.slopes if linear else 0
         for block in self.blocks:
-            if block.feature is not None and block.feature.rests is rests:
+            if block.feature is not None and block.feature.rests is new.rests:
                 shared = found & block.along & ~new.slopes
                 found |= block.bits if shared or new.related(block.feature) else 0
         return found | (ones if not has_mean_zero(new.signs) else 0)
 
-    def precede(self, some: int, later: int) -> bool:
-        """Let some directions come before others in the order of fluctuations; False if these must come before them."""
+    def has_law(self, i: int, j: int) -> bool:
+        """Whether the normals of two blocks are independent of each other and of all that were asked for before.
+
+        Those of two sources are. Those of a source and features F are if the source comes after all that F depends on,
+        in one order of the sources for all that is asked for (docs/theory.md, "Orders in n").
+        """
+        e, f = (i, j) if self.blocks[i].feature is None else (j, i)
+        source, feature = self.blocks[e], self.blocks[f].feature
+        if feature is None:
+            return True
+        if source.feature is not None or source.number == NO_VALUE:
+            return False
+        if (e, f) not in self.known:
+            self.known[e, f] = self._precede(feature.reach, source.bits)
+        return self.known[e, f]
+
+    def _precede(self, some: int, later: int) -> bool:
+        """Let some directions come before others in the order of sources; False if these must come before them."""
         first = some
         for k in _elements(some):
             first |= self.before.get(k, 0)
@@ -359,7 +352,7 @@ class NodeFrame(LimitFrame):
         self.add_block(sources, number)
         return made
 
-    def apply(self, at: Application) -> tuple[Register, int, int]:
+    def apply(self, at: Application) -> tuple[Register, int]:
         """The function at the nodes."""
         build = self.build
         shape = *at.rows[0].shape[:2], self.nodes
@@ -372,7 +365,7 @@ class NodeFrame(LimitFrame):
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
         new = self.features(at)
         own = self.add_block(shape[1], at.number, new, self.along(new.signs))
-        return build.step("scale", made, by=self.nodes**-0.5), own.along, 0
+        return build.step("scale", made, by=self.nodes**-0.5), own.along
 
     def white_noise(self) -> Register:
         """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y along the nodes."""

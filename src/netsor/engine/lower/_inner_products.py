@@ -18,7 +18,7 @@ from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
-from ..passes._orders import lowest_bit, union
+from ..passes._orders import union
 from ._components import FrameBatch
 from ._infinite_frames import NodeFrame
 from ._rotary_angles import Angles, Floats
@@ -113,10 +113,14 @@ def products_of_coordinates(s: State, value: Scalar) -> Register | None:
     return s.build.step("scale", s.build.step("gram", columns, columns, words="X^T X/n"), by=1 / s.norm(op.x) ** 2)
 
 
-def crossed_products(s: State, x: Vector, y: Vector, ndim: int, normals: Normals) -> Register:
+def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
+
+    def normals(group: FrameBatch, i: int, j: int, same: bool) -> Register:
+        return s.limit(group).normals(i, j, same)
+
     more, other = (x, y) if x.size <= y.size else (y, x)
-    start, stop = _reach(s, other)
+    start, stop = s.reach(other)
     a, b = _crossed(s, more, other, start, stop, (), normals), s.vectors[other].lead
     rows = a, s.build.step("part", b, start=start, stop=stop)
     return paired_products(s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩")
@@ -145,14 +149,6 @@ def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | N
 
     crossed = _crossed(s, x, y, 0, s.vectors[y].lead.shape[-1], (len(each),), normals)
     return picked(s, value, x, y, gaps, crossed)
-
-
-def _reach(s: State, x: Vector) -> tuple[int, int]:
-    """The range of directions along which vectors of a value can have coordinates."""
-    if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):
-        return 0, s.vectors[x].lead.shape[-1]
-    found = union(s.sets(x))
-    return lowest_bit(found, 0), found.bit_length()
 
 
 def _crossed(

@@ -41,7 +41,7 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     sets = combined(value, [s.sets(x) for x in vectors], None if by is None else s.order_one(by))
     if lead.value is not None:
         sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
-    return LoweredVector(lead, sample, sets, _turned(value, given), min(x.start for x in given))
+    return LoweredVector(lead, sample, sets, _turned(value, given))
 
 
 def _without_rounding(

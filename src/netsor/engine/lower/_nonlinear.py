@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
 from ...activations import Function
-from ...derivatives import Table, by_tanh, inner_tanh, polynomial_in_tanh
+from ...derivatives import by_tanh, inner_tanh, polynomial_in_tanh
 from ...language._array import Value
 from ...language._operation import Apply, Dot, Nonlin, Take
 from ...language._scalar import ADD, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
@@ -41,9 +41,7 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
     """Refuse a function of arguments that vanish (or become a number) as n → ∞, if it jumps there."""
     op = value.op
     assert isinstance(op, Apply | Nonlin)
-    if op.f.lipschitz or (
-        isinstance(op, Apply) and op.axes > 1
-    ):  # functions of whole matrices are those of this package, of Gram matrices
+    if op.f.lipschitz or (isinstance(op, Apply) and op.axes > 1):  # functions of Gram matrices are this package's own
         return
     points = [_limits(s, x) for x in op.inputs]
     moves = [np.isfinite(p) for p in points]
@@ -113,9 +111,9 @@ def _terms(s: State, x: Value) -> Floats:
 def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms: Sequence[Floats]) -> bool:
     rng = np.random.default_rng(0)
     most = max(p.ndim for p in points)
-    points = [p.reshape((1,) * (most - p.ndim) + p.shape) for p in points]
-    moves = [m.reshape((1,) * (most - m.ndim) + m.shape) for m in moves]
-    terms = [t.reshape((1,) * (most - t.ndim) + t.shape) for t in terms]
+    points, moves, terms = (
+        [a.reshape((1,) * (most - a.ndim) + a.shape) for a in some] for some in (points, moves, terms)
+    )
     base = [np.where(np.isnan(p), rng.standard_normal(p.shape), p) for p in points]
     with np.errstate(all="ignore"):
         here = np.asarray(f(*base))
@@ -166,35 +164,27 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         most, count = max(a.shape[-1] for a in leads), len(s.facts.picked)
         columns = [build.pad_or_cut(s.sample(x), count) for x in vectors]
         sample = applied([build.pad_or_cut(a, most) for a in leads], columns, count)
-    parts, start, sets = [], math.inf, np.zeros((*value.shape, blocks), dtype=object)
+    parts, sets = [], np.zeros((*value.shape, blocks), dtype=object)
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
         assert isinstance(frame, LimitFrame)
-        lead, along, first = frame.apply(_application(s, value, op, group))
+        lead, sets.reshape(-1)[places] = frame.apply(_application(s, value, op, group))
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
             s.epsilons.clear()
-        start = min(start, first)
         parts.append((places, lead))
-        sets.reshape(-1)[places] = along
     rows = s.scatter(parts)
-    return LoweredVector(build.reshape(rows, *sets.shape, rows.shape[-1]), sample, sets, start=int(start))
+    return LoweredVector(build.reshape(rows, *sets.shape, rows.shape[-1]), sample, sets)
 
 
 def _inner_and_outer(f: Function) -> tuple[Function, Function]:
     """t of x, and f of x and t."""
     given = by_tanh(f)
     assert given is not None
-    return _inner(*given[:2]), _outer(f.name, given[2])
-
-
-@cache
-def _inner(a: float, b: float) -> Function:
-    return Function("tanh inside", partial(inner_tanh, a=a, b=b))
-
-
-@cache
-def _outer(name: str, table: Table) -> Function:
-    return Function(name, partial(polynomial_in_tanh, table=table))
+    a, b, table = given
+    return (
+        Function("tanh inside", partial(inner_tanh, a=a, b=b)),
+        Function(f.name, partial(polynomial_in_tanh, table=table)),
+    )
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
@@ -232,12 +222,11 @@ def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], sha
 def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Application:
     """The arguments of a nonlinearity that lie in a group."""
     build, frame, places = s.build, s.frames[group], group.positions[value]
-    rows, reached, taken, params = [], [], [], []
+    rows, reached, params = [], [], []
     for x in op.vectors:
         at = s.argument(x, value, places)
         rows.append(s.gather(s.vectors[x].lead, at, frame.directions))
         reached.append(union(s.sets(x).ravel()[at]))
-        taken.append((x, at))
     for p in op.scalars:
         flat = build.reshape(s.scalars[p], p.size)
         chosen = build.take(flat, s.argument(p, value, places).ravel(), axis=0)
@@ -245,5 +234,5 @@ def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Appl
     rests, linear = s.rests[group, value]
     known = unnamed(op.f) if "named" in s.facts.without else op.f
     return Application(
-        known, rows, reached, params, taken, rests, linear, (*s.facts.number[value], s.groups_of(value).index(group))
+        known, rows, reached, params, rests, linear, (*s.facts.number[value], s.groups_of(value).index(group))
     )

@@ -49,11 +49,10 @@ def results(s: State) -> tuple[Register, Register]:
         parts = [_coordinate(s, output, k) for k in range(count)]
         rows = [build.reshape(mean, output.size, 1) for mean, _ in parts]
         wide = [
-            build.reshape(
-                build.step("pad", g, before=k * own, after=(count - 1 - k) * own), output.size, 1, count * own
-            )
+            build.step("pad", g, before=k * own, after=(count - 1 - k) * own)
             for k, (_, g) in zip(_sets(s, output), parts, strict=True)
         ]
+        wide = [build.reshape(g, output.size, 1, count * own) for g in wide]
         means.append(build.reshape(build.step("join", *rows, axis=1), output.size * count))
         columns.append(build.reshape(build.step("join", *wide, axis=1), output.size * count, count * own))
     return build.step("join", *means, axis=0), build.step("join", *columns, axis=0)

@@ -1,13 +1,11 @@
-"""The shortcut `turn`: frames are rebased to span the vectors still in use.
+"""The shortcut `turn`: frames are rebased to span the vectors still in use (docs/theory.md, "Nonlinear sections").
 
-Identity: an isotropic source has the same law in every orthonormal frame, so a basis may be exchanged for one that
-spans the vectors of which products are still asked for, once nothing needs all coordinates any more (docs/theory.md,
-"Nonlinear sections"). What follows takes as many directions as there are vectors: not n, after the last nonlinearity of
-a cluster; and not one for every source before, in a residual stream of many layers. The conditions, all of them
-structure: the width has room for the vectors and the coordinates asked for (dependent vectors leave directions without
-a vector, and these must be orthogonal to what those coordinates are taken along); and it pays: a source is still to
-come here, or no output needs a coordinate. At infinite width, products alone are asked for: no score, whose normals
-belong to pairs of directions, and no nonlinearity.
+Identity: an isotropic source has the same law in every orthonormal frame. What follows takes as many directions as
+there are vectors: not n, after the last nonlinearity of a cluster; and not one for every source before, in a residual
+stream of many layers. The conditions, all of them structure: the width has room for the vectors and the coordinates
+asked for (dependent vectors leave directions without a vector, and these must be orthogonal to what those coordinates
+are taken along); and it pays: a source is still to come here, or no output needs a coordinate. At infinite width,
+products alone are asked for: no score, whose normals belong to pairs of directions, and no nonlinearity.
 """
 
 from __future__ import annotations
@@ -52,9 +50,7 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 0
     if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
         return
-    if (
-        count > MIN_REBASE_DIRECTIONS and 2 * count > group.width
-    ):  # little is saved, and the products of many vectors cost more
+    if count > MIN_REBASE_DIRECTIONS and 2 * count > group.width:  # little is saved, and products of many vectors cost
         return
     if grows and group in s.whole:
         return
@@ -116,10 +112,8 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
         beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
         first = min((at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at))
         count = beyond[first]
-    if (
-        frame.directions - first > (MIN_DIRECTIONS_PER_LOOSE_VECTOR if first else MIN_DIRECTIONS_PER_VECTOR) * count
-        and group.width > FULL_WIDTH_PER_VECTOR * count
-    ):
+    each = MIN_DIRECTIONS_PER_LOOSE_VECTOR if first else MIN_DIRECTIONS_PER_VECTOR
+    if frame.directions - first > each * count and group.width > FULL_WIDTH_PER_VECTOR * count:
         _span(s, group, vectors, first)
 
 
@@ -157,4 +151,4 @@ def _replace_coordinates(s: State, value: Value, group: FrameBatch, part: Regist
         return replace(old, lead=lead)
     sets = old.sets.copy()
     sets.reshape(-1)[group.positions[value]] = bit_range(0, part.shape[-1])
-    return replace(old, lead=lead, sets=sets, start=0)
+    return replace(old, lead=lead, sets=sets)

@@ -1,15 +1,10 @@
 """The shortcut `positive`: Gram matrices of ReLU vectors from the number of coordinates with each sign pattern.
 
-Identity: of k independent vectors with m standard normal coordinates, those of a coordinate α have one of 2^k patterns
-of signs, all as probable, and sizes that do not depend on it. A product ⟨relu(x), relu(y)⟩ is a sum over α, so that it
-matters how many coordinates have a pattern, which is multinomial, and not which. Where none is positive nothing is
-added; where one is, the sum of its squares is χ²; else the sizes of those that are positive are drawn: m (k/2 − k/2^k)
-normals on average instead of k m. A number that multiplies all vectors multiplies their factor, as relu(c x) = c
-relu(x) for c > 0, and for c < 0 its law is the same.
-
-The conditions, all of them structure: the coordinates serve for nothing but these products; one frame, few vectors,
-and so many coordinates that each pattern has some; and a place where replicas can draw different amounts of numbers
-(docs/theory.md, "Nonlinear sections").
+Identity (docs/theory.md, "Nonlinear sections"): ⟨relu(x), relu(y)⟩ is a sum over coordinates, so it matters how many of
+them have a pattern of signs, which is multinomial, and not which. A number that multiplies all vectors multiplies their
+factor, as relu(c x) = c relu(x) for c > 0, and for c < 0 its law is the same. The conditions, all of them structure:
+the coordinates serve for nothing but these products; one frame, few vectors, and so many coordinates that each pattern
+has some; and a place where replicas can draw different amounts of numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Sources: initial vectors, and products with matrices (docs/theory.md, equation 5).
 
-(W x^i)_i = C E, with C C^T the Gram matrix of k inputs, takes k sources E. W x = X E, with X the coordinates of the
-inputs along all d directions of their frame, takes d of them, but no products and no factor. If those are all
-coordinates of the space, E is the matrix itself, up to its scale. The cheaper way is chosen by the prices of the place
-where the plan runs: with few tokens the first, with as many tokens as the width the second.
+(W x^i)_i = C E takes as many sources E as there are inputs. W x = X E, with X the coordinates of the inputs along all d
+directions of their frame, takes d of them, but no products and no factor: if those are all coordinates of the space, E
+is the matrix itself, up to its scale. The prices of the place where the plan runs decide.
 """
 
 from __future__ import annotations
@@ -80,12 +79,8 @@ def saved_by_rebasing(s: State, value: Value, vectors: int, count: int) -> float
     assert isinstance(value.op, MatMul)
     x = value.op.x
     directions = int(s.facts.blocks[x] * s.facts.widths[x])
-    if (
-        value in s.facts.limits
-        or value not in s.facts.drawn
-        or vectors < _cost_model.FEWEST
-        or not _cost_model.PREFERENCE
-    ):
+    cheap = vectors < _cost_model.FEWEST or not _cost_model.PREFERENCE
+    if cheap or value in s.facts.limits or value not in s.facts.drawn:
         return vectors
     more = (directions - count) * _source_seconds(s, value, directions, vectors)
     return min(vectors, more / (_cost_model.PREFERENCE * x.size * directions * s.facts.prices.product))
@@ -129,24 +124,18 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
         parts = []
         for which, group in enumerate(s.groups_from(value)):
             places = group.slots[value]
-            made = s.frames[group].add_sources(
-                (*number, which), places.shape[1] * sources, value in s.facts.leaves, s.words(value)
-            )
+            frame, count = s.frames[group], places.shape[1] * sources
+            made = frame.add_sources((*number, which), count, value in s.facts.leaves, s.words(value))
             parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
-            if isinstance(frame := s.frames[group], LimitFrame):
+            if isinstance(frame, LimitFrame):
                 new = [1 << k for k in range(frame.blocks[-1].start, frame.blocks[-1].stop)]
                 own[places] = np.array(new, dtype=object).reshape(places.shape[1], sources)
         lead = s.scatter(parts)
     sample = None
     if slots and value in s.facts.coordinates and (infinite or value not in s.facts.drawn):
         if value in s.facts.feeds_nonlinearity and (infinite or "undrawn" in s.facts.without):
-            drawn = build.draw(
-                "normals",
-                (*number, 0, SAMPLE, 0),
-                (slots, sources, len(s.facts.picked)),
-                f"{s.words(value)}: one coordinate",
-            )
-            sample = drawn
+            shape = (slots, sources, len(s.facts.picked))
+            sample = build.draw("normals", (*number, 0, SAMPLE, 0), shape, f"{s.words(value)}: one coordinate")
         else:  # a Gaussian variable each, never drawn
             size = 8.0 * slots * sources * (s.columns + slots * sources)
             check_memory(size, f"{s.words(value)}, {slots * sources} sources,", "take fewer vectors or a smaller width")
@@ -188,20 +177,18 @@ def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> Lower
     sample, sets = x.sample, x.sets
     if value in s.facts.limits:
         if value in s.facts.coordinates:
-            wide = build.pad_or_cut(
-                build.step("spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked))), s.columns
-            )
+            wide = build.step("spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked)))
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
-            sample = build.step("add", build.pad_or_cut(old, s.columns), wide)
+            sample = build.step("add", build.pad_or_cut(old, s.columns), build.pad_or_cut(wide, s.columns))
         assert sets is not None
         sets = sets | CONSTANT
     return LoweredVector(lead, sample, sets)
 
 
-def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
-    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm; 0 before `start`."""
+def _rows(s: State, x: Value, copies: int) -> Register:
+    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm."""
     lead = s.vectors[x].lead
-    lead = s.build.step("part", lead, start=start, stop=lead.shape[-1])
+    lead = s.build.step("part", lead, start=s.reach(x)[0], stop=lead.shape[-1])
     if s.vectors[x].turned is not None:
         raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
     return s.build.reshape(lead, copies, x.size // copies, lead.shape[-2] * lead.shape[-1])
@@ -228,15 +215,15 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
         made = _sources(s, value, members * blocks, x.shape[-1])
         one = build.constant(np.eye(x.shape[-1])[None])
         return _combined(s, value, one, made, members, f"{s.words(value)} = C E")
-    rows = _rows(s, x, members if op.each else 1, s.vectors[x].start)
+    rows = _rows(s, x, members if op.each else 1)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
     fewer = drawn or vectors == 1 or directions > MIN_FACTORED_SOURCES
     cheaper = draws_matrix(s, value, copies, vectors, directions)
     c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
-    words = (
-        describe_matmul(s, value, vectors, directions, cheaper) if c is rows and drawn else f"{s.words(value)} = C E"
-    )
+    words = f"{s.words(value)} = C E"
+    if c is rows and drawn:
+        words = describe_matmul(s, value, vectors, directions, cheaper)
     c = build.step("scale", c, by=weight.std / s.norm(x))
     made = _sources(s, value, members * blocks, c.shape[-1])
     whole = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))

@@ -17,7 +17,7 @@ from ...language._vector import Vector
 from .._ir import Register
 from .._ir_builder import Builder
 from ..passes._operations import MaterialisedMatMul
-from ..passes._orders import ONE, SMALL, Array, Bools, Orders, Sets, align, meet
+from ..passes._orders import ONE, SMALL, Array, Bools, Orders, Sets, align, lowest_bit, meet, union
 from ._analysis import ProgramAnalysis, local_coordinates
 from ._components import FrameBatch
 from ._finite_frames import BartlettFrame, Frame, StandardBasis
@@ -50,7 +50,6 @@ class LoweredVector:
     sample: Register | None = None
     sets: Sets | None = None
     turned: RotaryPositions | None = None
-    start: int = 0  # before this direction all coordinates are 0
 
 
 Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name of a width
@@ -71,6 +70,11 @@ class Fluctuation:
     unit: Unit | None = None  # of scalars that have one
     left: Register | None = None
     guards: tuple[Register, ...] = ()
+
+
+def unknown_along(some: npt.NDArray[Any]) -> Fluctuation:
+    """An ε part of which nothing is known, where some sets or marks say."""
+    return Fluctuation(None, np.zeros_like(some), some)
 
 
 def pairs_meet(x: Vector, a: Sets, y: Vector, b: Sets, ndim: int) -> Bools:
@@ -188,6 +192,13 @@ class State:
         found = self.vectors[x].sets
         assert found is not None
         return found
+
+    def reach(self, x: Value) -> tuple[int, int]:
+        """The range of directions along which vectors of a value can have coordinates."""
+        if x not in self.facts.limits or any(isinstance(self.frames[group], NodeFrame) for group in self.groups_of(x)):
+            return 0, self.vectors[x].lead.shape[-1]
+        found = union(self.sets(x))
+        return lowest_bit(found, 0), found.bit_length()
 
     def meets(self, x: Vector, y: Vector, ndim: int) -> Bools:
         """Whether vectors x[…, i] and y[…, j] have a direction in common."""
