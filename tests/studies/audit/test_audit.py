@@ -428,8 +428,8 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what one takes is less."""
     request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
     (subject,) = request.subjects
-    for name in ("_cost.BASE", "_cost.MIN_DRAW_BYTES", "audit.COPIES"):
-        monkeypatch.setattr(f"netsor.studies.{name}", 0.0)
+    for name in ("engine._draw_cost.BASE", "engine._draw_cost.MIN_DRAW_BYTES", "studies.audit.COPIES"):
+        monkeypatch.setattr(f"netsor.{name}", 0.0)
     together = min(block_of(subject.plan), 64)
     assert together > 2
     plan, (_, _, planning) = subject.plan, _cases._planned(subject)

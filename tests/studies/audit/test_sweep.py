@@ -8,7 +8,6 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine import Sampling, lower
-from netsor.engine.lower import make_plan
 from netsor.studies.audit import AuditStudy
 from netsor.studies.audit._cases import _planned, probes_of
 from netsor.studies.audit._request import Request, sweep
@@ -67,8 +66,8 @@ def test_another_std_is_seen():
 
 
 def test_a_sweep_is_planned_once(monkeypatch):
-    made = []
-    monkeypatch.setattr(lower, "make_plan", lambda *args, **kw: made.append(args) or make_plan(*args, **kw))
+    made, new = [], lower.PlanQuery.made
+    monkeypatch.setattr(lower.PlanQuery, "made", lambda *args: made.append(args) or new(*args))
     for cache in (lower._kept, _planned, probes_of):
         cache.cache_clear()
     study = AuditStudy(requested(MODELS["gpt2"], "std", np.linspace(0.1, 0.5, 8).tolist(), widths="actual", draws=16))

@@ -8,7 +8,6 @@ import pytest
 import netsor as ns
 from netsor.engine import lower
 from netsor.engine.backends import Numpy
-from netsor.engine.lower import make_plan
 from netsor.models._training import training
 from netsor.studies import _process_pool
 from netsor.studies._parametrisation import parametrisation
@@ -260,8 +259,8 @@ def test_wrong_arguments(options, words):
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_a_grid_of_rates_is_planned_once(monkeypatch, optimiser):
     """20 rates at each of two widths: two plans, for the estimate and for all draws."""
-    made = []
-    monkeypatch.setattr(lower, "make_plan", lambda *args, **kw: made.append(args) or make_plan(*args, **kw))
+    made, new = [], lower.PlanQuery.made
+    monkeypatch.setattr(lower.PlanQuery, "made", lambda *args: made.append(args) or new(*args))
     lower._kept.cache_clear()
     net = mlp(ns.mean_dot)
     ns.transfer(net, widths=[16, 32], steps=2, lr=2.0 ** np.arange(-10, 10), optimiser=optimiser, draws=4)
