@@ -141,8 +141,8 @@ class Law(LawBase):
         """The largest change of a number of this law when its components move by the quadrature error."""
         changes = []
         for plus, minus in self._perturbed():
-            base = read(self)
-            changes.append(np.maximum(np.abs(read(plus) - base), np.abs(read(minus) - base)))
+            value = read(self)
+            changes.append(np.maximum(np.abs(read(plus) - value), np.abs(read(minus) - value)))
         return combined(*changes)
 
     # The public methods
