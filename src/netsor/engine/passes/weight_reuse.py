@@ -157,16 +157,12 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
 
 def _alike(uses: Sequence[Value]) -> Iterator[tuple[list[int], int]]:
     """The members of a weight in classes of those that act in the same uses, each with the number of these uses."""
-    found: dict[int, list[int]] = {}
-    for number, value in enumerate(uses):
-        assert isinstance(value.op, MatMul)
-        for member in value.op.weight.members.ravel().tolist():
-            found.setdefault(member, []).append(number)
-    classes: dict[tuple[int, ...], list[int]] = {}
-    for member, where in sorted(found.items()):
-        classes.setdefault(tuple(where), []).append(member)
-    for numbers, members in classes.items():
-        yield members, len(numbers)
+    acting = [set(value.op.weight.members.ravel().tolist()) for value in uses if isinstance(value.op, MatMul)]
+    classes: dict[tuple[bool, ...], list[int]] = {}
+    for member in sorted(set[int]().union(*acting)):
+        classes.setdefault(tuple(member in members for members in acting), []).append(member)
+    for where, members in classes.items():
+        yield members, sum(where)
 
 
 class _Matrices:
