@@ -77,9 +77,11 @@ def law_view(
             law = closed(draws)
         else:
             law = cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
-        return Named(label, look, law, f"net.law({call_arguments(widths, draws)})")
+        sizes = "".join(f"{name}={width_code(width)}, " for name, width in widths.items())
+        return Named(label, look, law, f"net.law({sizes}draws={draws:_})")
 
-    laws = [] if at_infinity else [named(widths_text(widths) or "the law", "finite", widths)]
+    at = ", ".join(f"{name} = {text(width)}" for name, width in widths.items())
+    laws = [] if at_infinity else [named(at or "the law", "finite", widths)]
     if at_infinity or closed is not None or len(plans) == 2:
         limit = named("the limit", "limit", end)
         if laws and not has_density(limit.law):
@@ -211,17 +213,8 @@ def text(width: float) -> str:
     return "∞" if width == inf else f"{width:,}"
 
 
-def call_arguments(widths: Mapping[str, float], draws: int) -> str:
-    """The arguments of `net.law`, as Python."""
-    return "".join(f"{name}={width_code(width)}, " for name, width in widths.items()) + f"draws={draws:_}"
-
-
 def width_code(width: float) -> str:
     return "ns.inf" if width == inf else f"{width:_}"
-
-
-def widths_text(widths: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} = {text(width)}" for name, width in widths.items())
 
 
 IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]

@@ -1,7 +1,6 @@
-"""How standard deviations and learning rates of each kind of weight follow the width and the depth of a model.
+"""How standard deviations and learning rates of each kind of weight follow the width n and the depth of a model.
 
-All are powers of the width, and of the depth, over those of a base model, at which every parametrisation is the model
-as it is described. n is the width, "matrices" are those of the blocks, whose fan-in grows with n.
+All are powers of the width and the depth over those of the described model. "Matrices" are those of the blocks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """How every study runs: tasks on worker processes, finished ones on disk, then a result with its report.
 
-A study supplies a `Request` (its options), `Task`s, a `Study` that says what they cost and puts their numbers together,
-and a `Result` with its document and its files. Everything else is here: resuming, workers, progress, the manifest and
-the report. docs/developer.md shows how to add a study.
+docs/developer.md shows how to add a study.
 """
 
 from __future__ import annotations

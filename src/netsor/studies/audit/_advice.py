@@ -85,7 +85,9 @@ def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[st
     for name, above in WORSE_ABOVE.items():
         if not all(name in each.best for each in results):
             continue
-        (low, median, high), *rest = (_last_band(each, name) for each in (best, *others))
+        # after the last block, or at the output
+        bands = ((band.low, band.median, band.high) for band in (each[name] for each in (best, *others)))
+        (low, median, high), *rest = ([float(values.reshape(-1)[-1]) for values in band] for band in bands)
         medians = sorted(band[1] for band in rest)
         if above:
             worse = low > max(band[2] for band in rest) and median > WORSE_BY * max(0.0, medians[-1])
@@ -95,13 +97,6 @@ def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[st
             ends = dict.fromkeys((number(medians[0]), number(medians[-1])))
             said.append(f"{EVERY[name].title} {number(median)} ({' to '.join(ends)} in the others)")
     return said
-
-
-def _last_band(result: LengthResult, name: str) -> tuple[float, float, float]:
-    """The ends of the band and the median, after the last block or at the output."""
-    band = result[name]
-    low, median, high = (float(values.reshape(-1)[-1]) for values in (band.low, band.median, band.high))
-    return low, median, high
 
 
 def cheaper(request: Request, cost: Cost) -> str:

@@ -210,7 +210,9 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
     against = drawbacks(firsts, differences.preferred)
     best = dict(zip(names, short, strict=True)).get(differences.preferred or "")
     advice = [f"Against “{best}”: {'; '.join(against)}."] if against else []
-    advice += [GRADIENT_NOTE] if differences.preferred and _by_gradients(differences) else []
+    deciding = {rule.rule for rule in differences.rules if differences.preferred in rule.preferred and rule.why}
+    about_gradients = deciding <= {rule.name for rule in BACKWARD_RULES}
+    advice += [GRADIENT_NOTE] if differences.preferred and about_gradients else []
     advice += recipe_notes([first.model for first in firsts])
     if advice:
         sections.append(Section("", [Paragraph(text) for text in advice]))
@@ -263,12 +265,6 @@ def _preferences(names: Sequence[str], differences: Differences) -> list[Paragra
             best = join_words([f"“{short[name]}”" for name in rule.preferred])
             paragraphs.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
     return paragraphs
-
-
-def _by_gradients(differences: Differences) -> bool:
-    """Whether the preferred model is preferred by rules about gradients alone."""
-    deciding = {rule.rule for rule in differences.rules if differences.preferred in rule.preferred and rule.why}
-    return deciding <= {rule.name for rule in BACKWARD_RULES}
 
 
 def field_rows(differences: Differences) -> list[list[str]]:

@@ -36,12 +36,7 @@ MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measur
 
 @dataclass(frozen=True)
 class Request(_study.Request):
-    """An audit, checked, with nothing drawn yet.
-
-    What is None is chosen: lengths of 16 and 128 tokens, as far as the models have positions and ids for them; 200
-    draws at 16 tokens, and fewer of longer inputs, as the square of their length, but 16 or more, which decide what is
-    clear; both widths. If it is `quick`: 16 draws at 16 tokens of the models' own widths.
-    """
+    """An audit, validated, with nothing drawn yet; `ns.audit` says what is chosen where an option is None."""
 
     models: tuple[Model, ...]
     tokens: Sequence[int] | int | None = None

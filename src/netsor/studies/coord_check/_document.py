@@ -220,13 +220,10 @@ def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
                 axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
         lines[entry.name] = drawn
     axes.set(xscale="log", yscale="log")
-    axes.set_xticks(at, [_brief(v) for v in at])
+    large = [f"{v / 1024:g}k" if v % 1024 == 0 else f"{v / 1000:g}k" for v in at]
+    axes.set_xticks(at, [f"{v:,.0f}" if v < 10_000 else brief for v, brief in zip(at, large, strict=True)])
     axes.minorticks_off()
     return lines
-
-
-def _brief(value: float) -> str:
-    return f"{value:,.0f}" if value < 10_000 else f"{value / 1024:g}k" if value % 1024 == 0 else f"{value / 1000:g}k"
 
 
 class CoordCheck(ByParametrisation[Check]):

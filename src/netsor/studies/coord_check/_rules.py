@@ -219,9 +219,11 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
     promise, through all widths, is the power by which that must fall. Where an activation moves otherwise than promised
     and no update does, the cause is at initialisation.
     """
-    alike: dict[str, list[Verdict]] = {}
+    alike: dict[str, list[Verdict]] = {}  # by the power of the width that their learning rates are to be multiplied by
     for u in broken(updates):
-        alike.setdefault(_towards(u, letter), []).append(u)
+        assert u.through is not None
+        near = max(WHOLE, (u.through.high - u.through.low) / 2)
+        alike.setdefault(power(-u.beyond, letter, near), []).append(u)
     lines = []
     for words, some in alike.items():
         several, names = "s" * (len(some) > 1), _listed([u.entry.name for u in some])
@@ -249,12 +251,6 @@ def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
         return f"{letter}^({exponent:.2f})".replace("-", "−")
     known = {1.0: letter, -1.0: f"1/{letter}", 0.5: f"√{letter}", -0.5: f"1/√{letter}"}
     return known.get(near, f"{letter}^({near:g})".replace("-", "−"))
-
-
-def _towards(verdict: Verdict, letter: str) -> str:
-    """The power of the width by which a learning rate must be multiplied."""
-    assert verdict.through is not None
-    return power(-verdict.beyond, letter, max(WHOLE, (verdict.through.high - verdict.through.low) / 2))
 
 
 def _listed(names: Sequence[str]) -> str:
