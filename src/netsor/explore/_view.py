@@ -14,16 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._array_api import Floats
 from .._html import ticks
 from .._mpl_style import BLACK, BLUE, DOTTED, VERMILLION, rendered, styled
 from ..laws import Estimate
 
 if TYPE_CHECKING:
     from ..studies.audit._results import Audit, Comparison
-
-Array = npt.NDArray[np.float64]
 
 MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
 DASHED = (0, (4.0, 2.0))
@@ -49,10 +47,10 @@ class Curve:
 
     label: str
     look: str  # one of LOOKS
-    x: Array
-    y: Array
-    low: Array | None = None
-    high: Array | None = None
+    x: Floats
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
 
     def minus(self, other: Curve) -> Curve:
         """What it differs by from another curve over the same points."""
@@ -73,7 +71,7 @@ class Panel:
     legend: bool = True
     log: bool = False  # a vertical axis of logarithms, for what is above 0
 
-    def up(self, y: Array) -> Array:
+    def up(self, y: Floats) -> Floats:
         """Where a number is on the vertical axis."""
         if not self.log:
             return y
@@ -195,7 +193,7 @@ def _panel(panel: Panel) -> str:
     def up(y: Any) -> Any:
         return floor - (y - bottom) / (top - bottom) * (floor - above)
 
-    def edge(y: Array | None) -> Array | None:
+    def edge(y: Floats | None) -> Floats | None:
         """An edge of a band, which ends at the axis."""
         return None if y is None else up(np.maximum(np.nan_to_num(panel.up(y), nan=bottom, neginf=bottom), bottom))
 
@@ -230,7 +228,7 @@ def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{html.escape(text)}</text>'
 
 
-def _curve(curve: Curve, x: Array, y: Array, low: Array | None, high: Array | None) -> str:
+def _curve(curve: Curve, x: Floats, y: Floats, low: Floats | None, high: Floats | None) -> str:
     colour, line = _look(curve)
     band = ""
     if low is not None and high is not None:
@@ -249,7 +247,7 @@ def _look(curve: Curve) -> tuple[str, str]:
     return ("currentColor" if colour == BLACK else colour), f'stroke-width="{scaled:g}"{dashes}'
 
 
-def _path(x: Array, y: Array) -> str:
+def _path(x: Floats, y: Floats) -> str:
     """A line through the points; it is broken where there is no number."""
     parts, pen = [], "M"
     for across, up in zip(x.tolist(), y.tolist(), strict=True):

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
+from ..._array_api import Floats
 from ..._files import fields
 from ..._validate import ArgumentError, shown, whole
 from ._cases import Model
-from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, Array, join_words
+from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, join_words
 from ._quantities import BLOCKS, EVERY, FINAL
 from ._request import Request
 
@@ -163,7 +164,7 @@ class Baseline:
         return LEVEL / (2 * self.compared(request, model))
 
     def departures(
-        self, request: Request, model: Model, draws_of: Mapping[int, Mapping[str, Array]]
+        self, request: Request, model: Model, draws_of: Mapping[int, Mapping[str, Floats]]
     ) -> list[Departure]:
         """The numbers that have left their bands, the largest change first; `found` has all draws."""
         level = self._level(request, model)

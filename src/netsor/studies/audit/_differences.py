@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
-from ._findings import EQUALITY_RTOL, HIGH, LOW, Array, Finding, join_words, lengths_text, number
+from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding, join_words, lengths_text, number
 from ._measurements import Lengths, merged
 from ._quantities import BLOCKS, EVERY, FINAL
 
@@ -237,7 +238,7 @@ def _partings(models: Sequence[Lengths]) -> tuple[SeparatedMetric, ...]:
     return tuple(partings[:SHOWN])
 
 
-def _places(first: Array | None, second: Array | None) -> list[tuple[int | None, Any, Any]]:
+def _places(first: Floats | None, second: Floats | None) -> list[tuple[int | None, Any, Any]]:
     """Where to compare: in every block if there are as many, else at the embedding, the first and the last."""
     if first is None or second is None:
         return [(None, None, None)]
@@ -247,7 +248,7 @@ def _places(first: Array | None, second: Array | None) -> list[tuple[int | None,
     return [*start, (int(first[-1]), -1, -1)]
 
 
-def _distance(x: Array, y: Array, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
+def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
     """|median − median| over the mean width of the bands, which is that of rounding at least."""
     if logs := log and min(x.min(), y.min()) > 0:
         x, y = np.log(x), np.log(y)
@@ -257,7 +258,7 @@ def _distance(x: Array, y: Array, log: bool, rounding: float = EQUALITY_RTOL["fl
     return float(gap / max((high - low + top - bottom) / 2, least)) if gap > least else 0.0
 
 
-def _error(x: Array, y: Array, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
+def _error(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
     rng = np.random.default_rng(0)
     again = [_distance(rng.choice(x, len(x)), rng.choice(y, len(y)), log, rounding) for _ in range(RESAMPLED)]
     return float(np.std(again))

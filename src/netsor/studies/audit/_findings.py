@@ -17,14 +17,13 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._array_api import Floats
 from ..._document import FLAG, OK, STATUSES, UNDECIDED, Document, Paragraph, Section
 from ..._html import to_cell
 from ...engine._precision import DIGITS
 
-Array = npt.NDArray[np.float64]
-Draws = Mapping[str, Array]
+Draws = Mapping[str, Floats]
 
 LOW, HIGH = 0.05, 0.95  # the band
 LEVEL = 1e-4  # how often an interval misses what it is for
@@ -141,7 +140,7 @@ class Rule(NamedTuple):
     judge: Judge
 
 
-def band(values: Array) -> tuple[Array, Array, Array]:
+def band(values: Floats) -> tuple[Floats, Floats, Floats]:
     """The median and the ends of the band, over the first axis."""
     median, low, high = np.quantile(values, [0.5, LOW, HIGH], axis=0)
     return median, low, high
@@ -159,14 +158,14 @@ def _order_statistics(n: int, q: float) -> tuple[int, int]:
     return j, k
 
 
-def quantile_confidence_interval(values: Array, q: float) -> tuple[float, float]:
+def quantile_confidence_interval(values: Floats, q: float) -> tuple[float, float]:
     """An interval that has the quantile in it, but for one time in 1/LEVEL; infinite where the draws are too few."""
     ordered = np.sort(values)
     j, k = _order_statistics(len(ordered), q)
     return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= len(ordered) else np.inf)
 
 
-def draws_needed(values: Array, threshold: float) -> int | None:
+def draws_needed(values: Floats, threshold: float) -> int | None:
     """About how many draws would separate the median from a threshold, if their law is as in these; None: too many.
 
     With a share p of the law below the threshold, an interval of n draws leaves it out from n |p − ½| = z√n/2 + 1 on:
@@ -181,18 +180,18 @@ def draws_needed(values: Array, threshold: float) -> int | None:
     return int(math.ceil(count / size) * size)
 
 
-def above(values: Array, threshold: float) -> str:
+def above(values: Floats, threshold: float) -> str:
     """Is the median above the threshold?"""
     low, high = quantile_confidence_interval(values, 0.5)
     return FLAG if low > threshold else OK if high <= threshold else UNDECIDED
 
 
-def below(values: Array, threshold: float) -> str:
+def below(values: Floats, threshold: float) -> str:
     """Is the median below the threshold?"""
     return above(-values, -threshold)
 
 
-def compared(text: str, is_it: Callable[[Array, float], str], values: Array, threshold: float) -> Verdict:
+def compared(text: str, is_it: Callable[[Floats, float], str], values: Floats, threshold: float) -> Verdict:
     """A verdict on the median of values; where it is undecided, with how many draws would settle it."""
     verdict = is_it(values, threshold)
     if verdict == UNDECIDED:
@@ -203,7 +202,7 @@ def compared(text: str, is_it: Callable[[Array, float], str], values: Array, thr
     return Verdict(text, verdict, value, low, high, is_it is above)
 
 
-def ratio(a: Array, b: Array, otherwise: float) -> Array:
+def ratio(a: Floats, b: Floats, otherwise: float) -> Floats:
     """a/b; `otherwise` where both are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((a == 0) & (b == 0), otherwise, a / b)

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._array_api import Floats
 from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, OK
 from ..._validate import ArgumentError
 from ...models._metric_program import ProgramModel
 from ._cases import AuditCase, Model
-from ._findings import Array, Finding, RuleInput, band, within_error, worst
+from ._findings import Finding, RuleInput, band, within_error, worst
 from ._quantities import BLOCKS, FINAL
 from ._request import Request
 from ._rules import RULES, judged
@@ -40,15 +41,15 @@ class Band(NamedTuple):
         The quadrature error, at infinite width: of all three, and the same for all initialisations. 0 at finite widths.
     """
 
-    blocks: Array | None
-    median: Array
-    low: Array
-    high: Array
-    error: Array
+    blocks: Floats | None
+    median: Floats
+    low: Floats
+    high: Floats
+    error: Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Draws(Mapping[str, Array]):
+class Draws(Mapping[str, Floats]):
     """The draws of one model at one set of widths: a mapping of quantities to arrays, as `measured["entropy"]`.
 
     Parameters
@@ -66,14 +67,14 @@ class Draws(Mapping[str, Array]):
     """
 
     subject: AuditCase
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Floats]
     seconds: float
     precision: str = "float64"
-    moved: Mapping[str, Array] = field(default_factory=dict)
+    moved: Mapping[str, Floats] = field(default_factory=dict)
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Floats:
         return self.arrays[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -97,7 +98,7 @@ class Draws(Mapping[str, Array]):
         """How many random numbers were drawn in all."""
         return self.subject.plan.random_numbers * self.draws
 
-    def from_embedding(self, name: str) -> Array:
+    def from_embedding(self, name: str) -> Floats:
         """The draws of a quantity with the embedding before the blocks, if it is measured there too."""
         return _from_embedding(self.arrays, name)
 
@@ -121,7 +122,7 @@ class Draws(Mapping[str, Array]):
                 yield block, name, dict(zip(("median", "low", "high", "error"), ends, strict=True))
 
     @property
-    def shifted(self) -> list[Mapping[str, Array]]:
+    def shifted(self) -> list[Mapping[str, Floats]]:
         """The draws moved by their quadrature error, in each of several ways; none if that shows in no quantity."""
         bands = [self.band(name) for name in self.moved]
         if not any((b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any() for b in bands):
@@ -204,7 +205,7 @@ class LengthResult(BandsByName):
         others = [self._judged(self.best.arrays, s) if both else self._judged(s, None) for s in shifted]
         return tuple(within_error(*same) for same in zip(findings, *others, strict=True))
 
-    def _judged(self, draws: Mapping[str, Array], limit: Mapping[str, Array] | None) -> tuple[Finding, ...]:
+    def _judged(self, draws: Mapping[str, Floats], limit: Mapping[str, Floats] | None) -> tuple[Finding, ...]:
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
         return judged(RuleInput(draws, limit, self.distinct, uniform, self.stacks, self.tokens, self.best.precision))
 
@@ -260,7 +261,7 @@ def rule_name(name: str) -> str:
     return name
 
 
-def _from_embedding(arrays: Mapping[str, Array], name: str) -> Array:
+def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
     """A quantity with the embedding before the blocks, if it is measured there too."""
     first = "grad_input" if name == "grad_mean_square" else f"input_{name}"
     return arrays[name] if first not in arrays else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._array_api import Floats
 from ..._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
 from ...models._metrics import BLOCK, ENDS, FORMATS, Format
-from ._findings import Array, above, band
+from ._findings import above, band
 
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
 TITLES = {
@@ -55,12 +56,12 @@ class Range(NamedTuple):
     held: tuple[FormatFit, ...]
 
 
-def ranges_of(arrays: Mapping[str, Array]) -> list[Range]:
+def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
     """What was measured of each activation; nothing, if ranges were not asked for."""
     return [_range(name, arrays) for name in (*ENDS[:1], *BLOCK, *ENDS[1:]) if f"{name}_largest" in arrays]
 
 
-def _range(name: str, arrays: Mapping[str, Array]) -> Range:
+def _range(name: str, arrays: Mapping[str, Floats]) -> Range:
     largest = arrays[f"{name}_largest"]
     blocks = largest if largest.ndim == 2 else largest[:, None]
     block = None if largest.ndim == 1 else int(np.argmax(np.median(blocks, axis=0))) + 1
@@ -69,7 +70,7 @@ def _range(name: str, arrays: Mapping[str, Array]) -> Range:
     return Range(name, block, (median, low, high), tuple(_held(name, f, arrays, every) for f in FORMATS))
 
 
-def _held(name: str, f: Format, arrays: Mapping[str, Array], largest: Array) -> FormatFit:
+def _held(name: str, f: Format, arrays: Mapping[str, Floats], largest: Floats) -> FormatFit:
     below, scaled = (arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1) for kind in ("below", "scaled"))
     worst, left = (int(np.argmax(np.median(a, axis=0))) for a in (below, scaled))
     high = np.asarray(band(largest)[2])
@@ -83,7 +84,7 @@ def _held(name: str, f: Format, arrays: Mapping[str, Array], largest: Array) -> 
     )
 
 
-def blocks(arrays: Mapping[str, Array]) -> list[Block]:
+def blocks(arrays: Mapping[str, Floats]) -> list[Block]:
     """The table of activations and formats, and how to read it."""
     ranges = ranges_of(arrays)
     if not ranges:
@@ -110,7 +111,7 @@ def _cell(held: FormatFit) -> Cell:
     return Cell(f"{' and '.join(bad)}, 2^{held.scale}", note, "bad")
 
 
-def as_list(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:
+def as_list(arrays: Mapping[str, Floats]) -> list[dict[str, Any]]:
     """For JSON."""
     return [
         {

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._findings import (
     FEWEST,
     HIGH,
     LOW,
-    Array,
     Finding,
     Judge,
     Rule,
@@ -194,7 +194,7 @@ def _limit(facts: RuleInput, threshold: float) -> Verdict:
     return Verdict(text, verdict, share)
 
 
-def _misses(here: Array, there: Array, relative: float) -> str:
+def _misses(here: Floats, there: Floats, relative: float) -> str:
     """Is the median of the limit outside the band at the model's own widths?"""
     low, high = quantile_confidence_interval(there, 0.5)
     rounding = relative * float(np.max(np.abs(here), initial=0.0))
@@ -247,7 +247,7 @@ def _exploding(facts: RuleInput, threshold: float) -> Verdict:
 
 
 def _through(
-    facts: RuleInput, threshold: float, is_it: Callable[[Array, float], str], ratios: list[Array], worst: int
+    facts: RuleInput, threshold: float, is_it: Callable[[Floats, float], str], ratios: list[Floats], worst: int
 ) -> Verdict:
     """The mean square of the stream's gradient, from one end to the other."""
     square, (first, last) = facts.draws["grad_mean_square"], facts.stacks[worst]
@@ -313,7 +313,7 @@ def _dominant(facts: RuleInput, threshold: float) -> Verdict:
     sums = {kind: _whole(facts.draws[f"grad_{kind}"]) for kind in KINDS if f"grad_{kind}" in facts.draws}
     if not sums:
         return NO_GRADIENTS
-    total: Array = np.sum(list(sums.values()), axis=0)
+    total: Floats = np.sum(list(sums.values()), axis=0)
     if not total.any():
         return Verdict("no weight receives a gradient", NOT_APPLICABLE)
     shares = {kind: ratio(each, total, 0.0) for kind, each in sums.items()}
@@ -326,7 +326,7 @@ def _dominant(facts: RuleInput, threshold: float) -> Verdict:
     return compared(text, above, shares[first], threshold)
 
 
-def _whole(draws: Array) -> Array:
+def _whole(draws: Floats) -> Floats:
     """Over all blocks."""
     return draws if draws.ndim == 1 else np.asarray(draws.sum(axis=1))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._array_api import Floats
 from ..._program import Program
 from ..._validate import Rng, also_spelled
 from ...engine._draw_cost import Draw
@@ -26,7 +27,6 @@ from ._document import CoordCheck
 from ._measurements import Check
 from ._network import CHANGE, SIZE, Entry
 from ._request import DRAWS, CheckCase, CheckTask, Request
-from ._rules import Floats
 
 __all__ = ["coord_check"]
 

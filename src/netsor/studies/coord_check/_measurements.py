@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from ..._array_api import Floats
 from .._parametrisation import Parametrisation
 from ._network import CHANGE, SIZE, UPDATE, Entry
 from ._request import Request
-from ._rules import Fit, Floats, Verdict, advice, broken, finite, fit, judged, size, worst
+from ._rules import Fit, Verdict, advice, broken, finite, fit, judged, size, worst
 
 
 class Check(Mapping[str, Verdict]):

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._array_api import Bools
 from ..._program import Program
 from ...engine import ExactError
 from ...language import Scalar, Value, Vector, Weight, inf, mean_dot, stack, step, train
@@ -23,7 +23,6 @@ from ...models import Transformer
 from ...models._training import WeightUse, training, unit_vectors
 from ...optim import NAMED
 
-Bools = npt.NDArray[np.bool_]
 SIZE, CHANGE, UPDATE = "size", "change", "update"
 
 

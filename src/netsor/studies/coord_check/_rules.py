@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from ... import _document
+from ..._array_api import Floats
 from ._network import Entry
 
-Floats = npt.NDArray[np.float64]
 LEVEL = 1e-4  # of intervals that verdicts are made by
 KEPT, GROWS, SHRINKS, UNDECIDED, STILL = "as expected", "grows", "shrinks", "undecided", "does not move"
 ABSENT = "not judged"

@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from ..._array_api import Floats
 
 TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
 GRID = 2.0 ** np.arange(-3, 4)  # the first learning rates, over the middle one
