@@ -109,7 +109,6 @@ WIDTH = Number(inf=True)
 SEED = Number(least=0, most=2**128 - 1)
 DRAWS = Number(least=100)
 MIN_DRAWS = Number(least=15, why=": fewer decide no rule")
-WORKERS = Number(most=1024)
 TRIALS = Number(most=10_000)
 # a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
 SIGMA = Number(real, least=1e-8, most=1e8, zero=True)
@@ -119,7 +118,11 @@ PLACE = Number(least=1 - MAX_EXACT_INT)
 POINT = Number(real)
 PORT = Number(least=0, most=65535, why=", with 0 for a free one")
 
-
+WORKERS = click.option(
+    "--workers", type=Number(most=1024), help="Worker processes.  [default: all cores, or one with a device]"
+)
+ARGUMENTS = click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper.layer
 SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 
@@ -129,7 +132,7 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
     options = [
         click.argument("program", metavar="[FILE:PROGRAM]", required=False),
         click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
-        click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function."),
+        ARGUMENTS,
         click.option(
             "--coordinate",
             "coordinates",
@@ -161,7 +164,7 @@ def sampling_options(command: Decorated) -> Decorated:
     options = [
         click.option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
         click.option("--seed", type=SEED, default=0, help="Seed of the random numbers."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        AS_JSON,
         click.option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
     ]
     return all_of(options)(command)

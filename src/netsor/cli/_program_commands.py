@@ -10,30 +10,17 @@ from typing import Any
 import click
 
 from .._validate import real
-from ._options import (
-    POINT,
-    POSITIVE,
-    SEED,
-    Number,
-    cli,
-    executor_context,
-    integers,
-    place_options,
-    pop_backend,
-    pop_plan_backend,
-    sampling_options,
-    subject_options,
-    where_options,
-)
+from . import _options as opt
+from ._options import cli
 from ._output import INFINITE_HEADS, check_name, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
 
 
 @cli.command("law")
-@subject_options(width="inf")
-@sampling_options
-@where_options
+@opt.subject_options(width="inf")
+@opt.sampling_options
+@opt.where_options
 @click.option(
-    "--at", type=POINT, multiple=True, help="A point for density and distribution function; may be given again."
+    "--at", type=opt.POINT, multiple=True, help="A point for density and distribution function; may be given again."
 )
 def law_command(
     draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
@@ -48,10 +35,10 @@ def law_command(
     from ._subject import announce, subject
 
     check_plot(plot)
-    where = pop_backend(options)
+    where = opt.pop_backend(options)
     with stdout_to_stderr(as_json):
         target = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
-        with executor_context(where) as how:
+        with opt.executor_context(where) as how:
             announce(target.seconds)
             law = target.infinite_heads() if infinite_heads else target.law(draws, seed, **how)
         label = INFINITE_HEADS if infinite_heads else target.label
@@ -90,9 +77,9 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
 
 
 @cli.command("compare")
-@subject_options(width="256")
-@sampling_options
-@where_options
+@opt.subject_options(width="256")
+@opt.sampling_options
+@opt.where_options
 @click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
 @click.option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
 @click.option(
@@ -123,7 +110,7 @@ def compare_command(
     from ._subject import announce, subject
 
     check_plot(plot)
-    where = pop_backend(options)
+    where = opt.pop_backend(options)
     if keep_head_dim and options["head_dim"] is None:
         raise click.UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
@@ -149,7 +136,7 @@ def compare_command(
             tolerance, level = checked(tolerance, level)
             announce(WIDTHS_TRIED * target.seconds)
             enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
-        with executor_context(where) as how:
+        with opt.executor_context(where) as how:
             announce(target.seconds)
             laws = (
                 target.law(draws, seed, **how),
@@ -182,9 +169,9 @@ NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 
 
 @cli.command("plan")
-@subject_options(width="256")
-@place_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@opt.subject_options(width="256")
+@opt.place_options
+@opt.AS_JSON
 def plan_command(as_json: bool, **options: Any) -> None:
     """Show what one draw would sample and compute, and its cost.
 
@@ -196,7 +183,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
 
     if options["infinite_heads"]:
         raise click.UsageError("--infinite-heads is a formula, and has no plan")
-    place = pop_plan_backend(options)
+    place = opt.pop_plan_backend(options)
     with stdout_to_stderr(as_json):
         target = subject(options)
         start = time.perf_counter()
@@ -215,8 +202,8 @@ def plan_command(as_json: bool, **options: Any) -> None:
 
 @cli.command("check")
 @click.argument("program", metavar="FILE:PROGRAM")
-@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the program's function.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@opt.ARGUMENTS
+@opt.AS_JSON
 def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> None:
     """Check whether a program's limit is proved.
 
@@ -239,12 +226,12 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
 
 
 DEPARTED = 3  # exit code, if the weights depart from what is declared
-LEVEL = Number(real, above=0, most=0.5)
+LEVEL = opt.Number(real, above=0, most=0.5)
 
 
 @cli.command("check-init")
 @click.argument("model")
-@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+@opt.ARGUMENTS
 @click.option(
     "--reference",
     metavar="MODEL",
@@ -255,10 +242,10 @@ LEVEL = Number(real, above=0, most=0.5)
 @click.option(
     "--ids", metavar="I,J,…", help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]"
 )
-@click.option("--draws", type=POSITIVE, default=300, help="Draws of the declared law of a pass.")
+@click.option("--draws", type=opt.POSITIVE, default=300, help="Draws of the declared law of a pass.")
 @click.option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
-@click.option("--seed", type=SEED, default=0, help="Seed of the draws, and of the module.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--seed", type=opt.SEED, default=0, help="Seed of the draws, and of the module.")
+@opt.AS_JSON
 def check_init_command(
     model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: str | None, as_json: bool,
     **options: Any,
@@ -277,7 +264,7 @@ def check_init_command(
         declared = module_of(reference, ()) if reference is not None and is_target(reference) else reference
         if weights is not None:
             check_name("--weights", weights)
-        given = integers("--ids", ids, "3,7,7,1")
+        given = opt.integers("--ids", ids, "3,7,7,1")
         check = check_init(
             build, None if given is None else list(given), reference=declared, weights=weights, **options
         )

@@ -15,33 +15,19 @@ import click
 
 from .._validate import real, shown
 from ..optim import NAMES
+from . import _options as opt
 from ._main import Watch
-from ._options import (
-    ABOVE,
-    DRAWS,
-    MIN_DRAWS,
-    PORT,
-    POSITIVE,
-    SEED,
-    TRIALS,
-    WORKERS,
-    BackendChoice,
-    Number,
-    all_of,
-    cli,
-    pop_backend,
-    where_options,
-)
+from ._options import cli
 from ._output import check_name, echo, echo_notice, stdout_to_stderr
 
 
-def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> BackendChoice:
+def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> opt.BackendChoice:
     """The backend of a study, taken out of its options; the folder and the command line are put into them."""
     from ..engine.backends import Numpy
 
     if out is not None:
         check_name("--out", out)
-    where = pop_backend(options, auto) if "backend" in options else BackendChoice(Numpy())
+    where = opt.pop_backend(options, auto) if "backend" in options else opt.BackendChoice(Numpy())
     typed = shlex.join(["netsor", *sys.argv[1:]])
     options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed}
     return where
@@ -70,7 +56,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
     help="List the models that ship.",
 )
 @click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
-@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+@opt.ARGUMENTS
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
 @click.option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
 @click.option(
@@ -99,7 +85,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
 @click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
 @click.option(
     "--draws",
-    type=MIN_DRAWS,
+    type=opt.MIN_DRAWS,
     help="Number of random initialisations.  [default: 200 of 16 tokens, fewer of more, 16 at least]",
 )
 @click.option(
@@ -121,12 +107,12 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
 )
 @click.option("--no-gradients", is_flag=True, help="Measure no gradients.")
 @click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
-@click.option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
+@click.option("--seed", type=opt.SEED, default=0, help="Seed of the random numbers.")
+@opt.WORKERS
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
-@partial(where_options, auto=True)
+@partial(opt.where_options, auto=True)
 @click.option("--verbose", is_flag=True, help="Print bands, gradients and every length too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@opt.AS_JSON
 @click.pass_obj
 def audit_command(
     watch: Watch,
@@ -172,8 +158,8 @@ def audit_command(
         raise click.exceptions.Exit(FAILED)
 
 
-MIN_FOUR = Number(least=4)
-TOLERANCE = Number(real, above=0, most=1)
+MIN_FOUR = opt.Number(least=4)
+TOLERANCE = opt.Number(real, above=0, most=1)
 
 
 def training_options(command: Any, widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str) -> Any:
@@ -181,9 +167,9 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
     options: list[Any] = [
         click.argument("model"),
         click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL."),
-        click.option("--layers", type=POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
+        click.option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
         click.option("--widths", metavar="N,…", help=f"Widths of the stream.  [default: {widths}]"),
-        click.option("--steps", type=POSITIVE, default=steps, help="Number of steps."),
+        click.option("--steps", type=opt.POSITIVE, default=steps, help="Number of steps."),
         click.option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"{NAMES}; {optimiser}"),
         click.option("--lr", metavar="X,…", help=lr),
         click.option(
@@ -201,19 +187,19 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
             help="What grows with the width: the number of heads, or their dimension.",
         ),
         click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
-        click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]"),
+        click.option("--tokens", type=opt.POSITIVE, help="Tokens of a random batch.  [default: 4]"),
         click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it."),
         click.option("--targets", metavar="I,J,…", help="A target for each of --ids."),
         click.option("--draws", type=MIN_FOUR, default=draws, help="Initialisations at each width."),
-        click.option("--seed", type=SEED, default=0, help="Seed of the batch and of the draws."),
-        click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]"),
+        click.option("--seed", type=opt.SEED, default=0, help="Seed of the batch and of the draws."),
+        opt.WORKERS,
         click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws."),
-        where_options,
+        opt.where_options,
         click.option("--verbose", is_flag=True, help=verbose),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        opt.AS_JSON,
         click.pass_obj,
     ]
-    return all_of(options)(command)
+    return opt.all_of(options)(command)
 
 
 @cli.command("coord-check")
@@ -230,7 +216,7 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
 @click.option("--depths", metavar="L,…", help="Numbers of blocks, at one width: exponents of the depth.")
 @click.option(
     "--eps",
-    type=Number(real, least=0, most=1),
+    type=opt.Number(real, least=0, most=1),
     default=0.0,
     help="eps of Adam at MODEL's own width, which the parametrisation scales.",
 )
@@ -270,7 +256,7 @@ def coord_check_command(
     "the best one needs at each width]",
     verbose="Print the loss at every learning rate too.",
 )
-@click.option("--clip-norm", type=ABOVE, metavar="X", help="Clip gradients to this global norm.")
+@click.option("--clip-norm", type=opt.ABOVE, metavar="X", help="Clip gradients to this global norm.")
 def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | None, **options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
@@ -289,10 +275,10 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 @cli.command("reproduce")
 @click.argument("names", metavar="[FIGURE]...", nargs=-1)
 @click.option("--out", metavar="DIR", default="results", help="The folder for figures, data and the report.")
-@click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
-@click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
-@click.option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
+@click.option("--samples", type=opt.DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
+@click.option("--trials", type=opt.TRIALS, help="Trials.  [default: 10]")
+@click.option("--seed", type=opt.SEED, default=0, help="Seed of the random numbers.")
+@opt.WORKERS
 @click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
 @click.option(
     "--estimator",
@@ -300,8 +286,8 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
     default="both",
     help="Kernel estimates as in the paper, the exact conditional densities, or both.",
 )
-@click.option("--tokens", type=POSITIVE, default=16, help="The larger number of tokens of figure 4.")
-@where_options
+@click.option("--tokens", type=opt.POSITIVE, default=16, help="The larger number of tokens of figure 4.")
+@opt.where_options
 @click.pass_obj
 def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
     """Recompute the paper's figures and check its claims.
@@ -323,8 +309,8 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 @cli.command("literature")
 @click.argument("names", metavar="[RESULT]...", nargs=-1)
 @click.option("--out", metavar="DIR", default="literature", help="The folder for figures, data and the report.")
-@click.option("--seed", type=SEED, default=2, help="Seed of the random numbers.")
-@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores, or one with a device]")
+@click.option("--seed", type=opt.SEED, default=2, help="Seed of the random numbers.")
+@opt.WORKERS
 @click.option("--quick", is_flag=True, help="A first look, in about two minutes.")
 @click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
@@ -346,8 +332,10 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
 
 @cli.command("explore")
 @click.argument("program", metavar="[FILE:PROGRAM]", required=False)
-@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
-@click.option("--port", type=PORT, default=0, show_default=False, help="A port of this machine.  [default: a free one]")
+@opt.ARGUMENTS
+@click.option(
+    "--port", type=opt.PORT, default=0, show_default=False, help="A port of this machine.  [default: a free one]"
+)
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 @click.pass_obj
 def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:

@@ -151,10 +151,10 @@ def model_form(only: Sequence[str] | None = None, local: bool = False) -> str:
     )
 
     def variant(before: str, which: str) -> dict[str, str]:
-        path = {"path": _text(f"{before}path", "or a config.json", "path/to/config.json")} if local else {}
+        path = {"path": _text(f"{before}path", "or a config.json", "path/to/config.json")}
         controls = {
             "name": which,
-            **path,
+            **(path if local else {} if before else {"config": config}),
             "recipe": _choice(f"{before}recipe", "Recipe", [UNCHANGED, *RECIPES], UNCHANGED),
             "std": _slider(f"{before}std", "Std of all matrices", STDS, None, stds),
             "depth": _choice(f"{before}depth", "Depth scaling 1/√(2·blocks)", switch, UNCHANGED),
@@ -164,7 +164,7 @@ def model_form(only: Sequence[str] | None = None, local: bool = False) -> str:
         return {before + name: control for name, control in controls.items()}
 
     other = _choice(f"{SECOND}name", "Compare with", [NONE, SAME, *known], NONE, {NONE: "nothing"})
-    first = variant("", _choice("name", "Model", known, "gpt2")) | ({} if local else {"config": config})
+    first = variant("", _choice("name", "Model", known, "gpt2"))
     common = {
         "tokens": _text("tokens", "Tokens, one length or several", "16, 128"),
         "limit": _check("limit", "Add the limit"),

@@ -23,16 +23,12 @@ class Rate:
 
     Parameters
     ----------
-    name : str
-        Of the program.
-    width : str
-        The name of the width that grows.
+    name, width : str
+        The name of the program, and that of the width that grows.
     widths : tuple of int
         Its values.
-    kl : tuple of Estimate
-        For each of them.
-    laws : tuple of Law
-        For each of them.
+    kl, laws : tuple
+        KL to the limit as an `Estimate`, and the law, for each of them.
     limit : Law
         At infinite width.
 

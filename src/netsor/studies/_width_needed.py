@@ -31,10 +31,8 @@ class WidthNeeded:
 
     Parameters
     ----------
-    name : str
-        Of the program.
-    width : str
-        The name of the width.
+    name, width : str
+        The name of the program, and that of the width.
     of : str or float
         What is compared.
     tolerance : float

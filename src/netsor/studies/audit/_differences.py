@@ -57,10 +57,8 @@ class SeparatedMetric(NamedTuple):
         Where; 0 is the embedding, None the output.
     tokens : int
         The length.
-    models : tuple of str
-        The two.
-    medians : tuple of float
-        Of the two.
+    models, medians : tuple
+        The names of the two, and their medians.
     distance : float
         That of the medians over the mean width of the two bands, of logarithms where the quantity is drawn on a
         logarithmic axis: above 1, the bands part.

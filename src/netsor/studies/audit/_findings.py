@@ -39,30 +39,20 @@ class Finding:
 
     Parameters
     ----------
-    name : str
-        Of the rule.
-    rule : str
-        In words.
-    reason : str
-        Why it matters.
-    measured : str
-        In words.
+    name, rule, reason, measured : str
+        The name of the rule, the rule in words, why it matters, and what was measured.
     verdict : str
         "FLAG", "ok", "undecided" or "n/a".
-    value : float, optional
-        The median that is compared with the threshold.
-    threshold : float, optional
-        With which it is compared.
+    value, threshold : float, optional
+        The median, and the threshold that it is compared with.
     low, high : float, optional
         An interval that has the true median in it (level 1e-4); None where the draws are too few for one.
     above : bool
         Whether values above the threshold are flagged, or values below.
     tokens : tuple of int
         The lengths at which the verdict holds.
-    brief : str
-        The measurement in a few words.
-    advice : str
-        What to change if it is flagged.
+    brief, advice : str
+        The measurement in a few words, and what to change if it is flagged.
     """
 
     name: str

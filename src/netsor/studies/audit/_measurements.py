@@ -31,12 +31,8 @@ class Band(NamedTuple):
     blocks : numpy.ndarray or None
         The blocks that the entries of the other arrays are of; 0 is the embedding. None at the output, where the others
         are numbers.
-    median : numpy.ndarray
-        Over initialisations.
-    low : numpy.ndarray
-        5 % are below.
-    high : numpy.ndarray
-        5 % are above.
+    median, low, high : numpy.ndarray
+        Over initialisations; 5 % are below `low`, and 5 % above `high`.
     error : numpy.ndarray
         The quadrature error, at infinite width: of all three, and the same for all initialisations. 0 at finite widths.
     """
@@ -166,10 +162,8 @@ class LengthResult(BandsByName):
         The model, or the program.
     tokens : int
         The length.
-    actual : Draws or None
-        At its own widths.
-    limit : Draws or None
-        At infinite ones.
+    actual, limit : Draws or None
+        At its own widths, and at infinite ones.
     """
 
     request: Request

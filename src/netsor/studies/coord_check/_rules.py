@@ -48,10 +48,8 @@ class Exponent(NamedTuple):
 
     Parameters
     ----------
-    value : float
-        The slope.
-    error : float
-        Its standard error.
+    value, error : float
+        The slope, and its standard error.
     low, high : float
         The ends of its interval of level 1e-4.
     """
