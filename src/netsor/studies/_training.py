@@ -205,14 +205,9 @@ class TrainingRequest(_study.Request):
         return self.model.name if isinstance(self.model, Transformer) else getattr(self.model, "__name__", "program")
 
     @property
-    def stem(self) -> str:
-        """The name of its data files: that of the command."""
-        return self.command.removeprefix("netsor ")
-
-    @property
     def files(self) -> list[str]:
-        """The names of the files."""
-        return ["report.html", *(f"{self.stem}.{kind}" for kind in ("csv", "json", "pdf", "png"))]
+        """The names of the files: data files have that of the command."""
+        return ["report.html", *(f"{self.command.split()[1]}.{kind}" for kind in ("csv", "json", "pdf", "png"))]
 
     @property
     def own(self) -> bool:

@@ -51,8 +51,7 @@ class ByParametrisation(Result, Generic[Part]):
         with styled():
             pdf, png = rendered(self._figure(), "pdf", "png")
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
-        contents = {"csv": to_csv(self.rows()), "json": text.encode(), "pdf": pdf, "png": png}
-        return {f"{self.request.stem}.{kind}": content for kind, content in contents.items()}
+        return dict(zip(self.request.files[1:], (to_csv(self.rows()), text.encode(), pdf, png), strict=True))
 
     def _spent(self) -> dict[str, Any]:
         return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
