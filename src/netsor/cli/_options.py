@@ -202,12 +202,13 @@ def where_options(command: Decorated, auto: bool = False) -> Decorated:
 
     `pop_backend` takes them out of the options of the command, and `executor_context` samples there.
     """
+    precisions = ("auto", *PRECISIONS) if auto else PRECISIONS
     options = [
         place_options,
         click.option(
             "--precision",
-            type=click.Choice(_precisions(auto)),
-            default=_precisions(auto)[0],
+            type=click.Choice(precisions),
+            default=precisions[0],
             help="Precision of numbers; auto is float32 where that is enough." if auto else "Precision of numbers.",
         ),
         click.option(
@@ -219,10 +220,6 @@ def where_options(command: Decorated, auto: bool = False) -> Decorated:
     return all_of(options)(command)
 
 
-def _precisions(auto: bool) -> tuple[str, ...]:
-    return ("auto", *PRECISIONS) if auto else PRECISIONS
-
-
 @dataclass(frozen=True)
 class BackendChoice:
     """An available backend, and a Dask cluster: a client of one that runs, or whether to start one."""
@@ -232,13 +229,13 @@ class BackendChoice:
     local: bool = False
 
 
-def pop_backend(options: dict[str, Any], auto: bool = False) -> BackendChoice:
+def pop_backend(options: dict[str, Any]) -> BackendChoice:
     """Take these options out of `options`; refuse before any work what is not installed, or does not answer."""
     from ..engine.backends import choose
 
     address = options.pop("dask")
     backend, device, precision = (options.pop(name) for name in OPTIONS)
-    chosen = choose(backend, device, precision, _precisions(auto))
+    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision has what a command allows
     if address is None:
         return BackendChoice(chosen)
     match = ADDRESS.fullmatch(address)

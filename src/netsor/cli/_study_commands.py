@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,20 @@ from ._options import cli
 from ._output import check_name, echo, echo_notice, stdout_to_stderr
 
 
-def study_options(options: dict[str, Any], out: str | None, auto: bool = False) -> opt.BackendChoice:
-    """The backend of a study, taken out of its options; the folder and the command line are put into them."""
+def run(
+    watch: Watch, options: dict[str, Any], make: Callable[[dict[str, Any]], Any], out: str | None, as_json: bool = False
+) -> Any:
+    """Run the study that `make` makes of the options, with the backend, the folder and the command line among them."""
     from ..engine.backends import Numpy
+    from ._study import run_study
 
     if out is not None:
         check_name("--out", out)
-    where = opt.pop_backend(options, auto) if "backend" in options else opt.BackendChoice(Numpy())
+    where = opt.pop_backend(options) if "backend" in options else opt.BackendChoice(Numpy())
     typed = shlex.join(["netsor", *sys.argv[1:]])
     options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed}
-    return where
+    with stdout_to_stderr(as_json):
+        return run_study(watch, where, lambda: make(options))
 
 
 def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -133,7 +138,7 @@ def audit_command(
     """
     from ..studies.audit._baseline import Baseline
     from ._load_program import usage_errors
-    from ._study import against, audit_study, printed, rules_of, run_study
+    from ._study import against, audit_study, printed, rules_of
 
     without = options.pop("no_gradients")
     if without and options["gradients"]:
@@ -143,9 +148,7 @@ def audit_command(
     if baseline is not None:
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)
-    where = study_options(options, out, auto=True)
-    with stdout_to_stderr(as_json):
-        result = run_study(watch, where, lambda: audit_study(options, rules, earlier))
+    result = run(watch, options, partial(audit_study, rules=rules, earlier=earlier), out, as_json)
     verdict, left = against(result, earlier)
     with usage_errors(
         f"--fail-on {shown(fail_on)}"
@@ -232,11 +235,9 @@ def coord_check_command(
     names with ns.probe what to measure; FILE is run. With --out an interrupted check of a model resumes where it
     stopped. Files in the folder that no earlier check wrote are never overwritten.
     """
-    from ._study import coord_check_study, printed, run_study
+    from ._study import coord_check_study, printed
 
-    where = study_options(options, out)
-    with stdout_to_stderr(as_json):
-        result = run_study(watch, where, lambda: coord_check_study(options))
+    result = run(watch, options, coord_check_study, out, as_json)
     printed(result, out, as_json, verbose)
     bad = [check for check in result if not check.kept]
     if fail and bad:
@@ -264,11 +265,9 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
     function of the width that returns a program whose output is the loss; FILE is run. With --out an interrupted sweep
     of a model resumes where it stopped. Files in the folder that no earlier sweep wrote are never overwritten.
     """
-    from ._study import printed, run_study, transfer_study
+    from ._study import printed, transfer_study
 
-    where = study_options(options, out)
-    with stdout_to_stderr(as_json):
-        result = run_study(watch, where, lambda: transfer_study(options))
+    result = run(watch, options, transfer_study, out, as_json)
     printed(result, out, as_json, verbose)
 
 
@@ -299,10 +298,8 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     from netsor_papers.paper._reproduce import PaperStudy, Request
 
     from .._document import wrap
-    from ._study import run_study
 
-    where = study_options(options, out)
-    done = run_study(watch, where, lambda: PaperStudy(Request(names, **options)))
+    done = run(watch, options, lambda options: PaperStudy(Request(names, **options)), out)
     echo("\n".join([*map(wrap, done.summary), "", f"report: {done.report}"]))
 
 
@@ -323,10 +320,7 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 
-    from ._study import run_study
-
-    where = study_options(options, out)
-    done = run_study(watch, where, lambda: LiteratureStudy(Request(names, **options)))
+    done = run(watch, options, lambda options: LiteratureStudy(Request(names, **options)), out)
     echo(f"{done.table(verbose)}\n\nreport: {done.report}")
 
 
