@@ -75,10 +75,10 @@ def test_a_wrong_value_is_a_message(tab):
     assert tab.numbers()["variance"]
 
 
-def shown(tab, wanted, row="loss of the first step"):
+def shown(tab, wanted, row="loss of the first step", digits=4):
     """Whether a median of the output is there, when nothing is to come."""
     tab.settled()
-    assert tab.answer.locator("tr", has_text=row).locator("td").nth(1).inner_text().startswith(f"{wanted:.3g}")
+    assert tab.answer.locator("tr", has_text=row).locator("td").nth(1).inner_text().startswith(f"{wanted:.{digits}g}")
 
 
 def test_one_model(tab):
@@ -94,7 +94,7 @@ def test_one_model(tab):
     assert tab.control("std").input_value() == "6"  # 0.02
     model = ns.models.read("gpt2").replace(std=0.02, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5)
     found = ns.audit(model, quick=True)
-    shown(tab, np.median(found.actual["logit_std"]), "standard deviation of logits")
+    shown(tab, np.median(found.actual["logit_std"]), "standard deviation of logits", 3)
 
 
 def test_a_model_of_ones_own(tab, programs):
