@@ -182,7 +182,7 @@ def test_bad_options_end_in_one_line(arguments, tmp_path):
 
 def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
     def cost(a, b, c):
-        return _subject.Cost(a * b, c)
+        return _subject.CommandCost(a * b, c)
 
     modest = {"a": 1, "b": 1, "c": 1}
     for given, blamed in (

@@ -45,7 +45,7 @@ LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", 
          *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
 
 
-class Cost(NamedTuple):
+class CommandCost(NamedTuple):
     """Peak memory in bytes, and seconds on all cores."""
 
     bytes: float
@@ -60,7 +60,7 @@ def layer_bytes(tokens: int, heads: int, coordinates: float = 0.0) -> float:
     return (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
 
 
-def plan_cost(plans: Sequence[Plan], draws: int, planning: float, backend: Backend) -> Cost:
+def plan_cost(plans: Sequence[Plan], draws: int, planning: float, backend: Backend) -> CommandCost:
     """So many draws of each plan. `planning` are the seconds to make plans again."""
     held = sum(
         8.0
@@ -69,13 +69,15 @@ def plan_cost(plans: Sequence[Plan], draws: int, planning: float, backend: Backe
         for p in plans
     )
     if backend.kind != "cpu":
-        return Cost(held, planning)
+        return CommandCost(held, planning)
     workers = cores() if backend.threads else 1  # every thread has a block
     block = max((Draw.of(p, backend).in_worker(draws, backend) - BASE for p in plans), default=0.0)
-    return Cost(BASE + workers * block + held, planning + sum(backend.seconds(p, draws) for p in plans) / workers)
+    return CommandCost(
+        BASE + workers * block + held, planning + sum(backend.seconds(p, draws) for p in plans) / workers
+    )
 
 
-def check_budget(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
+def check_budget(cost: Callable[..., CommandCost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
     """The seconds that it will take; refuse what is too large or too long, naming the options that make it so.
 
     `given` are the arguments of `cost`, and `modest` small values for those that an option sets: an option is named if
@@ -184,7 +186,7 @@ def subject(
     if both:
         _refuse_limit("--bind", own_target.widths)
 
-    def cost(draws: int, bind: str) -> Cost:
+    def cost(draws: int, bind: str) -> CommandCost:
         most = math.inf if bind == given else 64  # the cost at smaller widths shows whether --bind is to blame
         narrow = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
         return _sampled(net, narrow, draws, backend)
@@ -194,7 +196,7 @@ def subject(
     return replace(own_target, seconds=seconds)
 
 
-def _sampled(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend) -> Cost:
+def _sampled(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend) -> CommandCost:
     """The cost of so many draws at each of some widths; the plans are kept for the draws themselves."""
     start = time.perf_counter()
     with slow_notice("planning"):
@@ -270,20 +272,20 @@ def _built_in(
         sizes = {"tokens": tokens, "heads": heads, "token": token}
         return layer(**(model | sizes), mask=mask, low_rank=head_dim is not None)
 
-    def cost(draws: int, width: float, tokens: int, heads: int) -> Cost:
+    def cost(draws: int, width: float, tokens: int, heads: int) -> CommandCost:
         linear = width == math.inf or model["activation"] in ("identity", "clip")  # nothing has coordinates then
         size = layer_bytes(tokens, heads, 0.0 if linear else width)
         at = {name: min(size, width) for name, size in widths.items()}
         sides = [at, *([dict.fromkeys(at, math.inf)] if both else [])]
         if size > memory() or not draws:
-            return Cost(size, 0.0)
+            return CommandCost(size, 0.0)
         limit = dict.fromkeys(at, math.inf)
         make = partial(network, heads=heads, token=0)
         seconds = _limit_seconds(make, limit, tokens) if limit in sides else 0.0  # a limit needs no draws
         if sides == [limit]:
-            return Cost(size, seconds)
+            return CommandCost(size, seconds)
         sampled = _sampled(network(tokens, heads, min(token, tokens) - 1), sides, draws, backend)
-        return Cost(sampled.bytes + size, sampled.seconds + seconds)
+        return CommandCost(sampled.bytes + size, sampled.seconds + seconds)
 
     given = {"draws": draws, "width": width, "tokens": model["tokens"], "heads": model["heads"]}
     seconds = check_budget(cost, given, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
