@@ -198,7 +198,7 @@ class State:
         if x not in self.facts.limits or any(isinstance(self.frames[group], NodeFrame) for group in self.groups_of(x)):
             return 0, self.vectors[x].lead.shape[-1]
         found = union(self.sets(x))
-        return lowest_bit(found, 0), found.bit_length()
+        return lowest_bit(found), found.bit_length()
 
     def meets(self, x: Vector, y: Vector, ndim: int) -> Bools:
         """Whether vectors x[…, i] and y[…, j] have a direction in common."""
