@@ -89,13 +89,11 @@ class LoweredOrders(Orders):
         super().__init__(s.facts.limits.__contains__)
         self.s = s
 
-    def related(self, x: Vector) -> Sets:
-        """Directions are orthogonal."""
-        return self.s.sets(x)
-
     def bits(self, x: Vector) -> Sets:
         """The directions along which there can be coordinates of order 1."""
         return self.s.sets(x)
+
+    related = bits  # directions are orthogonal
 
     def of(self, c: Value) -> Array:
         """A number that is known to be 0 is not of order 1."""
