@@ -31,7 +31,7 @@ from .._validate import ArgumentError
 from ..engine.backends import Backend, Numpy
 
 MANIFEST = "manifest.json"
-FORMAT = 8  # to be raised when the engine draws otherwise, or a part holds other numbers
+FORMAT = 9  # to be raised when the engine draws otherwise, or a part holds other numbers
 LOG = logging.getLogger("netsor")
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -143,7 +143,10 @@ class ProgramAnalysis:
                 for value in table:
                     where.setdefault(value, []).append(group)
         # at infinite width, the groups in which parts of order n^(−1/2) count
-        compared = [x for v in values if _counts(v) for x in v.op.inputs]
+        reads = [
+            v for v in values if isinstance(v.op, AdjointCorrection) or (isinstance(v.op, Dot) and v.op.power == 0.5)
+        ]
+        compared = [x for v in reads for x in v.op.inputs]
         self.scored = frozenset(group for x in compared for group in self.with_vectors.get(x, ()))
         self.components = {group: _components(group, edges, "apart" not in without) for group in self.groups}
 
@@ -161,11 +164,6 @@ class ProgramAnalysis:
 def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
     """The coordinates α asked for within a block of a group at finite width, each once."""
     return sorted({c % int(group.width) for c in picked})
-
-
-def _counts(value: Value) -> bool:
-    """Whether an operation reads parts of order n^(−1/2)."""
-    return isinstance(value.op, AdjointCorrection) or (isinstance(value.op, Dot) and value.op.power == 0.5)
 
 
 def _sort_by_depth(outputs: Sequence[Value], context: Context) -> list[Value]:

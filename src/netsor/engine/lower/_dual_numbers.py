@@ -92,7 +92,8 @@ class Dual:
             terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
         if other.part is not None and second.any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
-        part = s.build.step("scale", self.sum(terms), by=1 / s.norm(x) ** 2) if terms else None
+        total = self.sum(terms)
+        part = None if total is None else s.build.step("scale", total, by=1 / s.norm(x) ** 2)
         guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
         return Fluctuation(part, support | first | second, unknown, self.unit(x), None, guards)
 

@@ -304,7 +304,7 @@ class InfiniteWidthFrame(LimitFrame):
 
 def _elements(some: int) -> Iterator[int]:
     while some:
-        yield lowest_bit(some, 0)
+        yield lowest_bit(some)
         some &= some - 1
 
 

@@ -115,13 +115,12 @@ def products_of_coordinates(s: State, value: Scalar) -> Register | None:
 
 def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
-
-    def normals(group: FrameBatch, i: int, j: int, same: bool) -> Register:
-        return s.limit(group).normals(i, j, same)
-
     more, other = (x, y) if x.size <= y.size else (y, x)
     start, stop = s.reach(other)
-    a, b = _crossed(s, more, other, start, stop, (), normals), s.vectors[other].lead
+    a, b = (
+        _crossed(s, more, other, start, stop, (), lambda group, *blocks: s.limit(group).normals(*blocks)),
+        s.vectors[other].lead,
+    )
     rows = a, s.build.step("part", b, start=start, stop=stop)
     return paired_products(s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩")
 
@@ -169,7 +168,7 @@ def _crossed(
             yield build.pad_or_cut(build.step("multiply", rows, frame.white_noise()), stop)
             return
         blocks = s.limit(group).blocks
-        here, there = (_directions(s, v, group) for v in (x, y))
+        here, there = (union(s.sets(v).ravel()[group.positions[v]]) for v in (x, y))
         ours, theirs = ([(k, b) for k, b in enumerate(blocks) if b.bits & some] for some in (here, there))
         for (j, b), (i, a) in product(theirs, ours):
             some = build.step("part", rows, start=a.start, stop=a.stop)
@@ -186,8 +185,3 @@ def _crossed(
         parts.append((group.positions[x], build.fold("add", chain([one], some))))
     rows = s.scatter(parts)
     return build.reshape(rows, *lead.shape[:-1], *more, rows.shape[-1])
-
-
-def _directions(s: State, x: Vector, group: FrameBatch) -> int:
-    """The directions of a frame that some vector of a value reaches."""
-    return union(s.sets(x).ravel()[group.positions[x]])

@@ -111,9 +111,8 @@ def _terms(s: State, x: Value) -> Floats:
 def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms: Sequence[Floats]) -> bool:
     rng = np.random.default_rng(0)
     most = max(p.ndim for p in points)
-    points, moves, terms = (
-        [a.reshape((1,) * (most - a.ndim) + a.shape) for a in some] for some in (points, moves, terms)
-    )
+    points, terms = ([a.reshape((1,) * (most - a.ndim) + a.shape) for a in some] for some in (points, terms))
+    moves = [m.reshape((1,) * (most - m.ndim) + m.shape) for m in moves]
     base = [np.where(np.isnan(p), rng.standard_normal(p.shape), p) for p in points]
     with np.errstate(all="ignore"):
         here = np.asarray(f(*base))

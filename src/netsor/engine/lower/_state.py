@@ -89,13 +89,11 @@ class LoweredOrders(Orders):
         super().__init__(s.facts.limits.__contains__)
         self.s = s
 
-    def related(self, x: Vector) -> Sets:
-        """Directions are orthogonal."""
-        return self.s.sets(x)
-
     def bits(self, x: Vector) -> Sets:
         """The directions along which there can be coordinates of order 1."""
         return self.s.sets(x)
+
+    related = bits  # directions are orthogonal
 
     def of(self, c: Value) -> Array:
         """A number that is known to be 0 is not of order 1."""
@@ -198,7 +196,7 @@ class State:
         if x not in self.facts.limits or any(isinstance(self.frames[group], NodeFrame) for group in self.groups_of(x)):
             return 0, self.vectors[x].lead.shape[-1]
         found = union(self.sets(x))
-        return lowest_bit(found, 0), found.bit_length()
+        return lowest_bit(found), found.bit_length()
 
     def meets(self, x: Vector, y: Vector, ndim: int) -> Bools:
         """Whether vectors x[…, i] and y[…, j] have a direction in common."""

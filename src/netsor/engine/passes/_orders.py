@@ -35,9 +35,9 @@ def bit_range(start: int, stop: int) -> int:
     return (1 << stop) - (1 << start)
 
 
-def lowest_bit(some: int, otherwise: int) -> int:
-    """The first basis function of a set; for none, another number."""
-    return (some & -some).bit_length() - 1 if some else otherwise
+def lowest_bit(some: int) -> int:
+    """The first basis function of a set; 0 for none."""
+    return max(0, (some & -some).bit_length() - 1)
 
 
 def union(sets: Sets) -> int:
