@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ STEEP = 6.0  # a larger exponent is that of a function that grows faster than po
 NARROWEST = 1e-6  # of its spread: the narrowest law that counts as the limit of one
 CENTRE_LEVELS = (np.arange(8) + 0.5) / 8  # of the quantiles that locate a law: exist for all tails
 ARITHMETIC = ADD, SUBTRACT, SUM, MEAN, MULTIPLY, MATMUL  # functions without a scale
+ROUNDING = 1e-9  # relative to a statistic: changes of a law that change it by less do not count
+PART = 0.1  # of a move of a law, by which a statistic is seen to be linear or not
+LINEAR = 0.1  # relative to a change of a statistic: less of it is due to its curvature if it counts as linear
 SIGNIFICANT = 3.0  # standard errors: a larger difference is not 0
 
 
@@ -196,17 +200,33 @@ def _pooled(laws: Sequence[Mixture | Joint]) -> Mixture | Joint:
     return Mixture(means, np.concatenate([law.component_var for law in laws if isinstance(law, Mixture)]), origin)
 
 
-def _centre_and_spread(law: Any) -> Array:
-    """The mean of the quantiles at some levels, and how far those of the upper half are above the others."""
-    low, high = np.split(np.asarray(law.ppf(CENTRE_LEVELS)), 2)
-    return np.array([(high.mean() + low.mean()) / 2, high.mean() - low.mean()])
+def _centres_and_spreads(law: Any) -> Array:
+    """For each entry: the mean of the quantiles at some levels, and how far the upper half is above the lower."""
+    each = [law[i] for i in range(law.dim)] if isinstance(law, Joint) else [law]
+    low, high = np.split(np.array([one.ppf(CENTRE_LEVELS) for one in each]).T, 2)
+    return np.array([(high.mean(axis=0) + low.mean(axis=0)) / 2, high.mean(axis=0) - low.mean(axis=0)])
 
 
-def _with_range(found: Estimate, moved: Sequence[npt.ArrayLike]) -> Any:
-    """The error of a number, with half the distance to what it is for laws that are two errors away."""
-    if not moved:
-        return found.error
-    return combined(found.error, np.max([np.abs(np.asarray(one) - found.value) for one in moved], axis=0) / 2)
+def _affine(law: Mixture | Joint, by: Array, shift: Array) -> Mixture | Joint:
+    """The law of by · y + shift, entry by entry."""
+    if isinstance(law, Joint):
+        return Joint(law.component_mean * by + shift, law.component_cov * np.outer(by, by), law.origin)
+    return Mixture(law.component_mean * by[0] + shift[0], law.component_var * by[0] ** 2, law.origin)
+
+
+def _unseen(change: float, moves: Array, parts: Array) -> float:
+    """The largest difference between the change of a statistic towards its limit, and what moving the law makes of it.
+
+    A move counts that changes the statistic farther than its extrapolation, or the other way: if it changes it less,
+    the rest is a change of shape. And the statistic must not be linear within the move, of which a fraction PART makes
+    the changes `parts`: of a linear one, the extrapolation sees all.
+    """
+    found = 0.0
+    for move, part in zip(moves, parts, strict=True):
+        off = abs(move - change)
+        if not min(0.0, change) <= move <= max(0.0, change) and abs(move - part / PART) > LINEAR * off:
+            found = max(found, off)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +264,18 @@ class ExtrapolatedLaw:
         return f"extrapolated from n ≤ {self.widths[-1]:,}"
 
     def details(self, statistic: Statistic) -> list[Extrapolated]:
-        """Value, error, order and growth exponent of each entry of a statistic, a function of a law."""
+        """Value, error, order and growth exponent of each entry of a statistic, a function of a law.
+
+        A statistic may have a scale that the law has not reached at these widths: P(Y > t) has the scale t. So it is
+        evaluated for the law moved to where its centre and spread tend too, and the error includes what that changes.
+        """
+        found, last = self._extrapolated(statistic), np.ravel(statistic(self._last))
+        moves, parts = (np.array([np.ravel(statistic(law)) - last for law in laws]) for laws in self._moved)
+        moves[np.abs(moves) <= ROUNDING * np.abs(last)] = 0.0  # a statistic that does not depend on centre and spread
+        unseen = (_unseen(one.value - last[k], moves[:, k], parts[:, k]) for k, one in enumerate(found))
+        return [one._replace(error=max(one.error, more / 2)) for one, more in zip(found, unseen, strict=True)]
+
+    def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
         values = np.array([_pseudo_values(statistic, laws) for laws in zip(*self.laws, strict=True)], dtype=float)
         return [extrapolated(values[:, :, k].T, self.widths) for k in range(values.shape[2])]
 
@@ -275,39 +306,38 @@ class ExtrapolatedLaw:
         return self.limit(lambda law: law.kurtosis())
 
     def cdf(self, y: npt.ArrayLike) -> Estimate:
-        """The limit of the distribution function; its error also holds how far the law still moves past y."""
-        found = self.limit(lambda law: law.cdf(y))
-        moved = [last.cdf(points) for last, points, _ in self._moved(y)]
-        return Estimate(found.value, _with_range(found, moved))
+        """The limit of the distribution function."""
+        return self.limit(lambda law: law.cdf(y))
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The limit of the density.
-
-        Its error also holds how far the law still moves past y, and that of a block's density, which may be a kernel
-        estimate.
-        """
+        """The limit of the density; its error includes that of a block's density, which may be a kernel estimate."""
         found = self.limit(lambda law: law.pdf(y))
-        moved = [by * last.pdf(points) for last, points, by in self._moved(y)]
         blocks = [np.asarray(laws[-1].with_error.pdf(y).error) for laws in self.laws]
-        return Estimate(found.value, combined(_with_range(found, moved), np.mean(blocks, axis=0)))
+        return Estimate(found.value, combined(found.error, np.mean(blocks, axis=0)))
 
-    def _moved(self, y: npt.ArrayLike) -> list[tuple[Mixture, Array, float]]:
-        """The law at the largest width moved to where its centre and spread tend, two errors to each side.
+    @cached_property
+    def _last(self) -> Mixture | Joint:
+        """The law at the largest width."""
+        return _pooled([laws[-1] for laws in self.laws])
 
-        A point y is a scale too: the law may not have reached it yet. Each item is the law, the points of it that move
-        to y, and its spread over that of the moved law.
+    @cached_property
+    def _moved(self) -> tuple[list[Mixture | Joint], list[Mixture | Joint]]:
+        """The law at the largest width with the centre and spread that they tend to, two errors to each side.
+
+        If they show no limit, they move as far again as from the smallest width to the largest. Then the laws moved by
+        a fraction PART of that.
         """
-        last = _pooled([laws[-1] for laws in self.laws])
-        if isinstance(last, Joint):
-            return []
-        middle, width = _centre_and_spread(last)
-        limit = self.limit(_centre_and_spread)
-        found = []
-        for errors in product((-2.0, 2.0), repeat=2):
-            centre, spread = limit.value + np.array(errors) * limit.error
-            by = width / max(spread, NARROWEST * width) if width > 0 else 1.0
-            found.append((last, middle + by * (np.asarray(y) - centre), by))
-        return found
+        last, first = (_centres_and_spreads(law) for law in (self._last, _pooled([laws[0] for laws in self.laws])))
+        limits = np.array([one[:2] for one in self._extrapolated(_centres_and_spreads)]).T.reshape(2, *last.shape)
+        value, error = np.where(np.isfinite(limits[1]), limits, [last, np.abs(last - first) / 2])
+        ends = [value + np.array(sides)[:, None] * error for sides in product((-2.0, 2.0), repeat=2)]
+
+        def moved(centre: Array, spread: Array) -> Mixture | Joint:
+            random = last[1] > 0
+            by = np.where(random, np.maximum(spread / np.where(random, last[1], 1.0), NARROWEST), 1.0)
+            return _affine(self._last, by, centre - by * last[0])
+
+        return [moved(*end) for end in ends], [moved(*(last + PART * (end - last))) for end in ends]
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The limit of the quantiles."""

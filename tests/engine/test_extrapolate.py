@@ -190,6 +190,28 @@ def test_a_point_that_the_law_has_not_passed():
     assert abs(law.cdf(0.5).value - 1) <= 2 * law.cdf(0.5).error < 0.01
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_any_statistic_with_a_scale_that_the_law_has_not_reached(joint):
+    """m² tends to 0, so P(m² > t) does. At t = 1e-6 it is near 1 up to n = 256."""
+    m, x, _ = narrowing()
+    net = ns.Program((m**2, x[0]) if joint else m**2)
+    law = net.law(n=inf, method="extrapolate", draws=1600)
+    one = (lambda law: law[0]) if joint else (lambda law: law)
+    for statistic in (lambda law: one(law).sf(1e-6), lambda law: np.tanh(1e6 * one(law).mean())):
+        found = law.limit(statistic)
+        assert found.value > 0.8  # the numbers seen tend elsewhere
+        assert found.value <= 2 * found.error
+    exact = law.limit(lambda law: one(law).kurtosis() * 0 + 3.0)
+    assert exact.error < 1e-9  # what does not depend on the law has no such error
+
+
+def test_errors_of_smooth_statistics_stay():
+    law = ns.paper.layer().law(n=inf, method="extrapolate", draws=4000)
+    for statistic in (lambda one: one.var(), lambda one: one.kurtosis(), lambda one: one.mean()):
+        (plain,), (found,) = law._extrapolated(statistic), law.details(statistic)
+        assert found.error <= 1.5 * plain.error
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
