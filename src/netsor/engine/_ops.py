@@ -183,8 +183,7 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
     made = []
     for start in range(0, rows, size):
         g = columns[..., start : start + size, :] @ right
-        down = xp.abs(g) + eps
-        g = g / xp.where(down > 0, down, 1.0)
+        g = g / (xp.abs(g) + eps) if eps else xp.sign(g)
         made.append(x @ xp.matrix_transpose(g) / x.shape[-1])
     return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Value, VectorAccess
+from ...language._array import Entrywise, Value, VectorAccess
 from ...language._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Root, Scale, Source, Take
 from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ...language._softmax import MASKED_SOFTMAX
@@ -131,6 +131,11 @@ class Orders:
             self._bits[x] = np.broadcast_to(self._sets(x), (*x.shape, x.width.factor))
         return self._bits[x]
 
+    def is_gaussian(self, x: Vector) -> bool:
+        """Whether vectors are jointly Gaussian of mean 0 at order 1: no constant, and no output of a nonlinearity."""
+        found = union(self.bits(x))
+        return not found & CONSTANT and not any(found & atom for atom in self._reach)
+
     def small_bits(self, x: Vector) -> Sets:
         """The basis functions that each vector of an array has in parts that vanish."""
         if x not in self._small:
@@ -205,9 +210,8 @@ class Orders:
             self._reach[atom] = CONSTANT
         for sets in map(_over_blocks, given):
             # an output depends on the arguments that broadcast to it, or else on all
-            sizes = zip(sets.shape[::-1], x.shape[::-1], strict=False)
-            fits = sets.ndim <= x.ndim and all(a in (1, b) for a, b in sizes)
-            alike = np.broadcast_to(sets if fits else np.asarray(union(sets), dtype=object), x.shape)
+            reached = sets if isinstance(x.op, Entrywise) else np.asarray(union(sets), dtype=object)
+            alike = np.broadcast_to(reached, x.shape)
             for atom, others in zip(made.ravel(), alike.ravel(), strict=True):
                 self._reach[atom] |= self._expanded(others)
         return made[..., None]

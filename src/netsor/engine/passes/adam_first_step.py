@@ -5,9 +5,12 @@ y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/
 At finite width all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the
 l_k. From a finite to an infinite width, y is a combination of the vectors sign(Σ_k r_kβ l_k) with coefficients x_β/in.
 
-From an infinite width, the mean over β is an expectation. Where (r, x) are jointly Gaussian of mean 0, with products B
-of the r_k and c of the r_k with x, g_α is N(0, l_α^T B l_α) and E[x | g_α] = (l_α · c)/(l_α^T B l_α) g_α, so for f =
-sign, y_α = √(2/π) (l_α · c)/√(l_α^T B l_α): a nonlinearity of vectors.
+From an infinite width, the mean over β is an expectation (docs/theory.md, "Adam's first step"), and f = sign:
+
+- if the matrix acted on one vector, sign(l_α r_β) is a product, and y = E[sign(r) x] sign(l);
+- where (r, x) are jointly Gaussian of mean 0, with products B of the r_k and c of the r_k with x, g_α is
+  N(0, l_α^T B l_α) and E[x | g_α] = (l_α · c)/(l_α^T B l_α) g_α, so y_α = √(2/π) (l_α · c)/√(l_α^T B l_α);
+- else it is a mean over quasi-random nodes β, and y a function of the l_k at the nodes of their own space.
 
 After this pass no such product is left, which lowering relies on: it cannot be switched off.
 """
@@ -16,23 +19,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ... import derivatives
 from ..._array_api import array_namespace
 from ...activations import Function
 from ...language._array import Value
-from ...language._operation import Gaussian, MatMul
 from ...language._scalar import applied, constant
 from ...language._score import join, mean_dot
 from ...language._vector import Nonlin, Vector, mix
-from .._error import ExactError
+from .._error import ExactError, UnplacedError
 from ._operations import Outer, OuterProductSum
-from ._rewrite import Context, linear_sources, rewritten
+from ._orders import Orders
+from ._rewrite import Context, SmallPartsRule, rewritten
+from .small_parts import SmallParts
 from .trained_entries import coordinates
 
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
+MEAN_NODES = 512  # that stand in for the coordinates β of an infinitely wide space: a power of 2
 
 
 def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -40,31 +47,52 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
     values = context.ordered(outputs)
     if not any(isinstance(value.op, Outer) for value in values):
         return list(outputs)
-    sources = linear_sources(values)
+    orders = Orders(lambda x: math.isinf(context.width(x)))
+    small = SmallParts(orders)
 
     def change(old: Value, new: Value) -> Value:
-        if not (isinstance(old.op, Outer) and isinstance(new.op, Outer)):
-            return new
-        if context.width(new.op.x) == math.inf:
-            _check(old, old.op, sources)
-            return _limit(new.op)
-        return _summed(new, new.op, context)
+        made = _expanded(new, new.op) if isinstance(new.op, Outer) else new
+        if isinstance(made, Vector):  # in order, so that no chain of values is long
+            orders.has_small_part(made), orders.bits(made)
+        return made
+
+    def _expanded(value: Value, op: Outer) -> Vector:
+        op = replace(op, left=_of_order_one(op.left), right=_of_order_one(op.right))
+        if math.isinf(context.width(op.x)):
+            if op.right.shape[1] == 1:
+                return _of_one_use(op)
+            if orders.is_gaussian(op.right) and orders.is_gaussian(op.x):
+                return _of_gaussians(op)
+            if not orders.bits(op.right).any(axis=(-1, -2)).all():
+                raise ExactError(value, VANISHING)
+        return _summed(value, op, context)
+
+    def _of_order_one(x: Vector) -> Vector:
+        """Vectors, or √n times those whose limit is 0: a sign forgets that factor."""
+        if orders.bits(x).any() or context.small_parts is SmallPartsRule.NOWHERE:
+            return x
+        return small.small(x) or x
 
     return rewritten(outputs, context, change)
 
 
 def _summed(value: Value, op: Outer, context: Context) -> Vector:
-    """From a finite width: all coordinates of r and x as scalars."""
-    width, out = (int(context.width(op.x)), context.width(op.left))
+    """All coordinates of r and x as scalars; those of an infinite width at some nodes of each block of coordinates."""
+    width, out = context.width(op.x), context.width(op.left)
+    nodes = math.isinf(width)
+    if nodes:
+        blocks = op.x.width.factor
+        width = blocks * max(1, MEAN_NODES >> (blocks - 1).bit_length())
+    width = int(width)
     given = coordinates(join([op.right.reshape(-1), op.x.reshape(-1)]), width).reshape(-1)
     shapes = (*op.right.shape, width), (*op.x.shape, width)
-    if math.isinf(out):
+    if math.isinf(out) and not nodes:
         rights, inputs = given[: op.right.size * width].reshape(*shapes[0]), given[op.right.size * width :]
         rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
         signs = Vector(Nonlin(SIGN, (rows,), ()), rows.shape, rows.width)
         return mix(inputs.reshape(*shapes[1]) / width, signs)
     entries = value.shape[0] * width * out
-    if entries > ENTRIES:
+    if ENTRIES < entries < math.inf:
         raise ExactError(
             value,
             f"Adam's step of {value.shape[0]} matrices {out:.0f}×{width} takes every entry of the gradient, "
@@ -74,21 +102,13 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     return Vector(OuterProductSum(op.left, given, op.sizes, op.eps, shapes), value.shape, op.left.width)
 
 
-def _check(value: Value, op: Outer, sources: dict[Value, frozenset[Value]]) -> None:
-    """Refuse vectors that are not jointly Gaussian of mean 0."""
-    for source in sources[op.right] | sources[op.x]:
-        gaussian = isinstance(source.op, MatMul) or (isinstance(source.op, Gaussian) and not source.op.mean.any())
-        if not gaussian:
-            made = "a vector with a mean" if isinstance(source.op, Gaussian) else type(source.op).__name__
-            raise ExactError(
-                value,
-                "Adam's step of a matrix that acts on vectors that are not Gaussian of mean 0, at width inf "
-                f"({made}, at {source.where}): sign(Σ_k l_k r_k) x has a known mean for Gaussian r and x alone",
-                instead="finite widths have an exact law",
-            )
+def _of_one_use(op: Outer) -> Vector:
+    """E[sign(r) x] sign(l)."""
+    left, right = (Vector(Nonlin(SIGN, (v,), ()), v.shape, v.width) for v in (op.left, op.right))
+    return mix(mean_dot(op.x, right), left)
 
 
-def _limit(op: Outer) -> Vector:
+def _of_gaussians(op: Outer) -> Vector:
     """√(2/π) (l · c)/√(l^T B l), with l^T B l the squared length of B^(1/2) l."""
     scaled = constant(np.asarray(op.sizes))
     by = scaled * mean_dot(op.x, op.right)  # (matrices, vectors, K)
@@ -105,7 +125,7 @@ def _sign(g: Any) -> Any:
     return array_namespace(g).sign(g)
 
 
-SIGN = Function("sign", _sign, bounded=True, lipschitz=False)
+SIGN = replace(derivatives.SIGN, name="sign", f=_sign)  # sign(0) = 0
 
 
 def _root(gram: Any) -> Any:
@@ -120,6 +140,16 @@ def _over_length(along: Any, *rows: Any) -> Any:
     xp = array_namespace(along, *rows)
     square = sum(row * row for row in rows)
     return xp.where(square > 0, along / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0 * along)
+
+
+VANISHING = "Adam takes the signs of a gradient whose limit is 0: as n → ∞ these are the signs of its fluctuations"
+
+
+def checked_left(left: Any) -> Any:
+    """l of all uses (…, uses, blocks, nodes); an error where all are 0."""
+    if not np.all(np.any(left, axis=(-1, -2, -3))):
+        raise UnplacedError(f"{VANISHING}; net.law(…, method='extrapolate') estimates the limit")
+    return left
 
 
 def eps_error(value: Value, eps: float, optimiser: str = "Adam", what: str = "the entries") -> ExactError:

@@ -25,6 +25,7 @@ from ...language._operation import Add, Nonlin, Scale
 from ...language._scalar import MULTIPLY, Scalar
 from ...language._vector import Vector
 from ._rewrite import Context, rewritten
+from .adam_first_step import SIGN
 
 Places = Ints | None  # flat positions of entries, in the shape that they get; None: all
 
@@ -164,8 +165,9 @@ def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
 
 
 def _factors(e: Expression) -> list[Expression]:
-    if isinstance(e, Call) and e.f is MULTIPLY:
-        return [factor for x in e.inputs for factor in _factors(x)]
+    if isinstance(e, Call) and e.f in (MULTIPLY, SIGN):  # the sign of a product is the product of the signs
+        inner = [factor for x in e.inputs for factor in _factors(x)]
+        return inner if e.f is MULTIPLY else [Call(SIGN, (factor,)) for factor in inner]
     return [e]
 
 
@@ -209,3 +211,12 @@ def _smooth(e: Any) -> bool:
     if isinstance(e, Call):
         return (is_smooth(e.f) if isinstance(e.f, Function) else True) and all(map(_smooth, e.inputs))
     return isinstance(e, Argument)
+
+
+def jumps(f: Function) -> bool:
+    """Whether a function, or one that it is made of, is known not to be continuous."""
+    return f.lipschitz is False or _jumps(f.f)
+
+
+def _jumps(e: Any) -> bool:
+    return isinstance(e, Call) and ((isinstance(e.f, Function) and jumps(e.f)) or any(map(_jumps, e.inputs)))

@@ -152,14 +152,17 @@ def finite_rates(op: SteppedMatMul, number: int, bound: Mapping[str, float]) -> 
 
 
 def coordinates(x: Vector, width: int) -> Scalar:
-    """All coordinates of vectors as scalars, (*shape, width)."""
+    """All coordinates of vectors as scalars, (*shape, width); of an infinite width, those at so many nodes."""
     count = x.size * width
-    flat = Scalar(Pool(Function("coordinates", _same), x.reshape(-1), count), (count,))
+    flat = Scalar(Pool(COORDINATES, x.reshape(-1), count), (count,))
     return flat.reshape(*x.shape, width)
 
 
 def _same(x: Any) -> Any:
     return x
+
+
+COORDINATES = Function("coordinates", _same)
 
 
 def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
