@@ -4,7 +4,7 @@ Vectors of an infinitely wide space are rows of coordinates along orthonormal di
 the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the
 others for covariance. A law is computed again with every expectation moved by its own error, to see how much the law
 moves: `shift` 0 is without, 1 moves all upward, 2 with alternating signs like a chessboard (so that a Gram matrix stays
-positive). Shifts 3 and 4 leave them; they have quasi-random nodes of their own, a quarter as many.
+positive). Shifts 3 to 5 leave them; they have quasi-random nodes of their own: a quarter as many, or four times.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class HostOnly(Exception):
 
 
 NODES = 2**12  # quasi-random points that stand in for the coordinates of an infinitely wide vector
+NODES_OF_SHIFT = {3: NODES // 4, 4: NODES // 4, 5: NODES * 4}
 DIMENSIONS = 16  # of a Sobol set, one for each source; more sources use more sets
 
 

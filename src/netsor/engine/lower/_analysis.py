@@ -22,7 +22,7 @@ from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, 
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir_builder import MAX_ARRAY_BYTES
-from ..passes._operations import AdjointCorrection, Fuse
+from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ._components import Clusters, FrameBatch, blocks_of
 
@@ -121,7 +121,7 @@ class ProgramAnalysis:
         begun = [v for v in values if v in made and v in made[v]]
         self.drawn = frozenset(v for v in begun if v in edges or "undrawn" in without) - self.merged_sources
         # sources of which a nonlinearity needs the coordinate asked for
-        nonlinear = [v for v in values if isinstance(v.op, Nonlin) and v in self.coordinates]
+        nonlinear = [v for v in values if isinstance(v.op, Nonlin | OuterProductSum) and v in self.coordinates]
         self.feeds_nonlinearity: frozenset[Value] = frozenset().union(*(made[x] for v in nonlinear for x in asked(v)))
         if "undrawn" in without:
             self.feeds_nonlinearity |= self.coordinates

@@ -19,8 +19,8 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from .._ir_builder import named
-from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, Span
-from ..passes._orders import PRODUCTS, SUMS, Bools, combined, parts_of, through, union
+from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, OuterProductSum, Span
+from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, combined, parts_of, through, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span, unknown_pairs
@@ -244,6 +244,17 @@ def _shown(dual: Dual, value: Vector, frame: InfiniteWidthFrame) -> int:
     return found
 
 
+def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
+    """A mean over coordinates, which fluctuates; and if l has an ε part, what that changes may lie along everything."""
+    s, unknown, more = dual.s, dual.s.sets(value).copy(), dual[op.left]
+    if (more.support | more.unknown).any():
+        for group in s.groups_of(value):
+            frame = s.frames[group]
+            assert isinstance(frame, NodeFrame)
+            unknown.reshape(-1)[group.positions[value]] = bit_range(0, frame.blocks[-1].stop)
+    return Fluctuation(None, np.zeros_like(unknown), unknown)
+
+
 def _linear(dual: Dual, value: Vector, op: Operation) -> Fluctuation:
     """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
     s, (vectors, by) = dual.s, parts_of(value)
@@ -271,6 +282,7 @@ VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
     MatMul: _matmul,
     Fuse: not_known,
     Nonlin: _nonlin,
+    OuterProductSum: _outer_product_sum,
     Rotate: lambda dual, value, op: dual[op.x],
     Span: span,
     **dict.fromkeys(LINEAR, _linear),

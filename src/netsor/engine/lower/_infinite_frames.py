@@ -18,12 +18,12 @@ import numpy as np
 from ...activations import Function
 from ...language._scalar import MULTIPLY
 from .._error import InfiniteError
-from .._expectation_ops import NODES
+from .._expectation_ops import NODES, NODES_OF_SHIFT
 from .._ir import Register
 from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ..passes._orders import Bools, bit_range, lowest_bit
-from ..passes.fuse_nonlinearities import Composed
+from ..passes.fuse_nonlinearities import Composed, jumps
 from ._components import FrameBatch, Number
 from ._finite_frames import Frame, of_each, spanned
 from ._residual_features import ResidualBasis, ResidualFeatures, SignFactor, has_mean_zero, slopes
@@ -168,6 +168,10 @@ class InfiniteWidthFrame(LimitFrame):
         if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):
             raise NodesNeeded(frozenset([self.group.number]))
         new = self.features(at)
+        several = [f for f, of in new.factors() if sum(number < len(at.rows) for number in of) > 1]
+        if any(map(jumps, several)) and not all(rows.value is not None for rows in at.rows):
+            # what jumps along a surface takes a million points, for every replica
+            raise NodesNeeded(frozenset([self.group.number]))
         along = self._coordinates(new, at.linear)
         rows = at.rests.add(self.build, new, self.directions, at.linear, bool(self.group.constant), named(at.f))
         self.unit(at.number, new.count, new, along)
@@ -334,7 +338,7 @@ class NodeFrame(LimitFrame):
     """
 
     def __init__(self, group: FrameBatch, build: Builder) -> None:
-        self.nodes = NODES if build.shift <= 2 else NODES // 4  # see `_expectation_ops`
+        self.nodes = NODES_OF_SHIFT.get(build.shift, NODES)  # see `_expectation_ops`
         super().__init__(group, build, self.nodes, 1 / math.sqrt(self.nodes) if group.constant else None)
         self.rows: list[Register] = []  # of the sources so far
         self.noise: Register | None = None
@@ -363,9 +367,12 @@ class NodeFrame(LimitFrame):
         build.nodes = True
         words = f"{named(at.f)} at {self.nodes} nodes"
         made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
+        return build.step("scale", made, by=self.nodes**-0.5), self.add_outputs(at)
+
+    def add_outputs(self, at: Application) -> int:
+        """The basis functions that the outputs of a nonlinearity are, and can have products with."""
         new = self.features(at)
-        own = self.add_block(shape[1], at.number, new, self.along(new.signs))
-        return build.step("scale", made, by=self.nodes**-0.5), own.along
+        return self.add_block(new.count, at.number, new, self.along(new.signs)).along
 
     def white_noise(self) -> Register:
         """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y along the nodes."""

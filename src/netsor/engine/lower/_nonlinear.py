@@ -16,14 +16,24 @@ from ...language._scalar import ADD, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
 from .._error import ExactError
+from .._expectation_ops import NODES
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
+from ..passes.adam_first_step import SIGN, VANISHING, checked_left
+from ..passes.trained_entries import COORDINATES
 from ._components import FrameBatch
-from ._infinite_frames import Application, LimitFrame, NodeFrame, may_compare_arguments, tie_equal_arguments
+from ._infinite_frames import (
+    Application,
+    LimitFrame,
+    NodeFrame,
+    NodesNeeded,
+    may_compare_arguments,
+    tie_equal_arguments,
+)
 from ._inner_products import paired_products
-from ._residual_features import unnamed
+from ._residual_features import ResidualBasis, unnamed
 from ._rotary_angles import Floats
 from ._state import LoweredVector, State
 
@@ -189,6 +199,8 @@ def _inner_and_outer(f: Function) -> tuple[Function, Function]:
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
     """A function of all coordinates of some vectors, which are drawn whole."""
     if op.x in s.facts.limits:
+        if op.f is COORDINATES:
+            return _at_nodes(s, op)
         raise ExactError(
             value, f"a function of all coordinates, {op.f.name}, at width inf", instead="finite widths have a law"
         )
@@ -198,19 +210,66 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
     return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
 
 
+def _at_nodes(s: State, op: Pool) -> Register:
+    """The values of vectors at some of the nodes of each block: not at their mirror images, where odd functions repeat.
+
+    A plan with a quarter of the nodes (see `_expectation_ops`) repeats a quarter of these.
+    """
+    build, lead = s.build, s.vectors[op.x].lead
+    nodes = _nodes(s, op.x)
+    each = op.count // math.prod(lead.shape[:-1])
+    kept = min(each, max(1, each * nodes // NODES))
+    values = build.take(build.pad_or_cut(lead, nodes), np.arange(each) % kept, axis=2)
+    return build.reshape(build.step("scale", values, by=nodes**0.5), op.count)
+
+
+def _nodes(s: State, x: Vector) -> int:
+    """The number of nodes in the frames of vectors of infinite width, which have to be frames of nodes."""
+    frames = [(group.number, s.frames[group]) for group in s.groups_of(x)]
+    if other := frozenset(number for number, frame in frames if not isinstance(frame, NodeFrame)):
+        raise NodesNeeded(other)
+    return frames[0][1].directions
+
+
 def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
-    """A function of the entries of outer products, times vectors: all coordinates of all of them."""
-    build, blocks, width = s.build, s.facts.blocks[value], int(s.facts.widths[value])
-    left = build.pad_or_cut(s.vectors[op.left].lead, width)
-    arrays, start = [build.reshape(left, *op.left.shape, blocks * width)], 0
+    """A function of the entries of outer products, times vectors: all coordinates of all of them, or all nodes."""
+    build, blocks, infinite = s.build, s.facts.blocks[value], value in s.facts.limits
+    given, start = [], 0
     for shape in op.shapes:
         stop = start + math.prod(shape)
-        arrays.append(build.reshape(build.step("part", s.scalars[op.given], start=start, stop=stop), *shape))
+        given.append(build.reshape(build.step("part", s.scalars[op.given], start=start, stop=stop), *shape))
         start = stop
-    made = (*value.shape, blocks * width)
-    words = "entries of the gradient"
-    lead = build.step("outer", *arrays, made=made, words=words, sizes=op.sizes, eps=op.eps)
-    return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
+
+    def made(left: Register, width: int) -> Register:
+        left = build.reshape(build.pad_or_cut(left, width), *op.left.shape, blocks * width)
+        shape, words = (*value.shape, blocks * width), "entries of the gradient"
+        found = build.step("outer", left, *given, made=shape, words=words, sizes=op.sizes, eps=op.eps)
+        return build.reshape(found, *value.shape, blocks, width)
+
+    lead = s.vectors[op.left].lead
+    if not infinite:
+        return LoweredVector(made(lead, int(s.facts.widths[value])))
+    nodes = _nodes(s, op.left)
+    if ((_limits(s, op.left) == 0).all(axis=-1) & _varies(s, op.left).any(axis=-1)).any():
+        raise ExactError(value, VANISHING)
+    sample = None
+    if value in s.facts.coordinates:
+        sample = made(s.sample(op.left), len(s.facts.picked))
+    sets = np.zeros((*value.shape, blocks), dtype=object)
+    for group in s.groups_of(value):
+        frame, places = s.frames[group], group.positions[value]
+        assert isinstance(frame, NodeFrame)
+        at = group.positions[op.left]
+        rows = build.constant(np.zeros((*places.shape, 0)))
+        number = (*s.facts.number[value], s.groups_of(value).index(group))
+        reached = [union(s.sets(op.left).ravel()[at])]
+        sets.reshape(-1)[places] = frame.add_outputs(
+            Application(SIGN, [rows], reached, [], [(op.left, at)], ResidualBasis(), True, number)
+        )
+    s.epsilons.clear()  # ε parts may lie along these functions too
+    left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
+    left = build.step("apply", left, made=left.shape, f=checked_left, shape=left.shape)
+    return LoweredVector(build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets)
 
 
 def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], shape: tuple[int, ...]) -> Register:
