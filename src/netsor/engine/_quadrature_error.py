@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .._array_api import Floats, one_blas_thread
+from .._array_api import Bools, Floats, one_blas_thread
 from ._ir import VIEWS, Register
 from ._plan import Plan
 from .backends import Backend, Numpy
@@ -20,6 +20,13 @@ ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
 QUADRATURE_PROBE_REPLICAS = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 FEW = 2  # the same, to see whether there is any effect
 NONE = 1e-6  # effect in these, relative to the spread of an output, with which more replicas need not be tried
+SMALL = 0.05  # largest draw of an output, relative to the terms that it is a sum of, if it may be 0
+ZERO_MEAN = 5.0  # standard errors within which the mean of a 0 is
+NODE_REPLICAS = 128  # in which an output is computed with fewer nodes and with more
+# How many times larger the median size of a 0 is, at least, with a quarter of the nodes than with four times as many:
+# errors of order NODES^(−1/2) to NODES^(−1) make it 4 to 16 times. What is not 0 has a ratio of 1, or up to 3 if it is
+# at most 1.4 times as large as its error.
+NODE_GROWTH = 3.0
 COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 
 
@@ -135,6 +142,25 @@ def node_bias(question: PlanQuery) -> Floats:
         return np.zeros(plan.mean.shape)
     found = [sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
     return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
+
+
+def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:
+    """The outputs that are 0 but for errors of nodes, (entries,), given draws of conditional means and covariances.
+
+    Terms may cancel in an output in a way that no structure shows: ⟨∂f/∂x, x⟩ = 0 if f does not depend on the length
+    of x. At nodes an error is left, which falls as their number grows.
+    """
+    plan, size = question.plan(), np.abs(means).max(axis=0)
+    found: Bools = ~np.diagonal(covs, axis1=1, axis2=2).any(axis=0) & (size > 0)
+    found &= np.abs(means.mean(axis=0)) < ZERO_MEAN * means.std(axis=0) / np.sqrt(len(means))
+    if not (plan.nodes and found.any()):
+        return np.zeros_like(found)
+    with one_blas_thread():
+        found &= size < SMALL * _largest_term(plan, FEW)
+        if found.any():
+            few, many = (np.abs(sample_block(question.plan(shift), 0, NODE_REPLICAS)[0]) for shift in (3, 5))
+            found &= np.median(few, axis=0) > NODE_GROWTH * np.median(many, axis=0)
+    return found
 
 
 def relative_scale(mean: Floats, variance: Floats) -> Floats:

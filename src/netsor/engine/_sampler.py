@@ -17,7 +17,14 @@ from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binn
 from ._parallel import Progress, Silent, at_once, check_memory, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
-from ._quadrature_error import QUADRATURE_PROBE_REPLICAS, checked_quadrature_error, moves, relative_scale, sample_block
+from ._quadrature_error import (
+    QUADRATURE_PROBE_REPLICAS,
+    checked_quadrature_error,
+    moves,
+    node_zeros,
+    relative_scale,
+    sample_block,
+)
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
 from .backends._numpy import Streams, block_bytes, block_of, blocks
@@ -124,6 +131,9 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     for part, (mean, cov) in sampling.run(work.law, chunks(draws, work.size), together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(plan, seed, means, covs)
+    zero = node_zeros(question, means, covs)
+    means[:, zero] = covs[:, zero] = 0.0
+    covs[:, :, zero] = 0.0
     if where.precision == "float32":
         means = remove_rounding_ties(plan, means, covs, seed, where)
     if plan.averaged:
