@@ -160,10 +160,79 @@ def test_attention_at_infinite_width():
     assert near(ns.Program((f, f1)), width=1024) > 1e-4
 
 
+def nodes(points, cov):
+    """Points (points^k, k) of a product of midpoint rules for N(0, cov), of equal weight."""
+    z = stats.norm.ppf((np.arange(points) + 0.5) / points)
+    z = np.stack(np.meshgrid(*[z] * len(cov), indexing="ij"), axis=-1).reshape(-1, len(cov))
+    return z @ np.linalg.cholesky(cov).T
+
+
+def moved_by_adam(tokens, by):
+    """How far µP's hidden layer moves: E_α[(η E_β[by(Σ_t l_tα h_tβ) h_0β])²], h = tanh(g), l_t = −target_t φ'(k_t) r.
+
+    The sign of r does not matter, and f = 0 before the step.
+    """
+    h = np.tanh(nodes(90_000 if tokens == 1 else 300, X[:tokens] @ X[:tokens].T / 3))
+    k = nodes(24, h.T @ h / len(h))
+    left = -T[:tokens] * (1 - np.tanh(k) ** 2)
+    return RATE**2 * np.mean([(by(row @ h.T) @ h[:, 0] / len(h)) ** 2 for row in left])
+
+
+@pytest.mark.parametrize(("tokens", "accuracy"), [(1, 1e-5), (2, 5e-3)])
+def test_adam_after_a_nonlinearity(tokens, accuracy):
+    """Of one token, a product of signs; of two, a mean over nodes. The other side is a product rule."""
+    w, r = ns.weight(n, n), ns.gaussian(n)
+    k = w @ ns.tanh(ns.weight(n, 3) @ ns.data(X[:tokens]))
+    loss = 0.5 * ((ns.mean_dot(r, ns.tanh(k)) - T[:tokens]) ** 2).sum()
+    net = ns.Program(size(ns.step(k, loss, over_fan_in, "adam", weights=w) - k))
+    found = net.law(n=inf, draws=60).with_error.mean()
+    right = moved_by_adam(tokens, np.sign)
+    assert abs(found.value - right) < 4 * found.error + 1e-5 * right
+    assert found.error < accuracy * right
+    assert abs(moved_by_adam(tokens, np.tanh) / right - 1) > 0.1  # of another function of the entries
+
+
+def deep(tokens=2):
+    """Hidden layers after ReLU and layer norms, a matrix used twice, and a first layer with data: before and after."""
+    w = [ns.weight(n, 3), ns.weight(n, n), ns.weight(n, n)]
+    x = ns.relu(w[0] @ ns.data(X[:tokens]))
+    y = ns.layer_norm(x + w[1] @ ns.tanh(w[1] @ x), eps=1e-6)
+    h = w[2] @ y
+    f = ns.mean_dot(ns.gaussian(n), ns.tanh(h))
+    rates = {w[0]: 0.3, w[1]: over_fan_in, w[2]: over_fan_in}
+    after = ns.step([f, h], 0.5 * ((f - T[:tokens]) ** 2).sum(), rates, "adam", w)
+    return ns.Program((after[0], size(after[1]), size(after[1] - h)))
+
+
+def attention_by_adam():
+    """µP: the gradient of queries and keys vanishes up to its fluctuations, and Adam moves by their signs."""
+    x = ns.tanh(ns.gaussian(n, 2))
+    q, k, v = (ns.weight(n, n) for _ in range(3))
+    scores = ns.mean_dot(q @ x, k @ x)
+    y = ns.softmax(scores) @ (v @ x)
+    f = ns.mean_dot(ns.gaussian(n), y)
+    after = ns.step([scores], ((f - T) ** 2).sum(), over_fan_in, "adam", [q, k])
+    return ns.Program((after[0][0, 0], after[0][0, 1]))
+
+
+def test_adam_of_several_layers_is_that_of_large_widths():
+    limit, wide = (np.concatenate([u.reshape(16, -1) for u in deep().draw(n=w, draws=16)], 1).T for w in (inf, 400))
+    for a, b in zip(limit, wide, strict=True):
+        assert abs(a.mean() - b.mean()) < 5 * np.hypot(a.std(), b.std()) / 16**0.5 + 0.02 * abs(b.mean())
+        assert a.std() < 0.5 * b.std()  # it is a number in the limit
+
+
+@pytest.mark.slow
+def test_adam_takes_the_signs_of_fluctuations():
+    """Scores after the step are ± one number, as nearly at large widths; their signs depend on each other."""
+    limit, wide = (np.array(attention_by_adam().draw(n=w, draws=100)) for w in (inf, 800))
+    np.testing.assert_allclose(np.abs(limit).mean(axis=1), np.abs(wide).mean(axis=1), rtol=0.03)
+    assert (np.abs(limit).std(axis=1) < 0.5 * np.abs(wide).std(axis=1)).all()
+    for f in (lambda u: np.sign(u[0]), lambda u: np.sign(u[1]), lambda u: np.sign(u[0] * u[1])):
+        assert abs(f(limit).mean() - f(wide).mean()) < 4 * (2 / 100) ** 0.5
+
+
 def test_adam_is_refused_where_no_form_is_known():
-    _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
-    with pytest.raises(ns.ExactError, match=r"not Gaussian of mean 0, at width inf \(Nonlin"):
-        ns.Program(f1).draw(n=inf, draws=2)
     _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"], hidden=lambda v: v, eps=0.1)
     with pytest.raises(ns.ExactError, match=r"eps=0\.1 at infinite width, .*; take eps=0, or finite widths"):
         ns.Program(f1).draw(n=inf, draws=2)
