@@ -264,7 +264,7 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
         number = (*s.facts.number[value], s.groups_of(value).index(group))
         reached = [union(s.sets(op.left).ravel()[at])]
         sets.reshape(-1)[places] = frame.add_outputs(
-            Application(SIGN, [rows], reached, [], [(op.left, at)], ResidualBasis(), True, number)
+            Application(SIGN, [rows], reached, [], ResidualBasis(), True, number)
         )
     s.epsilons.clear()  # ε parts may lie along these functions too
     left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
