@@ -113,3 +113,17 @@ def test_a_product_that_is_0_in_the_limit(norm):
     g = ns.grad(ns.dot(ns.gaussian(n), norm(h, eps=0.0)[0]), h)
     law = ns.Program(ns.dot(g[0], h[0])).law(n=inf, draws=50)
     assert abs(law.mean()) + law.std() < 1e-12
+
+
+@pytest.mark.slow
+def test_what_is_0_but_for_errors_of_nodes():
+    """⟨∂f/∂x, x⟩ is 0, because f does not depend on the length of x; at nodes it is of order 1e-3."""
+    x, w = ns.relu(ns.weight(n, 4) @ ns.data([[-0.1, 0.4, 0.9, -1.0]])), ns.weight(n, n)
+    f = ns.dot(ns.gaussian(n), w.T @ ns.erf(w @ ns.rms_norm(x, eps=0.0)))[0]
+    g = ns.grad(f, x)[0]
+    zero = ns.dot(g, x[0])
+    net = ns.Program((f, zero, zero + 1e-3 * f, g))
+    law = net.law(n=inf, draws=200)
+    assert np.ptp(net.draw(n=inf, draws=50)[1]) > 1e-4
+    assert law[1].var() == law[1].mean() == 0
+    assert law[2].var() > 0.5e-6 * law[0].var()  # as small, but not 0
