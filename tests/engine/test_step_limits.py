@@ -204,11 +204,11 @@ def deep(tokens=2):
     return ns.Program((after[0], size(after[1]), size(after[1] - h)))
 
 
-def attention_by_adam():
+def attention_by_adam(phi=lambda q: q):
     """µP: the gradient of queries and keys vanishes up to its fluctuations, and Adam moves by their signs."""
     x = ns.tanh(ns.gaussian(n, 2))
     q, k, v = (ns.weight(n, n) for _ in range(3))
-    scores = ns.mean_dot(q @ x, k @ x)
+    scores = ns.mean_dot(phi(q @ x), k @ x)
     y = ns.softmax(scores) @ (v @ x)
     f = ns.mean_dot(ns.gaussian(n), y)
     after = ns.step([scores], ((f - T) ** 2).sum(), over_fan_in, "adam", [q, k])
@@ -239,6 +239,11 @@ def test_adam_is_refused_where_no_form_is_known():
     _, (f1, *_) = perceptron("mup", "adam", constant, weights=["in"], eps=0.1)
     with pytest.raises(ns.ExactError, match=r"eps=0\.1 at infinite width"):
         ns.Program(f1).draw(n=inf, draws=2)
+
+
+def test_adam_is_refused_where_fluctuations_are_not_known():
+    with pytest.raises(ns.ExactError, match=r"signs of a gradient whose limit is 0.*method='extrapolate'"):
+        attention_by_adam(ns.erf).draw(n=inf, draws=2)
 
 
 def test_adam_is_refused_where_it_costs_too_much():

@@ -47,12 +47,12 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
     values = context.ordered(outputs)
     if not any(isinstance(value.op, Outer) for value in values):
         return list(outputs)
-    orders = Orders(lambda x: math.isinf(context.width(x)))
+    orders, infinite = Orders(lambda x: math.isinf(context.width(x))), math.inf in context.bound.values()
     small = SmallParts(orders)
 
     def change(old: Value, new: Value) -> Value:
         made = _expanded(new, new.op) if isinstance(new.op, Outer) else new
-        if isinstance(made, Vector):  # in order, so that no chain of values is long
+        if infinite and isinstance(made, Vector):  # in order, so that no chain of values is long
             orders.has_small_part(made), orders.bits(made)
         return made
 
@@ -69,9 +69,10 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
 
     def _of_order_one(x: Vector) -> Vector:
         """Vectors, or √n times those whose limit is 0: a sign forgets that factor."""
-        if orders.bits(x).any() or context.small_parts is SmallPartsRule.NOWHERE:
+        if not infinite or orders.bits(x).any() or context.small_parts is SmallPartsRule.NOWHERE:
             return x
-        return small.small(x) or x
+        found = small.small(x)
+        return x if found is None else found
 
     return rewritten(outputs, context, change)
 
