@@ -12,7 +12,7 @@ from functools import lru_cache
 import pytest
 
 from netsor import audit
-from netsor.cli import _study
+from netsor.cli import _run_study
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
@@ -345,7 +345,7 @@ def test_the_estimate_is_that_of_the_plans(folder):
 
 
 def test_what_would_take_too_long_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(_study, "LONGEST", 1.0)
+    monkeypatch.setattr(_run_study, "LONGEST", 1.0)
     result = netsor(*SMALL[:-1], "1000000", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("netsor: tiny: 1,000,000 draws of 3 tokens would take about")

@@ -13,7 +13,7 @@ from netsor import studies
 from netsor._validate import ArgumentError, TraceError
 from netsor.cli._main import Watch
 from netsor.cli._options import BackendChoice, Command
-from netsor.cli._study import run_study
+from netsor.cli._run_study import run_study
 from netsor.engine.backends import Numpy
 from netsor.studies import Cost
 

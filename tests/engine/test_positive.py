@@ -9,7 +9,7 @@ import pytest
 import netsor as ns
 from netsor.engine import _latent
 from netsor.engine.backends._numpy import Streams, positive_products
-from netsor.engine.lower import _relu_gram, make_plan
+from netsor.engine.lower import _relu_sign_patterns, make_plan
 
 from .compare import conditional, n, smallest_p
 
@@ -43,7 +43,7 @@ def kinds(net, **widths):
 @pytest.mark.parametrize("net", [tokens(1), tokens(2), tokens(3), tokens(4), stack(), given(1), given(2)])
 def test_the_law_is_that_of_the_literal_network(net, monkeypatch):
     """At small widths, where patterns of signs are often missing, and whole vectors are 0."""
-    monkeypatch.setattr(_relu_gram, "MIN_COORDINATES_PER_PATTERN", 0)
+    monkeypatch.setattr(_relu_sign_patterns, "MIN_COORDINATES_PER_PATTERN", 0)
     for width in (1, 2, 5):
         assert "positive" in kinds(net, n=7)
         assert smallest_p(net, draws=3000, n=width) > LEVEL

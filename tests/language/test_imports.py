@@ -165,7 +165,7 @@ def test_imports_go_downward():
 
 def test_what_is_slow_to_import_is_imported_when_it_is_needed():
     """A command that ends at once, or that needs no plan, should not wait for it; a plan needs nothing of scipy."""
-    modules = ("_program", "cli._subject", "cli._study")
+    modules = ("_program", "cli._subject", "cli._run_study")
     slow = (
         "scipy.special",
         "scipy.sparse",

@@ -15,7 +15,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.torch import _program
-from netsor.torch._draws import Draws
+from netsor.torch._random_parameters import Draws
 
 from ..engine.differences import drawn
 from .forks import GPT, DenseMoeGPT, DiffTransformer, EncoderDecoder, GPTConfig, MoeGPT, SandwichTransformer

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import netsor as ns
-from netsor.torch import _samples
+from netsor.torch import _fresh_modules
 
 from .own_modules import Initialised, Scaled
 
@@ -30,7 +30,7 @@ LAWS = {
 
 @pytest.mark.parametrize("large", [2**20, 1000])  # with all numbers, and with samples of large parameters
 def test_laws_are_read_from_the_initialisation(large, monkeypatch):
-    monkeypatch.setattr(_samples, "LARGE", large)
+    monkeypatch.setattr(_fresh_modules, "LARGE", large)
     state = torch.random.get_rng_state()
     found = ns.torch.parameters(Initialised)
     assert torch.equal(state, torch.random.get_rng_state())

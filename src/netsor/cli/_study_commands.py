@@ -27,7 +27,7 @@ def run(
 ) -> Any:
     """Run the study that `make` makes of the options, with the backend, the folder and the command line among them."""
     from ..engine.backends import Numpy
-    from ._study import run_study
+    from ._run_study import run_study
 
     if out is not None:
         check_name("--out", out)
@@ -138,7 +138,7 @@ def audit_command(
     """
     from ..studies.audit._baseline import Baseline
     from ._load_program import usage_errors
-    from ._study import against, audit_study, printed, rules_of
+    from ._run_study import against, audit_study, printed, rules_of
 
     without = options.pop("no_gradients")
     if without and options["gradients"]:
@@ -235,7 +235,7 @@ def coord_check_command(
     names with ns.probe what to measure; FILE is run. With --out an interrupted check of a model resumes where it
     stopped. Files in the folder that no earlier check wrote are never overwritten.
     """
-    from ._study import coord_check_study, printed
+    from ._run_study import coord_check_study, printed
 
     result = run(watch, options, coord_check_study, out, as_json)
     printed(result, out, as_json, verbose)
@@ -265,7 +265,7 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
     function of the width that returns a program whose output is the loss; FILE is run. With --out an interrupted sweep
     of a model resumes where it stopped. Files in the folder that no earlier sweep wrote are never overwritten.
     """
-    from ._study import printed, transfer_study
+    from ._run_study import printed, transfer_study
 
     result = run(watch, options, transfer_study, out, as_json)
     printed(result, out, as_json, verbose)

@@ -1,6 +1,6 @@
 """The two interpreters of a program: the reference, and the compiler (passes, lowering, plan, run) with its sampler."""
 
-from ._error import ExactError, NoLimitError
+from ._exceptions import ExactError, NoLimitError
 from ._plan import Plan
 from ._reference import simulate
 from ._sampler import Sampling, sample_conditional_law

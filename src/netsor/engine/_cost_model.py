@@ -23,7 +23,7 @@ class Prices:
     product: float  # a multiplication of a matrix product
     factor_entry: float  # of a triangular factor, in addition to its multiplications
     factor_row: float  # the same for each row: rows come one after the other, however many matrices there are
-    ragged: bool = False  # whether each replica can draw its own amount of numbers: see `lower._relu_gram`
+    ragged: bool = False  # whether each replica can draw its own amount of numbers: see `lower._relu_sign_patterns`
 
     def factor(self, matrices: float, rows: float, columns: float) -> float:
         """Products of rows with each other, and the triangular factor of these."""

@@ -21,7 +21,7 @@ from ..language._operation import Dot, Gaussian, MatMul, Normal, Source
 from ..language._rotary import Rotate
 from ..language._scalar import Scalar
 from ..language._vector import Vector
-from ._error import ExactError
+from ._exceptions import ExactError
 from ._plan import Plan
 from ._quadrature_error import sample_block
 from .lower import make_plan

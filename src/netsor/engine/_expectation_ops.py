@@ -18,7 +18,7 @@ import scipy
 from .._array_api import Array
 from .._sobol import Sobol
 from ..activations import Function
-from ._error import InfiniteError
+from ._exceptions import InfiniteError
 from ._ops import gram, squares
 
 

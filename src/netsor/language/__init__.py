@@ -37,8 +37,8 @@ from ._score import stack as stack
 from ._softmax import softmax as softmax
 from ._step import step as step
 from ._step import train as train
-from ._tangent import grad_norm as grad_norm
-from ._tangent import ntk as ntk
+from ._tangent_kernel import grad_norm as grad_norm
+from ._tangent_kernel import ntk as ntk
 from ._vector import Vector as Vector
 from ._vector import ones as ones
 from ._width import Width as Width

@@ -18,7 +18,7 @@ from ._grad import Parameter, Parameters, Term, as_loss
 from ._graph import topological_order
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._tangent import clipped, gradients
+from ._tangent_kernel import clipped, gradients
 from ._vector import Vector
 from ._width import Width
 

@@ -15,7 +15,7 @@ from .._program import Program
 from .._validate import ArgumentError, Rng, chosen_seed, real
 from ..language._width import inf
 from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_variation
-from ._rate import growing_width
+from ._convergence_rate import growing_width
 
 LEAST, MOST = 2, 2**24  # widths that are tried
 START = 256  # the first of them, where no closed form suggests another

@@ -15,7 +15,7 @@ from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..activations import Function
 from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last
-from ._draws import Draws, Random
+from ._random_parameters import Draws, Random
 from ._rotary import settled
 
 MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0

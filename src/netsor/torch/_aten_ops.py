@@ -27,7 +27,7 @@ from ._aten_arithmetic import (
     numbers,
 )
 from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, scores
-from ._draws import Random
+from ._random_parameters import Random
 
 # Products
 

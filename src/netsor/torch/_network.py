@@ -18,9 +18,9 @@ from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
 from ..optim import NAMED
+from ._fresh_modules import fresh
 from ._parameters import Parameters, parameters
 from ._program import Graph, Module, Reader, UnsupportedError, captured, name_of
-from ._samples import fresh
 from ._structure import Block, Structure, structure
 
 TOKENS = 16  # of different ids, if none are given

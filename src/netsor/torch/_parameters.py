@@ -14,7 +14,7 @@ import torch
 from .._array_api import Floats
 from .._program import Program
 from .._validate import Rng, chosen_seed
-from ._samples import Module, Sample, drawn
+from ._fresh_modules import Module, Sample, drawn
 
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # what is treated as Gaussian, of the same variance
 

@@ -26,10 +26,10 @@ from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import VIEWS_OF_PARAMETERS, apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
-from ._draws import Draws, Random
+from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
+from ._random_parameters import Draws, Random
 from ._rotary import settled
-from ._samples import fresh
 
 EINSUM = torch.ops.aten.einsum.default
 Module = Any

@@ -33,9 +33,9 @@ def positive_products(
 ) -> Array:
     """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory.
 
-    From the number of coordinates with each pattern of signs: see `lower/_relu_gram.py`. A replica takes its numbers
-    from streams of their own for the counts, and for the sizes of each vector in each pattern, so that they do not
-    depend on how replicas are divided into blocks.
+    From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. A replica takes its
+    numbers from streams of their own for the counts, and for the sizes of each vector in each pattern, so that they do
+    not depend on how replicas are divided into blocks.
 
     `following(key, array)` are the generators of a stream for the next replicas, and these replicas of an array.
     """

@@ -25,7 +25,7 @@ from ...language._scalar import Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
 from .._cost_model import CPU, Prices
-from .._error import ExactError, InfiniteError
+from .._exceptions import ExactError, InfiniteError
 from .._ir import Register
 from .._ir_builder import TooLargeError, named
 from .._plan import Plan
@@ -50,7 +50,7 @@ from ._linear import lower_linear, taken
 from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
-from ._relu_gram import positive
+from ._relu_sign_patterns import positive
 from ._reused_weights import adjoint, along, span
 from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
 from ._state import LoweredVector, State

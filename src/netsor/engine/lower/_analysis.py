@@ -20,7 +20,7 @@ from ...language._array import Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._vector import Vector
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._ir_builder import MAX_ARRAY_BYTES
 from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of

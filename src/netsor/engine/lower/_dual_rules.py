@@ -16,7 +16,7 @@ from ...language._rotary import Rotate
 from ...language._scalar import INVERSE, Scalar
 from ...language._score import rsqrt
 from ...language._vector import Vector
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, OuterProductSum, Span

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...activations import Function
 from ...language._scalar import MULTIPLY
-from .._error import InfiniteError
+from .._exceptions import InfiniteError
 from .._expectation_ops import NODES, NODES_OF_SHIFT
 from .._ir import Register
 from .._ir_builder import Builder, named

@@ -16,7 +16,7 @@ from ...language._operation import Dot
 from ...language._rotary import Rotate
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._ir import Register
 from ..passes._orders import union
 from ._components import FrameBatch

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...language._array import Operation, Value, rule_for
 from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._ir import Register
 from ..passes._operations import Append
 from ..passes._orders import combined, parts_of, sets_of

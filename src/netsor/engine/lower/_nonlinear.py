@@ -15,7 +15,7 @@ from ...language._operation import Apply, Dot, Nonlin, Take
 from ...language._scalar import ADD, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._expectation_ops import NODES
 from .._ir import Register
 from .._ir_builder import Builder, named

@@ -11,7 +11,7 @@ from ...language._array import VectorAccess
 from ...language._operation import Data
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._ir import Register
 from ._analysis import local_coordinates
 from ._state import Ints, State

@@ -13,7 +13,7 @@ import numpy as np
 from ...language._array import Value
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection
 from ._dual_rules import score

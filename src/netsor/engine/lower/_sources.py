@@ -15,7 +15,7 @@ from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
 from ...language._vector import Vector
 from .. import _cost_model
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._ir import Register
 from .._parallel import check_memory
 from .._rng_keys import SAMPLE

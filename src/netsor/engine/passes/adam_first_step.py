@@ -31,7 +31,7 @@ from ...language._array import Value
 from ...language._scalar import applied, constant
 from ...language._score import join, mean_dot
 from ...language._vector import Nonlin, Vector, mix
-from .._error import ExactError, UnplacedError
+from .._exceptions import ExactError, UnplacedError
 from ._operations import Outer, OuterProductSum
 from ._orders import Orders
 from ._rewrite import Context, SmallPartsRule, rewritten

@@ -26,7 +26,7 @@ from ...language._parameters import Weight
 from ...language._scalar import ADD, Scalar, constant
 from ...language._score import mean_dot, stack
 from ...language._vector import Vector, mix
-from .._error import ExactError
+from .._exceptions import ExactError
 from ._rewrite import Context, rewritten
 
 MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated separately

@@ -33,10 +33,10 @@ from ...language._operation import (
 )
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import join, mean_dot
-from ...language._tangent import pooled
+from ...language._tangent_kernel import pooled
 from ...language._vector import Nonlin, Vector, mix
 from ...optim import Coefficients, Rates, unit
-from .._error import ExactError
+from .._exceptions import ExactError
 from ._operations import Outer
 from ._rewrite import Context, rewritten
 from .adam_first_step import eps_error

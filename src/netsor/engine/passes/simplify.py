@@ -60,7 +60,7 @@ from ...language._score import join, mean_dot
 from ...language._softmax import MASKED_SOFTMAX, SOFTMAX
 from ...language._vector import Vector, mix
 from ...language._width import Width
-from .._error import ExactError
+from .._exceptions import ExactError
 from .._psd_cholesky import factor
 from ._operations import Fuse
 from ._rewrite import Context, asked, linear_sources, rewritten, users_of

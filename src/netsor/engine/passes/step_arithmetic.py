@@ -20,7 +20,7 @@ from ...language._operation import Root
 from ...language._scalar import Scalar, constant
 from ...language._width import Width
 from ...optim import MUON_SINGULAR_VALUE_RTOL, Coefficients
-from .._error import ExactError
+from .._exceptions import ExactError
 
 LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is found
 

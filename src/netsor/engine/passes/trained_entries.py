@@ -23,7 +23,7 @@ from ...language._operation import MatMul, Normal, OptimiserStep, SteppedMatMul,
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied
 from ...language._score import Pool, join
-from ...language._tangent import pooled
+from ...language._tangent_kernel import pooled
 from ...language._vector import Vector
 from ...optim import Coefficients, Rates, orthogonalised
 from ._operations import MaterialisedMatMul

@@ -34,7 +34,7 @@ from ...language._score import join
 from ...language._vector import Vector, mix
 from ...language._width import Width
 from .. import _cost_model
-from .._error import ExactError
+from .._exceptions import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, MaterialisedMatMul, Span
 from ._orders import Orders
 from ._rewrite import Context, SmallPartsRule, asked, asked_together, linear_sources, rewritten, uses_of
