@@ -70,8 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             case ["", ""]:
                 self._begin("text/html; charset=utf-8")
                 self.wfile.write(local_page(self.server.target).encode())
-            case ["", "file", number, name] if number.isdecimal() and int(number) in self.server.views:
-                view, kind = self.server.views[int(number)], name.rpartition(".")[2]
+            case ["", "file", number, name] if self._has(number, kind := name.rpartition(".")[2]):
+                view = self.server.views[int(number)]
                 self._begin(TYPES[kind])
                 self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind, view.columns))
             case _:
@@ -88,6 +88,9 @@ class Handler(BaseHTTPRequestHandler):
 
         with suppress(ConnectionError), self.server.audit if kind in AUDITS else nullcontext():
             answer(kind, content, emit, self.server.target, self.server.links)
+
+    def _has(self, number: str, kind: str) -> bool:
+        return kind in TYPES and number.isdecimal() and int(number) in self.server.views
 
     def _begin(self, kind: str) -> None:
         self.send_response(200)
