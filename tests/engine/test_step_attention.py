@@ -58,11 +58,6 @@ def test_another_learning_rate_is_seen():
 
 
 REFUSED = {  # by what, with the remedy
-    "scores over √n": (
-        {"scaling": "sqrt"},
-        ns.optim.SGD(0.5),
-        r"a score of factors that share a source.*; finite widths have an exact law; .*method='extrapolate'",
-    ),
     "heads of a fixed dimension": ({"head_dim": 4}, ns.optim.SGD(0.5), r"order n\^\(0\.5\).*; let its lr fall faster"),
     "moments": (
         {},

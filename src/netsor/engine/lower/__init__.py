@@ -7,7 +7,6 @@ matrix"). Without any shortcut every source is drawn whole, and every Gram matri
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -30,7 +29,6 @@ from .._ir import Register
 from .._ir_builder import TooLargeError, named
 from .._plan import Plan
 from .._rng_keys import SAMPLE
-from ..backends._numpy import Streams, block
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import (
     AdjointCorrection,
@@ -43,7 +41,7 @@ from ..passes._operations import (
 )
 from ..passes._rewrite import Context, SmallPartsRule
 from ._analysis import ProgramAnalysis
-from ._dual_rules import UnknownEpsilonPart, epsilon_part, score
+from ._dual_rules import ScoreError, UnknownEpsilonPart, epsilon_part, score
 from ._infinite_frames import NodesNeeded
 from ._inner_products import mean, products, products_of_coordinates, rotated
 from ._linear import lower_linear, taken
@@ -54,8 +52,9 @@ from ._relu_sign_patterns import positive
 from ._reused_weights import adjoint, along, span
 from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
 from ._state import LoweredVector, State
+from ._very_wide import WIDEST, limit_by_width, replicas_of
 
-REPLICAS = 64  # in which lost parts of order n^(−1/2) are looked for: scores may decide whether there are any
+LOST = "a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not followed"
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,23 @@ class PlanQuery:
         """A new plan."""
         if unknown := set(self.without) - set(SHORTCUTS):
             raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
+        if list(self.bound.values()).count(math.inf) == 1 and self._asks_products_alone():
+            return self._limit_of_products(shift)
+        try:
+            plan = self._planned(shift, SmallPartsRule.WHERE_NEEDED)
+        except UnknownEpsilonPart:
+            return self._planned(shift, SmallPartsRule.NOWHERE)
+        if not _loses_small_parts(plan):
+            return plan
+        try:
+            return self._planned(shift, SmallPartsRule.EVERYWHERE)
+        except (UnknownEpsilonPart, ExactError):  # right but for some replicas, which are refused when they are drawn
+            return plan
+
+    def _planned(self, shift: int, rule: SmallPartsRule) -> Plan:
         narrowed, made_from = narrow_with_origins(self.outputs)
         places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
-        on_nodes, rule, first = frozenset[int](), SmallPartsRule.WHERE_NEEDED, None
+        on_nodes = frozenset[int]()
         while True:
             context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=rule)
             for value in context.ordered(narrowed):  # an index that narrowing added draws nothing, and needs no place
@@ -102,19 +115,43 @@ class PlanQuery:
             made = rewrite(narrowed, context, self.without)
             facts = ProgramAnalysis(made, narrowed, context, names, frozenset(self.without), self.picked)
             try:
-                plan = _lowered(State(facts, context.notes, shift, on_nodes, whole_groups(facts)))
+                return _lowered(State(facts, context.notes, shift, on_nodes, whole_groups(facts)))
             except NodesNeeded as error:  # known only now, from the directions
                 on_nodes |= error.groups
-            except (UnknownEpsilonPart, ExactError) as error:
-                if first is not None:  # right but for some replicas, which are refused when they are drawn
-                    return first
-                if isinstance(error, ExactError):
-                    raise
-                on_nodes, rule = frozenset(), SmallPartsRule.NOWHERE
-            else:
-                if rule is not SmallPartsRule.WHERE_NEEDED or not _loses_small_parts(plan):
-                    return plan
-                first, on_nodes, rule = plan, frozenset(), SmallPartsRule.EVERYWHERE
+
+    def _asks_products_alone(self) -> bool:
+        """Whether products of vectors of infinite width are all that the program asks for, and no coordinates."""
+        for value in topological_order(self.outputs):
+            wide = any(isinstance(x, Vector) and math.isinf(x.width.bind(self.bound)) for x in value.op.inputs)
+            if wide and (isinstance(value.op, Pool) or (value.op.acts is not None and value.op.acts.asks_coordinates)):
+                return False
+        return True
+
+    def _limit_of_products(self, shift: int) -> Plan:
+        """The limit of such a program: by the rules of infinite width, else the law at a very large width.
+
+        Bartlett's frames have a direction a vector at every width. So parts of order n^(−1/2), and of order 1/n, are
+        numbers like all others, to as many digits as double precision leaves of them.
+        """
+        refused = ScoreError(self.outputs[0], LOST)
+        try:
+            plan = self._planned(shift, SmallPartsRule.NOWHERE)
+            if not _loses_small_parts(plan):
+                return plan
+        except ScoreError as error:
+            refused = error
+        try:
+            plans = [self._at_most(width)._planned(shift, SmallPartsRule.NOWHERE) for width in (WIDEST / 16, WIDEST)]
+        except ExactError:  # optimisers that need the entries of a gradient
+            raise refused from None
+        if (limit := limit_by_width(*plans)) is None:
+            raise refused
+        return limit
+
+    def _at_most(self, width: float) -> PlanQuery:
+        """The same at a finite width, without drawing the entries of matrices, of which there are too many."""
+        widths = tuple((name, min(n, width)) for name, n in self.widths)
+        return replace(self, widths=widths, without=(*self.without, "drawn"))
 
 
 @lru_cache(maxsize=4)
@@ -129,11 +166,7 @@ def make_plan(outputs: Sequence[Value], bound: Mapping[str, float], shift: int =
 
 def _loses_small_parts(plan: Plan) -> bool:
     """Whether vectors differ by small parts alone, which structure did not tell: it shows in some replicas."""
-    if not any(step.kind == "lost" for step in plan.steps):
-        return False
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the user's functions: `law` shows them
-        return any(np.isnan(found).any() for found in block(plan, Streams(0, 0), REPLICAS))
+    return any(step.kind == "lost" for step in plan.steps) and any(np.isnan(found).any() for found in replicas_of(plan))
 
 
 def _lowered(s: State) -> Plan:

@@ -289,6 +289,10 @@ VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
 }
 
 
+class ScoreError(ExactError):
+    """A score has no law that the rules of infinite width know."""
+
+
 class UnknownEpsilonPart(Exception):
     """The ε part of a scalar that a matrix is asked to follow is not known."""
 
@@ -314,7 +318,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     """
     asked, dual = s.facts.asked[value], Dual(s, VECTORS, SCALARS)
     if (s.meets(x, y, value.ndim) & asked).any() and not (_cancels(s, x, y, value.ndim) | ~asked).all():
-        raise ExactError(
+        raise ScoreError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
         )
     turned = turned_scores(s, value, x, y)
@@ -328,7 +332,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     if (unknown & asked).any() and (unknown & asked & _not_zero(s, x, y)).any():
         if more := [g.number for g in s.facts.groups if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)]:
             raise NodesNeeded(frozenset(more))
-        raise ExactError(
+        raise ScoreError(
             value,
             "a score that depends on terms of order 1/n has no known law as n → ∞: a factor has a part of order "
             "n^(-1/2) made from other scores, or by a function with kinks or jumps",

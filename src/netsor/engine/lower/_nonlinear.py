@@ -268,7 +268,8 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
         )
     s.epsilons.clear()  # ε parts may lie along these functions too
     left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
-    left = build.step("apply", left, made=left.shape, f=checked_left, shape=left.shape)
+    check = partial(checked_left, sizes=op.sizes)
+    left = build.step("apply", left, given[0], made=left.shape, f=check, shape=left.shape)
     return LoweredVector(build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets)
 
 

@@ -143,12 +143,22 @@ def _over_length(along: Any, *rows: Any) -> Any:
     return xp.where(square > 0, along / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0 * along)
 
 
+CHECKED_NODES, CANCELLATION = 64, 1e-12  # of a sum, relative to its terms: less is rounding
 VANISHING = "Adam takes the signs of a gradient whose limit is 0: as n → ∞ these are the signs of its fluctuations"
 
 
-def checked_left(left: Any) -> Any:
-    """l of all uses (…, uses, blocks, nodes); an error where all are 0."""
-    if not np.all(np.any(left, axis=(-1, -2, -3))):
+def checked_left(left: Any, right: Any, sizes: Sequence[float]) -> Any:
+    """l (…, uses, blocks, nodes), with an error if entries Σ_k l_kα r_kβ of the gradient are 0, though not all terms.
+
+    Some of the nodes tell: where entries cancel, they do so with a probability of order 1. Where all terms are 0, as
+    behind a ReLU, the entry is 0 at every width.
+    """
+    xp = array_namespace(left, right)
+    some = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]
+    some = xp.matrix_transpose(some * xp.asarray(sizes, dtype=left.dtype)[:, None])
+    entries, terms = some @ right, xp.abs(some) @ xp.abs(right)
+    cancels = (xp.abs(entries) <= CANCELLATION * terms) & (terms > 0)
+    if bool(xp.any(cancels)) or not bool(xp.all(xp.any(left != 0, axis=(-1, -2, -3)))):
         raise UnplacedError(f"{VANISHING}; net.law(…, method='extrapolate') estimates the limit")
     return left
 
