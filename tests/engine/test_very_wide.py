@@ -20,7 +20,7 @@ def network(seed):
 
 
 def smallest(a, b):
-    """The smallest p-value of Kolmogorov–Smirnov tests of the entries and of the products of two, times their number."""
+    """The smallest p-value of tests of the entries and of products of two, times their number."""
     pairs = np.triu_indices(a.shape[1])
     columns = [np.concatenate([u, u[:, pairs[0]] * u[:, pairs[1]]], axis=1) for u in (a, b)]
     found = [stats.ks_2samp(x, y).pvalue for x, y in zip(*(c.T for c in columns), strict=True)]

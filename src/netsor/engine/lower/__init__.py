@@ -39,7 +39,7 @@ from ..passes._operations import (
     OuterProductSum,
     Span,
 )
-from ..passes._rewrite import Context, SmallPartsRule
+from ..passes._rewrite import Context
 from ._analysis import ProgramAnalysis
 from ._dual_rules import ScoreError, UnknownEpsilonPart, epsilon_part, score
 from ._infinite_frames import NodesNeeded
@@ -93,22 +93,16 @@ class PlanQuery:
         if list(self.bound.values()).count(math.inf) == 1 and self._asks_products_alone():
             return self._limit_of_products(shift)
         try:
-            plan = self._planned(shift, SmallPartsRule.WHERE_NEEDED)
+            return self._planned(shift, small_parts=True)
         except UnknownEpsilonPart:
-            return self._planned(shift, SmallPartsRule.NOWHERE)
-        if not _loses_small_parts(plan):
-            return plan
-        try:
-            return self._planned(shift, SmallPartsRule.EVERYWHERE)
-        except (UnknownEpsilonPart, ExactError):  # right but for some replicas, which are refused when they are drawn
-            return plan
+            return self._planned(shift, small_parts=False)
 
-    def _planned(self, shift: int, rule: SmallPartsRule) -> Plan:
+    def _planned(self, shift: int, small_parts: bool) -> Plan:
         narrowed, made_from = narrow_with_origins(self.outputs)
         places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
         on_nodes = frozenset[int]()
         while True:
-            context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=rule)
+            context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
             for value in context.ordered(narrowed):  # an index that narrowing added draws nothing, and needs no place
                 context.origin[value] = places.get(made_from.get(value, value), len(places))
             names = names_of(context.ordered(narrowed))
@@ -128,20 +122,16 @@ class PlanQuery:
         return True
 
     def _limit_of_products(self, shift: int) -> Plan:
-        """The limit of such a program: by the rules of infinite width, else the law at a very large width.
-
-        Bartlett's frames have a direction a vector at every width. So parts of order n^(−1/2), and of order 1/n, are
-        numbers like all others, to as many digits as double precision leaves of them.
-        """
+        """The limit of such a program: by the rules of infinite width, else from two very large widths."""
         refused = ScoreError(self.outputs[0], LOST)
         try:
-            plan = self._planned(shift, SmallPartsRule.NOWHERE)
+            plan = self._planned(shift, small_parts=False)
             if not _loses_small_parts(plan):
                 return plan
         except ScoreError as error:
             refused = error
         try:
-            plans = [self._at_most(width)._planned(shift, SmallPartsRule.NOWHERE) for width in (WIDEST / 16, WIDEST)]
+            plans = [self._at_most(width)._planned(shift, small_parts=False) for width in (WIDEST / 16, WIDEST)]
         except ExactError:  # optimisers that need the entries of a gradient
             raise refused from None
         if (limit := limit_by_width(*plans)) is None:

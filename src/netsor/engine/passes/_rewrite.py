@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from operator import is_
 from typing import Any
 
@@ -22,14 +21,6 @@ from ._operations import AdjointCorrection, Append, Coefficients, Span
 MAX_COMPARED_SETS = 8
 
 
-class SmallPartsRule(Enum):
-    """Which matrices act apart on the parts of order 1 and of order n^(−1/2) of vectors: see `small_parts`."""
-
-    WHERE_NEEDED = "those that act on vectors which differ by small parts alone, by their structure"
-    EVERYWHERE = "all that act again"
-    NOWHERE = "none"
-
-
 @dataclass(eq=False)
 class Context:
     """What a pass knows besides the graph: widths, the place of each value in the program as written, and prices.
@@ -42,7 +33,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
     numbers: Mapping[str, float] = field(default_factory=dict)  # of hyperparameters that are known
-    small_parts: SmallPartsRule = SmallPartsRule.WHERE_NEEDED
+    small_parts: bool = True  # whether matrices act apart on parts of order n^(−1/2): see `small_parts`
     _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
 
     def ordered(self, outputs: Sequence[Value]) -> list[Value]:

@@ -34,7 +34,7 @@ from ...language._vector import Nonlin, Vector, mix
 from .._exceptions import ExactError, UnplacedError
 from ._operations import Outer, OuterProductSum
 from ._orders import Orders
-from ._rewrite import Context, SmallPartsRule, rewritten
+from ._rewrite import Context, rewritten
 from .small_parts import SmallParts
 from .trained_entries import coordinates
 
@@ -69,7 +69,7 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
 
     def _of_order_one(x: Vector) -> Vector:
         """Vectors, or √n times those whose limit is 0: a sign forgets that factor."""
-        if not infinite or orders.bits(x).any() or context.small_parts is SmallPartsRule.NOWHERE:
+        if not infinite or orders.bits(x).any() or not context.small_parts:
             return x
         found = small.small(x)
         return x if found is None else found

@@ -37,7 +37,7 @@ from .. import _cost_model
 from .._exceptions import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, MaterialisedMatMul, Span
 from ._orders import Orders
-from ._rewrite import Context, SmallPartsRule, asked, asked_together, linear_sources, rewritten, uses_of
+from ._rewrite import Context, asked, asked_together, linear_sources, rewritten, uses_of
 from .small_parts import SmallParts
 
 Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
@@ -46,7 +46,7 @@ Side = tuple[Source, int, int]  # matrices that act together, by the first of th
 def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each matrix in one MatMul at most."""
     made, split = _eliminated(outputs, context, frozenset())
-    found = split if context.small_parts is not SmallPartsRule.NOWHERE else frozenset[Side]()
+    found = split if context.small_parts else frozenset[Side]()
     while found:  # which matrices act on vectors that differ by small parts alone is known after an attempt
         made, found = _eliminated(outputs, context, split)
         found, split = found - split, split | found
@@ -208,8 +208,6 @@ class _Matrices:
             return False
         if known is not None and known.ndim != x.ndim:
             known, x = self._apart(known), self._apart(x)
-        if context.small_parts is SmallPartsRule.EVERYWHERE:
-            return True
         return not orders.adds_direction(x, () if known is None else (known,)).all()
 
     def _apart(self, x: Vector) -> Vector:
