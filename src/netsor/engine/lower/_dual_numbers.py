@@ -50,9 +50,7 @@ class Dual:
                 continue
             pending.pop()
             if one not in made:
-                found = self._fitted(one, self._rule(one)(self, one, one.op))
-                given = (guard for x in self._inputs(one) for guard in made[x].guards)
-                made[one] = replace(found, guards=tuple(dict.fromkeys((*found.guards, *given))))
+                made[one] = self._fitted(one, self._rule(one)(self, one, one.op))
         return made[value]
 
     def _rule(self, value: Value) -> Callable[..., Fluctuation]:
@@ -94,8 +92,7 @@ class Dual:
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
         total = self.sum(terms)
         part = None if total is None else s.build.step("scale", total, by=1 / s.norm(x) ** 2)
-        guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
-        return Fluctuation(part, support | first | second, unknown, self.unit(x), None, guards)
+        return Fluctuation(part, support | first | second, unknown, self.unit(x))
 
     def unit(self, x: Vector) -> Unit:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
@@ -191,10 +188,11 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
             terms.append(s.mix_rows(by, old.part))
             reach = reach | mixed(s.meets(x, v, value.ndim + 1), old.support)
     total, made, left = dual.sum(terms), None, None
-    guards = [guard for v in known for guard in guards_of(dual, v, x)]
+    for v in known:
+        guard(dual, v, x)
     if total is not None:
         made, left = _solved(s, value, x, given, total, own)
-        guards.append(build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True))
+        s.guards[build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True)] = None
         reach = mixed(own[..., -count:], reach)
 
     # less Φ(…) D0
@@ -209,17 +207,16 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
         moved = s.mix_rows(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)
         reach = reach | mixed(cross, s.sets(value))
-    return Fluctuation(made, reach, unknown, None, left, tuple(guards))
+    return Fluctuation(made, reach, unknown, None, left)
 
 
-def guards_of(dual: Dual, directions: Vector, x: Vector | None = None) -> list[Register]:
-    """NaN checks: does x overlap the O(ε) residual that these directions dropped? Without x: is there any residual?"""
-    found, s = [], dual.s
+def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
+    """Check whether x overlaps the O(ε) residual that these directions dropped; without x, whether there is any."""
+    s = dual.s
     for one in _behind(directions, Span):  # directions may be set end to end, or indexed
         if isinstance(one.op, Span) and (left := dual[one].left) is not None:
             other = left if x is None else s.vectors[x].lead
-            found.append(s.build.step("lost", *_same_width(s, left, other), later=False))
-    return found
+            s.guards[s.build.step("lost", *_same_width(s, left, other), later=False)] = None
 
 
 def made_of(x: Vector, images: Vector) -> bool:

@@ -23,7 +23,7 @@ from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, F
 from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, combined, parts_of, through, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
-from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span, unknown_pairs
+from ._dual_numbers import Dual, guard, made_of, none, not_known, span, unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._inner_products import paired_products, products, turned_scores
 from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
@@ -76,10 +76,11 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         support = np.ones(value.shape, dtype=bool)
         wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
         terms.append(build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g))))
-    guards = guards_of(dual, op.d, op.u) if op.d in s.facts.limits else []
+    if op.d in s.facts.limits:
+        guard(dual, op.d, op.u)
     if made_of(op.d, op.u):  # W of what was left over is not among the directions, and W^T would act on it
-        guards += guards_of(dual, op.b)
-    return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g), None, tuple(guards))
+        guard(dual, op.b)
+    return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
 
 
 def _take(dual: Dual, value: Scalar, op: Take) -> Fluctuation:
@@ -303,12 +304,7 @@ def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
     found = dual.converted(dual[op.c], (op.width.name, op.width.factor))
     if (found.unknown & s.facts.asked[value] & ~s.order_one(op.c)).any():
         raise UnknownEpsilonPart
-    return _guarded(s, value, found)
-
-
-def _guarded(s: State, value: Scalar, found: Fluctuation) -> Register:
-    made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
-    return s.build.fold("add", [made, *(s.align_axes(guard, 0, value.ndim) for guard in found.guards)])
+    return found.part or s.build.constant(np.zeros(value.shape))
 
 
 def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
@@ -337,7 +333,9 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             "a score that depends on terms of order 1/n has no known law as n → ∞: a factor has a part of order "
             "n^(-1/2) made from other scores, or by a function with kinks or jumps",
         )
-    return turned or s.build.step("scale", _guarded(s, value, found), by=s.norm(x))
+    if turned is None:
+        turned = s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
+    return turned
 
 
 def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:

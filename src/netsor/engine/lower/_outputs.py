@@ -55,7 +55,8 @@ def results(s: State) -> tuple[Register, Register]:
         wide = [build.reshape(g, output.size, 1, count * own) for g in wide]
         means.append(build.reshape(build.step("join", *rows, axis=1), output.size * count))
         columns.append(build.reshape(build.step("join", *wide, axis=1), output.size * count, count * own))
-    return build.step("join", *means, axis=0), build.step("join", *columns, axis=0)
+    guards = [build.reshape(guard, 1) for guard in s.guards]
+    return build.fold("add", [build.step("join", *means, axis=0), *guards]), build.step("join", *columns, axis=0)
 
 
 def _sets(s: State, output: Vector) -> list[int]:

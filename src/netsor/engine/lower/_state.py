@@ -60,8 +60,7 @@ class Fluctuation:
     """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown.
 
     The last two are sets of directions for vectors, and marks for scalars. Of directions found from vectors, `left` is
-    what of the vectors' ε parts no direction of order 1 holds. `guards` are numbers that are NaN in a replica where
-    that counts, else 0.
+    what of the vectors' ε parts no direction of order 1 holds.
     """
 
     part: Register | None
@@ -69,7 +68,6 @@ class Fluctuation:
     unknown: npt.NDArray[Any]
     unit: Unit | None = None  # of scalars that have one
     left: Register | None = None
-    guards: tuple[Register, ...] = ()
 
 
 def unknown_along(some: npt.NDArray[Any]) -> Fluctuation:
@@ -121,6 +119,7 @@ class State:
         self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
         self.scalars: dict[Value, Register] = {}
         self.epsilons: dict[Value, Fluctuation] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
+        self.guards: dict[Register, None] = {}  # 0, but NaN in a replica where what no direction holds of such counts
         self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
         self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
         self.orders = LoweredOrders(self)
