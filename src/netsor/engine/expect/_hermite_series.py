@@ -16,7 +16,7 @@ import numpy as np
 from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
-from ._univariate import FARTHEST, Single, Windows, between, ends, growing, slices, windows
+from ._univariate import FARTHEST, Poles, Single, between, ends, growing, poles, slices
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
 VALUES = 2**21  # of the function computed at once, to bound memory
@@ -134,10 +134,14 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
     With `far`, for a function that grows: as far out as φ² times the density is not negligible.
     """
     whole = FARTHEST if far else reach(terms)
-    own, around = f.take(rows), windows(f.take(rows), whole, step(terms))
-    parts = [between(whole, step(terms))[None, :], f.edges(rows, whole, step(terms)), around.edges(own, whole)]
+    own = f.take(rows)
+    around = poles(own, whole, step(terms))
+    parts = [between(whole, step(terms))[None, :], f.edges(rows, whole, step(terms)), around.edges(whole, step(terms))]
     edges = np.concatenate([np.broadcast_to(part, (len(rows), part.shape[1])) for part in parts], axis=1)
-    values_at = partial(_hidden, own, around)
+
+    def values_at(some: Array, x: Array) -> Array:
+        return around.hide(some, x, own.at(some, x))
+
     if far:
         end, beyond = ends(f, rows)
         edges = np.clip(edges, -end[:, None], end[:, None])
@@ -150,20 +154,8 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
         result.error[rows] += beyond
 
 
-def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
-    """φ at x, with 0 inside the windows around poles, which have panels of their own."""
-    if not around.poles:
-        return f.at(rows, x)
-    u = f.mean[rows][:, None] + f.std[rows][:, None] * x
-    return around.hide(rows, u, f.of(rows, u))
-
-
-def _integrate(
-    result: Series, f: Single, rows: Array, terms: int, around: Windows, panels: Resolved, far: bool
-) -> None:
+def _integrate(result: Series, f: Single, rows: Array, terms: int, around: Poles, panels: Resolved, far: bool) -> None:
     """The sums over panels. With `far`, φ and h_k are each multiplied by √density, which underflows later."""
-    if around.poles:
-        panels = around.filled(f, panels)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
         weighted = panels.weight * panels.values * density
@@ -176,7 +168,7 @@ def _integrate(
         if f.f.smoothed is None:
             wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(result.square[rows]))
             error = np.where(panels.rough > 0, wide, error)
-        for x, value, doubt, square, square_doubt in around.tails(f):
+        for x, value, doubt, square, square_doubt in around.tails():
             result.square[rows] += square
             for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):
                 result.coefficients[k, rows] += h * value
