@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Operation, Value, VectorAccess
+from ...language._array import Operation, Value, VectorAccess, field_names
+from ...language._check_function import content_of
 from ...language._graph import topological_order
-from ...language._operation import Concat, Dot, Join, MatMul, Source, Split, Take
+from ...language._operation import Acting, Concat, Dot, Join, MatMul, Source, Split, Take
+from ...language._parameters import Weight
+from ...language._score import join
 from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from ._operations import AdjointCorrection, Append, Coefficients, Span
@@ -76,6 +79,16 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
     return [new[output] for output in outputs]
 
 
+def key_of(value: Value) -> object:
+    """A key that two values share if the same operation makes them from the same inputs."""
+    found: list[object] = [type(value.op), value.shape]
+    for name in field_names(type(value.op)):
+        entry = getattr(value.op, name)
+        parts = [getattr(entry, own) for own in field_names(Weight)] if isinstance(entry, Weight) else [entry]
+        found += [content_of(part) if isinstance(part, np.ndarray) else part for part in parts]
+    return tuple(found)
+
+
 def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
     """What an operation that moves vectors makes of arrays (*shape, blocks); None if it does more."""
     match op:
@@ -107,6 +120,26 @@ def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
         if isinstance(value.op, MatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
     return uses
+
+
+def by_classes(
+    op: Acting, classes: Sequence[Sequence[int]], act: Callable[[Sequence[int], list[int], Vector], Vector]
+) -> Vector:
+    """What the matrices of an operation make, (matrices, vectors), one class of them after the other.
+
+    `act(class, at, x)` gets the places of those of its members that act, and what they act on: (vectors,) or, if each
+    acts on vectors of its own, (members, vectors).
+    """
+    members = op.weight.members.ravel().tolist()
+    place = {member: k for k, member in enumerate(members)}
+    x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
+    parts, order = [], list[int]()
+    for own in classes:
+        at = [place[member] for member in own if member in place]
+        if at:
+            order += at
+            parts.append(act(own, at, x[at] if op.each else x))
+    return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
 
 
 def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:

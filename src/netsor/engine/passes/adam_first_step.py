@@ -36,7 +36,7 @@ from ._operations import Outer, OuterProductSum
 from ._orders import Orders
 from ._rewrite import Context, SmallPartsRule, rewritten
 from .small_parts import SmallParts
-from .trained_entries import coordinates
+from .trained_weights import coordinates
 
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
 MEAN_NODES = 512  # that stand in for the coordinates β of an infinitely wide space: a power of 2

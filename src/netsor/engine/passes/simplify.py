@@ -38,8 +38,7 @@ from ... import activations as known
 from ..._array_api import array_namespace
 from ...activations import Function
 from ...language import _operation as ops
-from ...language._array import Value, field_names
-from ...language._check_function import content_of
+from ...language._array import Value
 from ...language._graph import widths_of
 from ...language._operation import (
     Apply,
@@ -63,7 +62,7 @@ from ...language._width import Width
 from .._exceptions import ExactError
 from .._psd_cholesky import factor
 from ._operations import Fuse
-from ._rewrite import Context, asked, linear_sources, rewritten, users_of
+from ._rewrite import Context, asked, key_of, linear_sources, rewritten, users_of
 
 
 def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -73,14 +72,11 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
     def change(old: Value, new: Value) -> Value:
         match new.op:
             case MatMul(weight, x, each):
-                members = weight.members.ravel()
-                fields = {name: getattr(weight, name) for name in field_names(Weight)}
-                key = *({**fields, "members": content_of(weight.members)}.values()), x, each
-                if key in products:
-                    return products[key]
-                if len(set(members.tolist())) < len(members):
-                    new = _each(new, weight, x) if each else _all(new, weight, x)
-                products[key] = new
+                if (key := key_of(new)) not in products:
+                    repeated = len(np.unique(weight.members)) < weight.members.size
+                    made = _each(new, weight, x) if each and repeated else _all(new, weight, x) if repeated else new
+                    products[key] = made
+                return products[key]
         return new
 
     return rewritten(outputs, context, change)

@@ -1,4 +1,4 @@
-"""Matrices whose entries are numbers of the plan while they are trained: W, and the moments of its optimiser.
+"""The matrices of a weight while they are trained, and those whose entries are numbers of the plan.
 
 Adam's second moment is a function of every entry of the gradients. And a matrix that acts on more vectors than it has
 rows and columns costs less drawn than along all directions of what it acted on (in `weight_reuse` for matrices that are
@@ -9,121 +9,95 @@ coordinates, and its optimiser acts on arrays, as it does in the reference inter
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple, cast
 
 from ..._array_api import array_namespace
 from ...activations import Function
 from ...language._array import Source, Value
-from ...language._operation import MatMul, Normal, OptimiserStep, SteppedMatMul, scalars_of, steps_of
+from ...language._operation import Acting, GradientTerm, Normal, OptimiserStep, SteppedMatMul, steps_of
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied
-from ...language._score import Pool, join
+from ...language._score import Pool
 from ...language._tangent_kernel import pooled
 from ...language._vector import Vector
-from ...optim import Coefficients, Rates, orthogonalised
+from ...optim import Arithmetic, Coefficients, orthogonalised
 from ._operations import MaterialisedMatMul
-from ._rewrite import Context
+from ._rewrite import Context, by_classes
+from .step_arithmetic import WidthFunction, rates_of
 
-Acting = MatMul | SteppedMatMul
+
+class Uses(NamedTuple):
+    """The uses of some matrices in one step: l and r (1 or matrices, K), and the term of G that each belongs to."""
+
+    left: Vector
+    right: Vector
+    terms: tuple[tuple[GradientTerm, int], ...]  # and how many uses
 
 
-class TrainedEntries:
-    """The matrices that are drawn, each with its entries after every step."""
+class TrainedWeight(ABC):
+    """The matrices of one weight, in classes of those that take the same steps.
 
-    def __init__(self, values: Sequence[Value], context: Context, often: bool) -> None:
-        """`often`: also those that act on many vectors, and not only those whose entries are needed."""
-        self.context, self.often = context, often
-        acts: dict[Source, list[Value]] = {}
-        for value in values:
-            if isinstance(value.op, MatMul | SteppedMatMul):
-                acts.setdefault(value.op.weight.source, []).append(value)
-        self.drawn: dict[Source, list[list[int]]] = {}  # members in classes of those that take the same steps
-        self.vectors: dict[Source, int] = {}  # that they act on
-        self.after: dict[tuple[object, ...], tuple[Scalar, Mapping[Any, Any]]] = {}
-        for source, uses in acts.items():
-            classes = _classes(uses)
-            self.vectors[source] = math.ceil(sum(value.size for value in uses) / sum(map(len, classes)))
-            steps = [steps_of(value.op) for value in uses]  # type: ignore[arg-type]
-            if any(steps) and math.inf not in context.bound.values() and self._chosen(source, uses, steps):
-                self.drawn[source] = classes
+    A subclass says how it stores them, and has the functions that an update needs (`optim.Arithmetic`).
+    """
 
-    def _chosen(self, source: Source, uses: Sequence[Value], steps: Sequence[tuple[OptimiserStep, ...]]) -> bool:
-        """Whether an optimiser needs the entries, or they cost less."""
-        for taken in steps:
-            count: Counter[Any] = Counter()
-            for rule in taken:
-                count[rule.optimiser] += 1
-                if not rule.optimiser.linear(count[rule.optimiser]):
-                    return True
-        rows, columns = self._sizes(uses[0].op.weight)  # type: ignore[attr-defined]
-        return self.often and 2 * rows * columns < self.vectors[source] * (rows + columns)
+    value: Value  # the product that is expanded now
+    op: Any  # what makes it
 
-    def _sizes(self, weight: Weight) -> tuple[int, int]:
-        drawn = weight.drawn
-        return int(drawn.in_width.bind(self.context.bound)), int(drawn.out_width.bind(self.context.bound))
+    def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        self.context, self.classes = context, _classes(uses)
+        self.known: dict[tuple[object, ...], tuple[Any, Mapping[Any, Any]]] = {}  # by the steps: W', and the states
+
+    @abstractmethod
+    def initial(self, weight: Weight, own: Sequence[int]) -> Any:
+        """The matrices of a class before all steps."""
+
+    @abstractmethod
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Any:
+        """The gradient of a class."""
+
+    @abstractmethod
+    def at_widths(self, rate: WidthFunction) -> Any:
+        """A number that depends on the widths."""
+
+    @abstractmethod
+    def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
 
     def act(self, value: Value, op: Acting) -> Vector:
-        """W' x by the entries of W'."""
-        weight, members = op.weight, op.weight.members.ravel().tolist()
-        rows = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
-        gain = math.sqrt(weight.drawn.in_width.bind(self.context.bound) / weight.fan.bind(self.context.bound))
-        parts, order = [], []
-        for own in self.drawn[weight.source]:
-            at = [k for k, member in enumerate(members) if member in own]
-            if not at:
-                continue
-            order += at
-            places = tuple(own.index(members[k]) for k in at)
-            x = rows[at] if op.each and len(at) < len(members) else rows
-            entries = self._after(op, own)[0]
-            act = MaterialisedMatMul(entries, x, weight, places, gain, self.vectors[weight.source])
-            parts.append(Vector(act, (len(at), x.shape[-1]), weight.out_width))
-        acted = parts[0] if len(parts) == 1 else join(parts)[np.argsort(order)]
-        return acted.reshape(*value.shape)
+        """W' x of an operation."""
+        self.value, self.op = value, op
+        return by_classes(op, self.classes, self._act).reshape(*value.shape)
 
-    def _after(self, op: Acting, own: Sequence[int]) -> tuple[Scalar, Mapping[Any, Any]]:
-        """Entries (members, in, out) of a class after the steps of an operation, and what optimisers remember."""
-        drawn = op.weight.drawn
-        shape = (len(own), *self._sizes(drawn))
-        key: tuple[object, ...] = (drawn.source, own[0])
-        if key not in self.after:
-            normals = Normal(
-                Source(f"all entries of {drawn.source.name or 'W'}"), drawn.std / math.sqrt(shape[1]), shape
-            )
-            self.after[key] = Scalar(normals, shape), {}
+    def _act(self, own: Sequence[int], at: list[int], x: Vector) -> Vector:
+        members = self.op.weight.members.ravel()
+        return self.product(self._after(self.op, own), [own.index(member) for member in members[at]], at, x)
+
+    def _after(self, op: Acting, own: Sequence[int]) -> Any:
+        """The matrices of a class after the steps of an operation."""
+        key, on = tuple[object, ...]((own[0],)), cast(Arithmetic, self)
+        if key not in self.known:
+            self.known[key] = self.initial(op.weight.drawn, own), {}
         for number, rule in enumerate(steps_of(op)):
-            w, states = self.after[key]
+            w, states = self.known[key]
             key = (*key, rule)
-            if key not in self.after:
+            if key not in self.known:
                 assert isinstance(op, SteppedMatMul)
-                g = self._gradient(op, number, own, shape)
-                if g is not None:
+                if (uses := _uses(op, number, own)) is not None:
+                    rates = rates_of(op, number, self.context.bound, self.at_widths)
                     state = states.get(rule.optimiser)
-                    rates = finite_rates(op, number, self.context.bound)
-                    w, state = rule.optimiser._update(_Arithmetic(shape), w, g, state, rates)
+                    w, state = rule.optimiser._update(on, w, self.gradient(uses, own), state, rates)
                     states = {**states, rule.optimiser: state}
-                self.after[key] = w, states
-        return self.after[key]
+                self.known[key] = w, states
+        return self.known[key][0]
 
-    def _gradient(self, op: SteppedMatMul, number: int, own: Sequence[int], shape: tuple[int, ...]) -> Scalar | None:
-        """The entries of G."""
-        lefts, rights, sizes = [], [], []
-        for left, right, part in zip(op.left, op.right, op.parts, strict=True):
-            if part.step == number and own[0] in part.members:
-                rows = [part.members.index(member) for member in own]
-                lefts.append(left if len(left) == 1 else left[rows])
-                rights.append(right if len(right) == 1 else right[rows])
-                sizes += [part.size(self.context.bound)] * left.shape[1]
-        if not lefts:
-            return None
-        f = Function("outer", partial(_outer, sizes=tuple(sizes)), lipschitz=False)
-        sides = coordinates(pooled(rights), shape[1]), coordinates(pooled(lefts), shape[2])
-        return applied(f, sides, shape, axes=2)
+
+def rows_at(x: Vector, places: Sequence[int]) -> Vector:
+    """Some rows of vectors (1 or matrices, K); one row is for all matrices."""
+    return x if len(x) == 1 else x[list(places)]
 
 
 def _classes(uses: Sequence[Value]) -> list[list[int]]:
@@ -145,10 +119,85 @@ def _classes(uses: Sequence[Value]) -> list[list[int]]:
     return list(classes.values())
 
 
-def finite_rates(op: SteppedMatMul, number: int, bound: Mapping[str, float]) -> Rates:
-    """The numbers of a step at finite widths."""
-    rule, (lr, decay) = op.steps[number], scalars_of(op, number)
-    return Rates(rule.rate(bound) * lr, rule.adjusted(bound) * lr, rule.weight_decay * decay, rule.eps(bound))
+def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
+    """The uses of a class in one step; None if there are none."""
+    lefts, rights, terms = [], [], []
+    for left, right, part in zip(op.left, op.right, op.parts, strict=True):
+        if part.step == number and own[0] in part.members:
+            places = [part.members.index(member) for member in own]
+            lefts.append(rows_at(left, places))
+            rights.append(rows_at(right, places))
+            terms.append((part, left.shape[1]))
+    return Uses(pooled(lefts), pooled(rights), tuple(terms)) if lefts else None
+
+
+class DrawnWeight(TrainedWeight):
+    """Matrices whose entries (members, in, out) are numbers of the plan."""
+
+    def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        super().__init__(uses, context)
+        self.vectors = _vectors(uses, self.classes)
+
+    def initial(self, weight: Weight, own: Sequence[int]) -> Scalar:
+        """Entries N(0, σ²/in)."""
+        rows, columns = sizes(weight, self.context)
+        source, shape = Source(f"all entries of {weight.source.name or 'W'}"), (len(own), rows, columns)
+        return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
+
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Scalar:
+        """The entries of G."""
+        numbers = [part.size(self.context.bound) for part, count in uses.terms for _ in range(count)]
+        f = Function("outer", partial(_outer, sizes=tuple(numbers)), lipschitz=False)
+        rows, columns = sizes(self.op.weight, self.context)
+        given = coordinates(uses.right, rows), coordinates(uses.left, columns)
+        return applied(f, given, (len(own), rows, columns), axes=2)
+
+    def at_widths(self, rate: WidthFunction) -> float:
+        """All widths are finite."""
+        return rate(self.context.bound)
+
+    def product(self, w: Scalar, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """By the entries of W'."""
+        weight, bound = self.op.weight, self.context.bound
+        gain = math.sqrt(weight.drawn.in_width.bind(bound) / weight.fan.bind(bound))
+        act = MaterialisedMatMul(w, x, weight, tuple(places), gain, self.vectors)
+        return Vector(act, (len(at), x.shape[-1]), weight.out_width)
+
+    def elementwise(self, f: Callable[..., Any], *given: Scalar) -> Scalar:
+        """A function of entries."""
+        name = f.func.__name__ if isinstance(f, partial) else f.__name__
+        return applied(Function(name.strip("_"), f, lipschitz=False), given, given[0].shape)
+
+    def orthogonalised(self, g: Scalar, iterations: Coefficients | None, eps: float) -> Scalar:
+        """Of each matrix."""
+        f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
+        return applied(f, (g,), g.shape, axes=2)
+
+
+def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
+    """Whether an optimiser needs the entries of a weight; with `often`, also whether they cost less than directions."""
+    every = [steps_of(value.op) for value in uses]  # type: ignore[arg-type]
+    if not any(every) or math.inf in context.bound.values():
+        return False
+    for taken in every:
+        count: Counter[Any] = Counter()
+        for rule in taken:
+            count[rule.optimiser] += 1
+            if not rule.optimiser.linear(count[rule.optimiser]):
+                return True
+    rows, columns = sizes(uses[0].op.weight, context)  # type: ignore[attr-defined]
+    return often and 2 * rows * columns < _vectors(uses, _classes(uses)) * (rows + columns)
+
+
+def _vectors(uses: Sequence[Value], classes: Sequence[Sequence[int]]) -> int:
+    """On how many vectors each matrix acts."""
+    return math.ceil(sum(value.size for value in uses) / sum(map(len, classes)))
+
+
+def sizes(weight: Weight, context: Context) -> tuple[int, int]:
+    """The widths of a matrix as it was drawn."""
+    drawn = weight.drawn
+    return int(drawn.in_width.bind(context.bound)), int(drawn.out_width.bind(context.bound))
 
 
 def coordinates(x: Vector, width: int) -> Scalar:
@@ -170,20 +219,3 @@ def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
     xp = array_namespace(right, left)
     by = xp.asarray(sizes, dtype=right.dtype)
     return xp.matrix_transpose(right * by[:, None]) @ left
-
-
-class _Arithmetic:
-    """What optimisers do with entries (members, in, out)."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-    def elementwise(self, f: Callable[..., Any], *given: Scalar) -> Scalar:
-        """A function of entries."""
-        name = f.func.__name__ if isinstance(f, partial) else f.__name__
-        return applied(Function(name.strip("_"), f, lipschitz=False), given, self.shape)
-
-    def orthogonalised(self, g: Scalar, iterations: Coefficients | None, eps: float) -> Scalar:
-        """Of each matrix."""
-        f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
-        return applied(f, (g,), self.shape, axes=2)
