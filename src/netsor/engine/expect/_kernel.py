@@ -91,13 +91,12 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
     less = xp.expm1(-2 * size)
     peak = xp.exp(size - middle) / 2
     even, odd = peak * (2 + less), -xp.sign(c) * peak * less
-    if sine_u and sine_v:
-        return xp.sin(mu) * xp.sin(nu) * even + xp.cos(mu) * xp.cos(nu) * odd
-    if sine_u:
-        return xp.sin(mu) * xp.cos(nu) * even - xp.cos(mu) * xp.sin(nu) * odd
-    if sine_v:
-        return xp.cos(mu) * xp.sin(nu) * even - xp.sin(mu) * xp.cos(nu) * odd
-    return xp.cos(mu) * xp.cos(nu) * even + xp.sin(mu) * xp.sin(nu) * odd
+    # sin x = cos(x − π/2), and the sine of that is −cos x
+    (p, q), (r, s) = (
+        (xp.sin(mean), -xp.cos(mean)) if sine else (xp.cos(mean), xp.sin(mean))
+        for mean, sine in ((mu, sine_u), (nu, sine_v))
+    )
+    return p * r * even + q * s * odd
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for pairs whose correlation is too near ±1 for a series. Given u, v

@@ -127,13 +127,11 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
 
 def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     """Where the integral of φ² may stop, and the root of the integral beyond; ∞ where that does not converge."""
-    x = np.concatenate([-_OUTWARD[::-1], _OUTWARD])
+    x = np.stack([-_OUTWARD, _OUTWARD])
     with np.errstate(all="ignore"):
-        values = np.abs(f.at(rows, x[None, :]))
-        level = 2 * np.log(values) + log_density(x)
-    sides = np.stack([level[:, len(_OUTWARD) - 1 :: -1], level[:, len(_OUTWARD) :]], axis=1)  # (rows, 2, outward)
-    finite = np.stack([values[:, len(_OUTWARD) - 1 :: -1], values[:, len(_OUTWARD) :]], axis=1)
-    known = np.cumprod(np.isfinite(finite), axis=2, dtype=bool)
+        values = np.abs(f.at(rows, x.reshape(1, -1))).reshape(len(rows), *x.shape)
+        sides = 2 * np.log(values) + log_density(x)  # (rows, 2, outward)
+    known = np.cumprod(np.isfinite(values), axis=2, dtype=bool)
     sides = np.where(known, sides, -np.inf)
     top = sides.max(axis=(1, 2))
     alive = sides > (top - FALL)[:, None, None]
