@@ -29,8 +29,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -244,13 +244,16 @@ CONTRACTIONS = (known.IDENTITY, known.RELU, known.ABS, known.TANH, known.SIN, kn
 WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)  # |φ| ≤ 1
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """A bound on coordinates: |u| ≤ fixed + |v|, v Gaussian of this variance times so many factors χ/√m."""
 
     fixed: float
     variance: float
     factors: int
+
+    def times(self, c: float) -> Size:
+        """The bound of c u; infinite where a power would raise."""
+        return Size(c * self.fixed, c * c * self.variance, self.factors)
 
 
 def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -293,41 +296,33 @@ def _tail(bound: float, size: Size, width: float) -> float:
     return float(cost.min())
 
 
-def _square(x: float) -> float:
-    return x * x  # infinite where a power would raise
-
-
 def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
     vectors = [size[x] for x in value.op.inputs if isinstance(x, Vector)]
-    if isinstance(value, Scalar) or any(found is None for found in vectors):
-        return None
     found = [v for v in vectors if v is not None]
-    fixed = max((v.fixed for v in found), default=0.0)
-    variance = max((v.variance for v in found), default=0.0)
-    factors = max((v.factors for v in found), default=0)
+    if isinstance(value, Scalar) or len(found) < len(vectors):
+        return None
+    most = Size(*map(max, zip(*found, strict=True))) if found else Size(0.0, 0.0, 0)
     match value.op:
         case ops.Gaussian(_, mean, factor):
             return Size(float(np.abs(mean).max()), float((factor**2).sum(-1).max(initial=0.0)), 1)
         case ops.Data(given):
             return Size(float(np.abs(given).max()), 0.0, 0)
         case ops.MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
-            return Size(0.0, _square(weight.std * (fixed + math.sqrt(variance))), factors + 1)
+            return Size(0.0, (std := most.fixed + math.sqrt(most.variance)) * std, most.factors + 1).times(weight.std)
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
                 return Size(1.0, 0.0, 0)
             contraction = f in CONTRACTIONS or known.is_clip(f) or (known.is_leaky(f) and abs(f.parameters[0]) <= 1)
-            return Size(fixed, variance, factors) if contraction else None
+            return most if contraction else None
         case ops.Add():
             total = sum(math.sqrt(v.variance) for v in found)
-            return Size(sum(v.fixed for v in found), _square(total), factors)
+            return Size(sum(v.fixed for v in found), total * total, most.factors)
         case ops.Scale(Value(op=Constant(numbers))):
-            c = float(np.abs(numbers).max())
-            return Size(c * fixed, _square(c) * variance, factors)
+            return most.times(float(np.abs(numbers).max()))
         case ops.Mix(Value(op=Constant(numbers))):
-            c = float(np.abs(numbers).sum(-1).max())
-            return Size(c * fixed, _square(c) * variance, factors)
+            return most.times(float(np.abs(numbers).sum(-1).max()))
         case ops.Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
-            return Size(fixed, variance, factors)
+            return most
         case ops.Take() | ops.Join() | ops.Concat() | ops.Split():
-            return Size(fixed, variance, factors)
+            return most
     return None
