@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...language._array import Operation, Value, VectorAccess, field_names
 from ...language._check_function import content_of
 from ...language._graph import topological_order
-from ...language._operation import Acting, Concat, Dot, Join, MatMul, Source, Split, Take
+from ...language._operation import Acting, Concat, Dot, Join, MatMul, Source, Split, SteppedMatMul, Take
 from ...language._parameters import Weight
 from ...language._score import join
 from ...language._vector import Vector
@@ -114,10 +114,10 @@ def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:
 
 
 def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
-    """For each matrix: the products in which it, or its transpose, acts."""
+    """For each matrix: the products in which it, or its transpose, acts, also after steps of an optimiser."""
     uses: dict[Source, list[Value]] = {}
     for value in values:
-        if isinstance(value.op, MatMul):
+        if isinstance(value.op, MatMul | SteppedMatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
     return uses
 

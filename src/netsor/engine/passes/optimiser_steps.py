@@ -22,7 +22,7 @@ import numpy as np
 from ...activations import Function
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import GradientTerm, MatMul, Root, Source, SteppedMatMul, SteppedParameter
+from ...language._operation import GradientTerm, MatMul, Root, SteppedMatMul, SteppedParameter
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import join, mean_dot
@@ -31,9 +31,10 @@ from ...language._vector import Nonlin, Vector, mix
 from ...optim import Coefficients, unit
 from .._exceptions import ExactError
 from ._operations import Outer
-from ._rewrite import Context, key_of, rewritten
+from ._rewrite import Context, key_of, rewritten, uses_of
 from .adam_first_step import eps_error
 from .first_order_steps import expand_first_order
+from .simplify import vanishing_ratio
 from .step_arithmetic import (
     Combination,
     Order,
@@ -53,13 +54,9 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
     values = context.ordered(outputs)
     if not any(isinstance(value.op, SteppedMatMul | SteppedParameter) for value in values):
         return list(outputs)
-    uses: dict[Source, list[Value]] = {}
-    for value in values:
-        if isinstance(value.op, MatMul | SteppedMatMul):
-            uses.setdefault(value.op.weight.source, []).append(value)
     weights = {
         source: (DrawnWeight if is_drawn(many, context, draw_often_used) else _OuterProducts)(many, context)
-        for source, many in uses.items()
+        for source, many in uses_of(values).items()
         if any(isinstance(value.op, SteppedMatMul) for value in many)
     }
     states: dict[Value, dict[Any, Any]] = {}  # of the optimisers of initial vectors, by value
@@ -76,7 +73,8 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
 
     found = rewritten(outputs, context, change)
     roots = [value.op for value in topological_order(found) if isinstance(value.op, Root)]
-    small = {str(op.under[0]) for op in roots if not op.over and len(op.under) == 1 and _is_infinite(op, context)}
+    vanishing = [vanishing_ratio(op, context.bound) for op in roots if not op.over and len(op.under) == 1]
+    small = {str(ratio[0]) for ratio in vanishing if ratio is not None}
     if len(small) > 1:
         raise ExactError(
             outputs[0],
@@ -84,10 +82,6 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
             instead="write the widths as multiples of one symbol, or bind all but one to numbers",
         )
     return expand_first_order(found, context, small.pop()) if small else found
-
-
-def _is_infinite(op: Root, context: Context) -> bool:
-    return math.isinf(op.under[0].bind(context.bound))
 
 
 class _OuterProducts(TrainedWeight):
@@ -115,7 +109,10 @@ class _OuterProducts(TrainedWeight):
         """Term by term."""
         self.places, self.at = places, at
         x = x if self.op.each else x[None]
-        return reduce(operator.add, [part for term, by in w.coefficients().items() for part in term.act(self, x, by)])
+        parts: list[Vector] = []
+        for term, by in w.coefficients().items():
+            parts += term.act(self, x, by)
+        return reduce(operator.add, parts)
 
     def at_widths(self, rate: WidthFunction) -> Combination:
         """With its order in the infinite ones."""
