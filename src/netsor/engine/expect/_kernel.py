@@ -14,7 +14,7 @@ from ..._array_api import Array, array_namespace
 from ...activations import Function
 from ...derivatives import base
 from ._gauss_legendre import largest_density, log_density, resolve
-from ._hermite_series import Series, series, tabulated
+from ._hermite_series import UNSETTLED, Series, series, tabulated
 from ._univariate import BatchedFunction, Single, between, ends, fitted, paired, slices
 
 _IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
@@ -104,7 +104,6 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
 # over u runs on panels with edges at the breakpoints of φ, and around those of ψ at distances of order s.
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
 BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
-UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
 STEP = 1.0  # of panels, in standard deviations, before they are halved
 AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # distances of panel edges from a break of ψ, in units of s
 TOLERANCE = 1e-13  # of an integral, relative to `scale`

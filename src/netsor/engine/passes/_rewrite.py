@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -26,7 +27,7 @@ MAX_COMPARED_SETS = 8
 
 
 class SmallPartsRule(Enum):
-    """Which matrices act apart on the parts of order 1 and of order n^(−1/2) of vectors: see `small_parts`."""
+    """Which matrices act apart on the parts of order 1 and of order n^(−1/2) of vectors: see `SmallParts`."""
 
     WHERE_NEEDED = "those that act on vectors which differ by small parts alone, by their structure"
     EVERYWHERE = "all that act again"
@@ -102,6 +103,16 @@ def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray
         case Split(x, axis, count):
             return np.moveaxis(arrays[0].reshape(*x.shape, count, arrays[0].shape[-1] // count), -2, axis)
     return None
+
+
+def reads_small_parts(value: Value, context: Context) -> bool:
+    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix to a space of finite width."""
+    match value.op:
+        case Dot(x, _, power):
+            return power == 0.5 and math.isinf(context.width(x))
+        case MatMul(_, x):
+            return math.isinf(context.width(x)) and math.isfinite(context.width(value))
+    return False
 
 
 def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:

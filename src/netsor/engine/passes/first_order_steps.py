@@ -21,12 +21,12 @@ from ..._validate import TraceError
 from ...language._array import Value
 from ...language._grad import Reverse
 from ...language._graph import topological_order
-from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take
+from ...language._operation import Add, Apply, Data, Root, Scale, Take
 from ...language._scalar import ADD, Scalar, constant
 from ...language._score import mean_dot, stack
 from ...language._vector import Vector, mix
 from .._exceptions import ExactError
-from ._rewrite import Context, key_of, rewritten
+from ._rewrite import Context, key_of, reads_small_parts, rewritten
 
 MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated separately
 
@@ -57,7 +57,7 @@ class _Perturbed:
                     self.moved[made] = by.broadcast_to(new.shape)
                     return made
         seen = []
-        if _is_first_order_sensitive(new, self.context):
+        if reads_small_parts(new, self.context):
             seen = [value for value in topological_order([new]) if value in self.moved]
         if not seen:
             return new
@@ -120,14 +120,6 @@ def _perturbation_of(value: Value, unit: str) -> Any:
         case Scale(Value(op=Root() as root), x) | Apply(_, (Value(op=Root() as root), x), 0):
             return x if not root.over and [str(width) for width in root.under] == [unit] else None
     return None
-
-
-def _is_first_order_sensitive(value: Value, context: Context) -> bool:
-    """Whether a value of order 1 is a product of vectors longer by √n: scores, and W x in finite spaces."""
-    op = value.op
-    if isinstance(op, MatMul):
-        return math.isinf(context.width(op.x)) and math.isfinite(context.width(value))
-    return isinstance(op, Dot) and op.power == 0.5 and math.isinf(context.width(op.x))
 
 
 def _eliminate_common_subexpressions(outputs: Sequence[Value], context: Context) -> list[Value]:

@@ -36,9 +36,18 @@ from ...language._width import Width
 from .. import _cost_model
 from .._exceptions import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, Span
-from ._orders import Orders
-from ._rewrite import Context, SmallPartsRule, asked, asked_together, by_classes, linear_sources, rewritten, uses_of
-from .small_parts import SmallParts
+from ._orders import Orders, SmallParts
+from ._rewrite import (
+    Context,
+    SmallPartsRule,
+    asked,
+    asked_together,
+    by_classes,
+    linear_sources,
+    reads_small_parts,
+    rewritten,
+    uses_of,
+)
 from .trained_weights import DrawnWeight, sizes
 
 Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
@@ -64,7 +73,7 @@ def _eliminated(
     alike = {source: _alike(many) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
     orders = None
-    if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)):
+    if alike and any(reads_small_parts(v, context) for v in context.ordered(outputs)):
         orders = Orders(lambda x: math.isinf(context.width(x)))
     small = SmallParts(orders) if orders is not None and split else None
 
@@ -106,23 +115,13 @@ def _eliminated(
     return rewritten(outputs, context, change), frozenset(found)
 
 
-def _reads_small_parts(value: Value, context: Context) -> bool:
-    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix to a space of finite width."""
-    match value.op:
-        case Dot(x, _, power):
-            return power == 0.5 and math.isinf(context.width(x))
-        case MatMul(weight, x):
-            return math.isinf(context.width(x)) and not math.isinf(weight.out_width.bind(context.bound))
-    return False
-
-
 def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
     """The matrices whose outputs' products with each other count at order n^(−1/2)."""
     # They made both factors of a score at infinite width, or of a mean that vanishes and that a score depends on. What
     # counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
     # matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
     values = context.ordered(outputs)
-    scores = [v for v in values if isinstance(v.op, Dot) and v.op.power == 0.5 and context.width(v.op.x) == math.inf]
+    scores = [v for v in values if isinstance(v.op, Dot) and reads_small_parts(v, context)]
     values = topological_order(scores)
     made, found = linear_sources(values), set[Source]()
 
