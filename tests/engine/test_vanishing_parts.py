@@ -5,7 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.engine.passes.small_parts import SmallParts
+from netsor.engine.passes._orders import SmallParts
 from netsor.engine.passes.weight_reuse import _Matrices
 
 from .test_gradients import disagreement

@@ -9,7 +9,9 @@ compared with its neighbours. Points found there become edges of the panels.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,6 +19,8 @@ import numpy as np
 from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODE, NODES, POINTS, unresolved
+
+R = TypeVar("R")
 
 GRID_END_ARCSINH = 13.0  # arcsinh |u| at which the grid of panels ends: |u| about 2e5
 STEP = 1 / 32  # of that grid, in arcsinh u: 0.03 near 0, and 3 % of |u| far out
@@ -47,26 +51,31 @@ class Breakpoints(NamedTuple):
     noise: float  # rounding noise of its values, relative to their size: large if it computes in low precision
 
 
-class _Probed(NamedTuple):
-    """What is known of one function."""
+def once_per_function(compute: Callable[..., R]) -> Callable[..., R]:
+    """Remember what is found of a function, by the other arguments, as long as the function is there."""
+    known: WeakKeyDictionary[Function, dict[tuple[Any, ...], R]] = WeakKeyDictionary()
 
-    panels: dict[bytes, Breakpoints]  # by the edges that were given in addition to those of the grid
-    octaves: dict[tuple[int, bool], Array]  # narrow features, by octave; True for the grid across 0
+    @wraps(compute)
+    def found(f: Function, *given: Any) -> R:
+        results = known.setdefault(f, {})
+        if given not in results:
+            results[given] = compute(f, *given)
+        return results[given]
 
-
-_probed: WeakKeyDictionary[Function, _Probed] = WeakKeyDictionary()
+    return found
 
 
 def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
-    """The features of a function without parameters, found once; narrow ones with |u| in 2^lowest … 2^(highest + 1)."""
-    known = _probed.setdefault(f, _Probed({}, {}))
-    panels = _by_panels(f, np.empty(0), known.panels)
+    """The features of a function without parameters; narrow ones with |u| in 2^lowest … 2^(highest + 1).
+
+    All |u| < 2^lowest share one grid across 0.
+    """
+    panels = _panels(f, ())
     if f.smoothed is not None or highest < lowest:
         return panels
-    extra, step = _narrow(f, lowest, highest, panels.noise, known.octaves)
-    if len(extra):
-        extra = extra[~_already_resolved(panels, extra, 8 * step)]
-    return _by_panels(f, extra, known.panels)
+    octaves = [(octave, False) for octave in range(lowest, highest + 1)] + [(lowest, True)]
+    points, step = np.concatenate([_octave(f, *octave, max(VISIBLE, 64 * panels.noise)) for octave in octaves], axis=1)
+    return _panels(f, tuple(points[~_already_resolved(panels, points, 8 * step)].tolist()))
 
 
 def _already_resolved(panels: Breakpoints, points: Array, near: Array) -> Array:
@@ -74,9 +83,7 @@ def _already_resolved(panels: Breakpoints, points: Array, near: Array) -> Array:
     place = np.clip(np.searchsorted(panels.right, points), 0, len(panels.right) - 1)
     seen: Array = panels.right[place] - panels.left[place] < near
     if len(panels.breaks):
-        after = np.clip(np.searchsorted(panels.breaks, points), 1, max(len(panels.breaks) - 1, 1))
-        for place in (after - 1, np.minimum(after, len(panels.breaks) - 1)):
-            seen |= np.abs(panels.breaks[place] - points) < near
+        seen |= np.abs(panels.breaks[:, None] - points).min(axis=0) < near
     return seen
 
 
@@ -86,15 +93,10 @@ def declared(f: Function) -> Breakpoints:
     return Breakpoints(breaks, len(breaks) > 0, np.empty(0), np.empty(0), 0.0)
 
 
-def _by_panels(f: Function, extra: Array, known: dict[bytes, Breakpoints]) -> Breakpoints:
-    """The features that panels with these edges, in addition to those of the grid, show."""
-    key = extra.tobytes()
-    if key not in known:
-        known[key] = _panels(f, extra)
-    return known[key]
-
-
-def _panels(f: Function, extra: Array) -> Breakpoints:
+@once_per_function
+def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
+    """The features that panels show, with more edges than those of the grid."""
+    extra = np.array(more)
     grid = np.sinh((np.arange(-GRID_END_ARCSINH / STEP, GRID_END_ARCSINH / STEP) + OFFSET) * STEP)
     near = STEP * 2.0 ** -np.arange(1, 30)
     stated = np.array(sorted(f.breaks or ()), dtype=float)
@@ -219,19 +221,9 @@ def _jumps(f: Function, breaks: Array) -> bool:
     return bool(np.any(~(very_near <= 0.3 * near)))
 
 
-def _narrow(f: Function, lowest: int, highest: int, noise: float, known: dict[tuple[int, bool], Array]) -> Array:
-    """Points around the narrow features with |u| < 2^(highest + 1), and the step of their grid, (2, ·).
-
-    All |u| < 2^lowest share one grid across 0. `noise` is that of the function's values, relative to their size.
-    """
-    wanted = [(octave, False) for octave in range(lowest, highest + 1)] + [(lowest, True)]
-    for octave in wanted:
-        if octave not in known:
-            known[octave] = _octave(f, *octave, max(VISIBLE, 64 * noise))
-    return np.concatenate([known[octave] for octave in wanted], axis=1)
-
-
+@once_per_function
 def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
+    """Points around the narrow features in an octave, or on a grid across 0, and the step of the grid, (2, ·)."""
     step = 2.0**octave / POINTS_OF_OCTAVE
     if centre:
         step *= NEIGHBOURS // 2

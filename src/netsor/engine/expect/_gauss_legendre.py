@@ -90,7 +90,7 @@ def resolve(
     """
     edges = np.sort(edges, axis=1)
     left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)
-    long = right - left > 1e-15 * (1.0 + np.abs(left))
+    long = right - left > 1e-15 * np.abs(left)  # near 0, where poles may be, short ones count too
     row, left, right = np.nonzero(long)[0], left[long], right[long]
     error, rough = np.zeros(rows), np.zeros(rows)
     done: list[tuple[Array, ...]] = []

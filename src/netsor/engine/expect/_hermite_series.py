@@ -9,14 +9,15 @@ from __future__ import annotations
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.polynomial.chebyshev import chebvander
 
 from ..._array_api import Array
 from ...activations import Function
+from ._breakpoints import once_per_function
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
-from ._univariate import FARTHEST, Single, Windows, between, ends, growing, slices, windows
+from ._univariate import FARTHEST, Poles, Single, between, ends, growing, poles, slices
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
 VALUES = 2**21  # of the function computed at once, to bound memory
@@ -64,23 +65,10 @@ def series(f: Single, terms: int) -> Series:
     panels = len(_common(terms)[0])
     for block in slices(len(varied), VALUES // (panels * len(POINTS))):
         _fill(result, f, varied[block], terms)
-    if f.f.smoothed is not None:
-        result.error[varied] += _beyond(f, varied, result.square[varied], terms)
-        return result
     far = varied[growing(f, varied, result.square[varied], reach(terms), mean_only=terms <= 2)]
     for block in slices(len(far), VALUES // (16 * panels * len(POINTS))):
         _fill_own(result, f, far[block], terms, far=True)
     return result
-
-
-def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
-    """A bound of the integral beyond reach; infinite if the function is not negligible there and still grows."""
-    end = reach(terms)
-    values = np.abs(f.at(rows, np.array([[-end, end, -1.5 * end, 1.5 * end]])))
-    with np.errstate(invalid="ignore", over="ignore"):
-        beyond = np.max(values[:, :2], axis=1) * _largest(end, end, terms)
-        growing = ~(np.max(values[:, 2:], axis=1) <= 4 * np.max(values[:, :2], axis=1))
-        return np.where(growing & ~(beyond <= 1e-4 * np.sqrt(square)), np.inf, beyond)
 
 
 @cache
@@ -134,10 +122,14 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
     With `far`, for a function that grows: as far out as φ² times the density is not negligible.
     """
     whole = FARTHEST if far else reach(terms)
-    own, around = f.take(rows), windows(f.take(rows), whole, step(terms))
-    parts = [between(whole, step(terms))[None, :], f.edges(rows, whole, step(terms)), around.edges(own, whole)]
+    own = f.take(rows)
+    around = poles(own, whole, step(terms))
+    parts = [between(whole, step(terms))[None, :], f.edges(rows, whole, step(terms)), around.edges(whole, step(terms))]
     edges = np.concatenate([np.broadcast_to(part, (len(rows), part.shape[1])) for part in parts], axis=1)
-    values_at = partial(_hidden, own, around)
+
+    def values_at(some: Array, x: Array) -> Array:
+        return around.hide(some, x, own.at(some, x))
+
     if far:
         end, beyond = ends(f, rows)
         edges = np.clip(edges, -end[:, None], end[:, None])
@@ -150,20 +142,8 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
         result.error[rows] += beyond
 
 
-def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
-    """φ at x, with 0 inside the windows around poles, which have panels of their own."""
-    if not around.poles:
-        return f.at(rows, x)
-    u = f.mean[rows][:, None] + f.std[rows][:, None] * x
-    return around.hide(rows, u, f.of(rows, u))
-
-
-def _integrate(
-    result: Series, f: Single, rows: Array, terms: int, around: Windows, panels: Resolved, far: bool
-) -> None:
+def _integrate(result: Series, f: Single, rows: Array, terms: int, around: Poles, panels: Resolved, far: bool) -> None:
     """The sums over panels. With `far`, φ and h_k are each multiplied by √density, which underflows later."""
-    if around.poles:
-        panels = around.filled(f, panels)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
         weighted = panels.weight * panels.values * density
@@ -176,7 +156,7 @@ def _integrate(
         if f.f.smoothed is None:
             wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(result.square[rows]))
             error = np.where(panels.rough > 0, wide, error)
-        for x, value, doubt, square, square_doubt in around.tails(f):
+        for x, value, doubt, square, square_doubt in around.tails():
             result.square[rows] += square
             for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):
                 result.coefficients[k, rows] += h * value
@@ -192,81 +172,52 @@ DEGREE = 23  # of the polynomial on a cell
 HALVINGS = 5  # of a cell at most, where breaks make the coefficients oscillate
 PRECISION = 1e-14  # of the polynomials, relative to √E[φ²]
 ROUGH = 1e-9  # relative error of the coefficients above which polynomials need only be as precise as these
-STEEP = 1e3  # ratio of the largest E[φ²] on a cell to the smallest above which logarithms are interpolated
 
 CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
-_at = np.polynomial.chebyshev.chebvander(CHEBYSHEV, DEGREE)
-TO_COEFFICIENTS = _at.T * np.where(np.arange(DEGREE + 1) > 0, 2.0, 1.0)[:, None] / (DEGREE + 1)
+TO_COEFFICIENTS = np.linalg.inv(chebvander(CHEBYSHEV, DEGREE))
 
 
 class _Piece(NamedTuple):
+    """Polynomials in log a, from left to right: of the coefficients over √E[φ²], and of log E[φ²]."""
+
     left: float
     right: float
-    polynomial: Array  # (K + 1, DEGREE + 1): of the coefficients and of E[φ²]
-    error: float
-    steep: bool = False  # of the coefficients over √E[φ²], and of log E[φ²]; the error is relative to that root
-
-
-_tables: WeakKeyDictionary[Function, dict[tuple[int, int], list[_Piece]]] = WeakKeyDictionary()
+    polynomial: Array  # (K + 1, DEGREE + 1)
+    error: float  # relative to √E[φ²]
 
 
 def tabulated(f: Function, variance: Array, terms: int) -> Series:
-    """The coefficients of φ(√a x) for variances a > 0."""
+    """The coefficients of φ(√a x) for variances a > 0; of infinite error where E[φ²] is 0 or not known to be finite."""
     order = np.argsort(variance)
     t = np.log(variance[order])
-    pieces = _pieces(f, t, terms)
+    pieces = [piece for cell in np.unique(np.floor(t / WIDTH)).tolist() for piece in _cell(f, int(cell), terms)]
     bounds = [0, *np.searchsorted(t, [piece.left for piece in pieces[1:]]).tolist(), len(t)]
-    parts = [slice(*ends) for ends in pairwise(bounds)]
-    x, error = np.empty(len(t)), np.empty(len(t))
-    for piece, part in zip(pieces, parts, strict=True):
-        x[part] = (2 * t[part] - piece.left - piece.right) / (piece.right - piece.left)
+    rows, error = np.empty((terms + 1, len(t))), np.empty(len(t))
+    for piece, (start, stop) in zip(pieces, pairwise(bounds), strict=True):
+        part = slice(start, stop)
+        x = (2 * t[part] - piece.left - piece.right) / (piece.right - piece.left)
+        rows[:, part] = piece.polynomial @ chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
         error[part] = piece.error
-    chebyshev = np.empty((DEGREE + 1, len(t)))
-    chebyshev[0], chebyshev[1] = 1.0, np.clip(x, -1.0, 1.0)
-    for k in range(2, DEGREE + 1):
-        chebyshev[k] = 2 * chebyshev[1] * chebyshev[k - 1] - chebyshev[k - 2]
-    rows = np.empty((terms + 1, len(t)))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for piece, part in zip(pieces, parts, strict=True):
-            rows[:, part] = piece.polynomial @ chebyshev[:, part]
-            if piece.steep:
-                norm = np.exp(0.5 * rows[-1, part])
-                rows[:-1, part] *= norm
-                rows[-1, part], error[part] = norm * norm, piece.error * norm
+    norm = np.exp(0.5 * rows[-1])
     back = np.empty(len(t), dtype=int)
     back[order] = np.arange(len(t))
-    rows = rows[:, back]
-    return Series(rows[:-1], np.maximum(rows[-1], 0.0), error[back])
+    return Series((rows[:-1] * norm)[:, back], (norm * norm)[back], (error * norm)[back])
 
 
-def _pieces(f: Function, t: Array, terms: int) -> list[_Piece]:
-    """The polynomials for sorted t, in order; those that are not in the table are computed."""
-    cells = _tables.setdefault(f, {})
-    pieces: list[_Piece] = []
-    for cell in np.unique(np.floor(t / WIDTH).astype(int)).tolist():
-        if (cell, terms) not in cells:
-            cells[cell, terms] = _cell(f, cell * WIDTH, (cell + 1) * WIDTH, terms, HALVINGS)
-        pieces += cells[cell, terms]
-    return pieces
+@once_per_function
+def _cell(f: Function, cell: int, terms: int) -> list[_Piece]:
+    return _fitted(f, cell * WIDTH, (cell + 1) * WIDTH, terms, HALVINGS)
 
 
-def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
+def _fitted(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
-    if not np.isfinite(exact.error).all():  # E[φ²] is infinite for some a: rows here get integrals of their own
-        return [_Piece(left, right, np.full((terms + 1, DEGREE + 1), np.nan), np.inf)]
-    known, size = float(exact.error.max()), np.sqrt(exact.square.max())
-    steep = bool(exact.square.max() > STEEP * exact.square.min() > 0)
-    if steep:
-        norm = np.sqrt(exact.square)
-        polynomial = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]]) @ TO_COEFFICIENTS.T
-        missing = float(np.abs(polynomial[:, -3:]).max())
-        known, size = float(np.max(exact.error / norm)), 1.0
-    else:
-        polynomial = np.concatenate([exact.coefficients, exact.square[None]]) @ TO_COEFFICIENTS.T
-        last = np.abs(polynomial[:, -3:]).max(axis=1)
-        missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
-    if halvings == 0 or not missing > (known if known > ROUGH * size else PRECISION * size):
-        return [_Piece(left, right, polynomial, known + 3 * missing, steep)]
+    if not (np.isfinite(exact.error) & (exact.square > 0)).all():  # rows here get integrals of their own
+        return [_Piece(left, right, np.zeros((terms + 1, DEGREE + 1)), np.inf)]
+    norm = np.sqrt(exact.square)
+    polynomial = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]]) @ TO_COEFFICIENTS.T
+    missing, known = float(np.abs(polynomial[:, -3:]).max()), float(np.max(exact.error / norm))
+    if halvings == 0 or not missing > (known if known > ROUGH else PRECISION):
+        return [_Piece(left, right, polynomial, known + 3 * missing)]
     middle = 0.5 * (left + right)
-    return _cell(f, left, middle, terms, halvings - 1) + _cell(f, middle, right, terms, halvings - 1)
+    return _fitted(f, left, middle, terms, halvings - 1) + _fitted(f, middle, right, terms, halvings - 1)

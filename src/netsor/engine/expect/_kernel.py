@@ -14,7 +14,7 @@ from ..._array_api import Array, array_namespace
 from ...activations import Function
 from ...derivatives import base
 from ._gauss_legendre import largest_density, log_density, resolve
-from ._hermite_series import Series, series, tabulated
+from ._hermite_series import UNSETTLED, Series, series, tabulated
 from ._univariate import BatchedFunction, Single, between, ends, fitted, paired, slices
 
 _IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
@@ -91,13 +91,12 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
     less = xp.expm1(-2 * size)
     peak = xp.exp(size - middle) / 2
     even, odd = peak * (2 + less), -xp.sign(c) * peak * less
-    if sine_u and sine_v:
-        return xp.sin(mu) * xp.sin(nu) * even + xp.cos(mu) * xp.cos(nu) * odd
-    if sine_u:
-        return xp.sin(mu) * xp.cos(nu) * even - xp.cos(mu) * xp.sin(nu) * odd
-    if sine_v:
-        return xp.cos(mu) * xp.sin(nu) * even - xp.sin(mu) * xp.cos(nu) * odd
-    return xp.cos(mu) * xp.cos(nu) * even + xp.sin(mu) * xp.sin(nu) * odd
+    # sin x = cos(x − π/2), and the sine of that is −cos x
+    (p, q), (r, s) = (
+        (xp.sin(mean), -xp.cos(mean)) if sine else (xp.cos(mean), xp.sin(mean))
+        for mean, sine in ((mu, sine_u), (nu, sine_v))
+    )
+    return p * r * even + q * s * odd
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for pairs whose correlation is too near ±1 for a series. Given u, v
@@ -105,7 +104,6 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
 # over u runs on panels with edges at the breakpoints of φ, and around those of ψ at distances of order s.
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
 BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
-UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
 STEP = 1.0  # of panels, in standard deviations, before they are halved
 AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # distances of panel edges from a break of ψ, in units of s
 TOLERANCE = 1e-13  # of an integral, relative to `scale`

@@ -19,6 +19,8 @@ from ..._sobol import Sobol
 from .._ops import alike
 from ._univariate import BatchedFunction, fitted, paired, slices
 
+Integrand = Callable[[Array, Array], Array]
+
 SETS = 16  # independent scramblings of the Sobol points, whose spread is the error
 NODE_VARIANCE = 1.5  # variance of the points: more of them in the tails than N(0, 1) has
 RIM = 0.85  # of the largest coordinate: nodes beyond lie on the rim, where an integrand should have fallen to nothing
@@ -71,7 +73,7 @@ SHARE = 2e-3  # share of a sum in its largest term above which its tail is estim
 INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts as infinite
 
 
-def expected(integrand: Callable[[Array, Array], Array], rank: Array, outputs: int) -> tuple[Array, Array]:
+def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Array]:
     """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each.
 
     `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more expectations in one call, the
@@ -87,9 +89,7 @@ def expected(integrand: Callable[[Array, Array], Array], rank: Array, outputs: i
     return value, error
 
 
-def _estimate(
-    integrand: Callable[[Array, Array], Array], some: Array, variables: int, log_points: int
-) -> tuple[Array, Array]:
+def _estimate(integrand: Integrand, some: Array, variables: int, log_points: int) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         if variables == 0:
             constant = integrand(some, np.zeros((0, 1)))[..., 0]
@@ -127,9 +127,7 @@ def _tail(terms: Array, value: Array) -> Array:
     return left
 
 
-def _products(
-    integrand: Callable[[Array, Array], Array], some: Array, variables: int, log_points: int
-) -> tuple[Array, Array]:
+def _products(integrand: Integrand, some: Array, variables: int, log_points: int) -> tuple[Array, Array]:
     """Product rules of three sizes: the value of the finest, and their disagreement."""
     most = min(100, int((SETS << log_points) ** (1 / variables)))
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
@@ -144,7 +142,7 @@ def _products(
 
 
 def _by_product(
-    integrand: Callable[[Array, Array], Array], some: Array, variables: int, nodes: int, least: float
+    integrand: Integrand, some: Array, variables: int, nodes: int, least: float
 ) -> tuple[Array, Array, Array]:
     """∫ f, and ∫ |f| over the rim of the rule and over all of it."""
     z, weight, rim = product(variables, nodes, least)

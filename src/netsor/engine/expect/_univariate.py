@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ..._array_api import Array
 from ...activations import Function
 from ._breakpoints import Breakpoints, declared, features
-from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, log_density, unresolved
+from ._gauss_legendre import log_density
 
 DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
 OCTAVES = 64  # searched at most, where the rows have very different standard deviations
@@ -128,13 +127,11 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
 
 def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     """Where the integral of φ² may stop, and the root of the integral beyond; ∞ where that does not converge."""
-    x = np.concatenate([-_OUTWARD[::-1], _OUTWARD])
+    x = np.stack([-_OUTWARD, _OUTWARD])
     with np.errstate(all="ignore"):
-        values = np.abs(f.at(rows, x[None, :]))
-        level = 2 * np.log(values) + log_density(x)
-    sides = np.stack([level[:, len(_OUTWARD) - 1 :: -1], level[:, len(_OUTWARD) :]], axis=1)  # (rows, 2, outward)
-    finite = np.stack([values[:, len(_OUTWARD) - 1 :: -1], values[:, len(_OUTWARD) :]], axis=1)
-    known = np.cumprod(np.isfinite(finite), axis=2, dtype=bool)
+        values = np.abs(f.at(rows, x.reshape(1, -1))).reshape(len(rows), *x.shape)
+        sides = 2 * np.log(values) + log_density(x)  # (rows, 2, outward)
+    known = np.cumprod(np.isfinite(values), axis=2, dtype=bool)
     sides = np.where(known, sides, -np.inf)
     top = sides.max(axis=(1, 2))
     alive = sides > (top - FALL)[:, None, None]
@@ -162,158 +159,86 @@ def _slow(sides: Array) -> Array:
         return np.sqrt(tail.sum(axis=1))
 
 
-# Integrable poles: φ and φ² are integrated on panels whose lengths halve towards the pole. Near the pole these
-# integrals fall from panel to panel by a factor r (2^(2α−1) for φ² if φ is |u − b|^−α), so the rest, inside the
-# innermost panel, is a geometric series. If r is not below 1 the second moment is infinite.
-INNERMOST = {True: 110, False: 22}  # halvings: from 2^TOP at b = 0, where u − b is exact; from |b| elsewhere
-TOP = 20  # log₂ of the largest distance from a pole at 0 that panels cover
+# Integrable poles. Within a small radius of a pole at b, φ counts as a power c |u − b|^−a. Its integral and that of its
+# square, follow from values at the radius and at two and four times that. Outside, panels double in length. If φ² is
+# not integrable (2a ≥ 1), the second moment is infinite.
+MAX_POLES = 64  # breaks of a function, above which none is taken for a pole
+NEAREST = 2.0**-110  # smallest radius, in standard deviations
+PLACE = 1e-14  # rounding error of u − b, relative to 1 + |b|, or to the mean
+RADIUS = 1e7  # radius over that rounding error
 GROWTH = 1.5  # factor by which φ must grow over OVER halvings for a break to count as a pole
 OVER = 15  # halvings
 STILL = 1.01  # factor by which it must also grow over the last three halvings
-SMOOTH = 1e-8  # unresolved part of φ on a panel that is small enough: the error of its integral is of order SMOOTH²
-ENDLESS = 0.9993  # ratio r above which the geometric series counts as divergent
-PLACE = 1e-14  # rounding error of the position of a pole, relative to 1 + |b|
+HALVINGS = {True: 90, False: 22}  # towards a break where that is tried: at 0, where u − b is exact, and elsewhere
+INTEGRABLE = 0.999  # largest exponent of a power that counts as integrable
+FORMULA_RTOL = 1e-13  # of the integral of a power
 
 
-class Tail(NamedTuple):
-    """∫ φ du and ∫ φ² du inside the innermost panel, with errors."""
-
-    first: float
-    first_error: float
-    square: float
-    square_error: float
-
-
-class Pole(NamedTuple):
-    """One side of a pole."""
-
-    at: float
-    side: float
-    near: Array  # (panels,): distances of their inner ends, from the outermost inward
-    values: Array  # (panels, NODES)
-    tail: Tail
-
-
-_poles: WeakKeyDictionary[Function, dict[bytes, list[Pole]]] = WeakKeyDictionary()
-
-
-def poles(f: Function, breaks: Array) -> list[Pole]:
-    """The poles among the breaks of a function without parameters, both sides of each; found once."""
-    known = _poles.setdefault(f, {})
-    key = breaks.tobytes()
-    if key not in known:
-        sides = (_side(f, float(b), side, breaks) for b in breaks for side in (-1.0, 1.0)) if len(breaks) < 64 else ()
-        # both sides of a pole are kept, even if φ grows on one of them only
-        places = {pole.at for pole in sides if pole is not None}
-        whole = (_side(f, b, side, breaks, always=True) for b in sorted(places) for side in (-1.0, 1.0))
-        known[key] = [pole for pole in whole if pole is not None]
-    return known[key]
-
-
-def _side(f: Function, b: float, side: float, breaks: Array, always: bool = False) -> Pole | None:
-    others = np.abs(breaks[breaks != b] - b)
-    room = min(float(others.min(initial=np.inf)) / 2, 2.0**TOP if b == 0 else abs(b))
-    scale = 2.0 ** np.floor(np.log2(room))
-    near = scale * 2.0 ** -np.arange(1.0, INNERMOST[b == 0] + 1 + np.log2(scale) * (b == 0))
-    points = b + side * near[:, None] * (1.5 + 0.5 * POINTS)
+def _is_pole(f: Function, b: float, breaks: Array) -> bool:
+    """Whether φ grows without end on one side of a break."""
+    room = min(float(np.abs(breaks[breaks != b] - b).min(initial=np.inf)) / 2, abs(b) or 1.0)
+    near = room * 2.0 ** (np.array([0, 3, OVER]) - HALVINGS[b == 0])
     with np.errstate(all="ignore"):
-        values = np.broadcast_to(f(points), points.shape)
-    size = np.abs(values[:, :NODES]).max(axis=1)
-    if not always and not (size[-1] > GROWTH * size[-1 - OVER] and size[-1] > STILL * size[-4]):
-        return None
-    with np.errstate(all="ignore"):
-        rough = unresolved(values) > np.maximum(SMOOTH, PLACE * (b != 0) * (1 + abs(b)) / near) * size
-    first = 1 + int(np.max(np.nonzero(rough)[0], initial=-1))  # panels from here on inward are smooth
-    if first > len(near) - OVER:
-        return Pole(b, side, near[:0], values[:0, :NODES], Tail(0.0, np.inf, 0.0, np.inf))
-    near, values = near[first:], values[first:, :NODES]
-    weight = 0.5 * near[-3:, None] * WEIGHTS
-    with np.errstate(all="ignore"):
-        doubt = PLACE * (b != 0) * (1 + abs(b)) / near[-1] + 1e-13
-        sums = [_series(np.sum(weight * values[-3:] ** power, axis=1), doubt) for power in (1, 2)]
-    return Pole(b, side, near, values, Tail(*sums[0], *sums[1]))
+        sizes = np.abs(np.broadcast_to(f(b + np.stack([near, -near])), (2, 3)))
+        return bool(np.any((sizes[:, 0] > GROWTH * sizes[:, 2]) & (sizes[:, 0] > STILL * sizes[:, 1])))
 
 
-def _series(inward: Array, doubt: float) -> tuple[float, float]:
-    """The sum of what follows three terms of a geometric series, and its error; ∞ if they do not fall."""
-    if not inward.any():
-        return 0.0, 0.0
-    before, ratio = inward[1] / inward[0], inward[2] / inward[1]
-    if not (0.0 <= ratio < ENDLESS and before < ENDLESS):
-        return 0.0, np.inf
-    rest = inward[2] * ratio / (1 - ratio)
-    earlier = inward[1] * before / (1 - before) - inward[2]
-    size = (abs(rest) + abs(inward[2])) / (1 - ratio)
-    return rest, 4 * abs(rest - earlier) + 4 * doubt * size
+class Poles(NamedTuple):
+    """The sides of the poles of a function, as rows see them: in standard deviations."""
 
+    f: Single
+    at: Array  # (sides, rows)
+    side: Array  # (sides, 1): −1 or 1
+    radius: Array  # (sides, rows): 0 where a pole is out of reach
+    rounding: Array  # (sides, rows): of a distance from the pole
 
-class Windows(NamedTuple):
-    """Intervals around poles, for each row, in which the panels of the pole replace the usual ones."""
-
-    poles: list[Pole]
-    radius: Array  # (poles, rows), in units of u; 0 for none
-
-    def hide(self, rows: Array, u: Array, values: Array) -> Array:
-        """Values (rows, …) with 0 inside the windows."""
-        for pole, radius in zip(self.poles, self.radius, strict=True):
-            away = pole.side * (u - pole.at)
-            values = np.where((away >= 0) & (away < radius[rows][:, None] * (1 - 1e-12)), 0.0, values)
+    def hide(self, rows: Array, x: Array, values: Array) -> Array:
+        """Values (rows, …) with 0 within the radius."""
+        for at, side, radius in zip(self.at, self.side, self.radius, strict=True):
+            away = side * (x - at[rows][:, None])
+            values = np.where((away >= 0) & (away < radius[rows][:, None]), 0.0, values)
         return values
 
-    def edges(self, f: Single, reach: float) -> Array:
-        """The ends of the windows, standardised, (rows, edges)."""
-        ends = [
-            (pole.at + pole.side * radius - f.mean) / f.std
-            for pole, radius in zip(self.poles, self.radius, strict=True)
-        ]
-        ends += [(pole.at - f.mean) / f.std for pole in self.poles]
-        return np.clip(np.stack(ends, axis=1), -reach, reach) if ends else np.empty((len(f), 0))
+    def edges(self, reach: float, step: float) -> Array:
+        """Edges of panels that double in length from the radius to a quarter of a step, (rows, edges)."""
+        smallest = np.min(self.radius, where=self.radius > 0, initial=step)
+        away = self.radius * 2.0 ** np.arange(np.ceil(np.log2(step / smallest)))[:, None, None]
+        edges = np.where(away < step / 4, self.at + self.side * away, self.at)
+        return np.clip(edges, -reach, reach).reshape(-1, len(self.f)).T
 
-    def filled(self, f: Single, outside: Resolved) -> Resolved:
-        """The panels with those of the windows among them."""
-        parts = [(outside.row, outside.x, outside.weight, outside.values)]
-        for pole, radius in zip(self.poles, self.radius, strict=True):
-            row, panel = np.nonzero(pole.near[None, :] * 2 <= radius[:, None] * (1 + 1e-9))
-            near, std = pole.near[panel][:, None], f.std[row][:, None]
-            away = near * (1.5 + 0.5 * POINTS[:NODES])
-            x = (pole.at - f.mean[row][:, None]) / std + pole.side * away / std
-            parts.append((row, x, 0.5 * near * WEIGHTS / std, pole.values[panel]))
-        row, x, weight, values = (np.concatenate(part) for part in zip(*parts, strict=True))
-        order = np.argsort(row, kind="stable")
-        return outside._replace(row=row[order], x=x[order], weight=weight[order], values=values[order])
-
-    def tails(self, f: Single) -> list[tuple[Array, Array, Array, Array, Array]]:
-        """For each pole: where it is, standardised, and Tail's four numbers under the density, a row each."""
-        tails = []
-        for pole, radius in zip(self.poles, self.radius, strict=True):
-            x = (pole.at - f.mean) / f.std
-            density = np.where(radius > 0, np.exp(log_density(x)), 0.0) / f.std
-            # the density is taken as constant inside the innermost panel: its relative variation there is an error
-            inner = pole.near[-1] if len(pole.near) else 0.0
-            varies = np.abs(x) * inner / f.std + (inner / f.std) ** 2
-            with np.errstate(invalid="ignore"):
-                first, square = (np.where(density > 0, v * density, 0.0) for v in (pole.tail.first, pole.tail.square))
-                errors = [
-                    np.where(density > 0, error * density + varies * np.abs(value), 0.0)
-                    for error, value in ((pole.tail.first_error, first), (pole.tail.square_error, square))
-                ]
-            tails.append((x, first, errors[0], square, errors[1]))
-        return tails
+    def tails(self) -> Iterator[tuple[Array, Array, Array, Array, Array]]:
+        """For each side: where it is, and E[φ] and E[φ²] within the radius, each with its error; a row each."""
+        every = np.arange(len(self.f))
+        for x, side, radius, rounding in zip(self.at, self.side, self.radius, self.rounding, strict=True):
+            with np.errstate(all="ignore"):
+                values = self.f.at(every, x[:, None] + side * radius[:, None] * np.array([1.0, 2.0, 4.0]))
+                exponents = np.log2(values[:, :2] / values[:, 1:])  # −a, at the radius and at twice that
+                inside = radius * np.exp(log_density(x))  # the density varies little within the radius
+                doubt = 4 * (rounding / radius + FORMULA_RTOL)
+                found = []
+                for power in (1, 2):
+                    left = 1.0 - power * exponents.T
+                    first, second = inside * values[:, 0] ** power / left
+                    relative = doubt / left[0] + radius * (np.abs(x) + radius)
+                    error = 4 * np.abs(first - second) + relative * np.abs(first)
+                    error = np.where(left[0] > 1 - INTEGRABLE, error, np.inf)
+                    nothing = (radius == 0) | (values[:, 0] == 0)
+                    found += [np.where(nothing | np.isinf(error), 0.0, first), np.where(nothing, 0.0, error)]
+            yield x, *found
 
 
-def windows(f: Single, reach: float, step: float) -> Windows:
-    """The windows for the rows of one function, each at most a quarter of a step long."""
-    around = [] if f.params or f.f.smoothed is not None else poles(f.f, f.features.breaks)
-    radius = np.zeros((len(around), len(f)))
-    for k, pole in enumerate(around):
-        within = np.abs(pole.at - f.mean) < (reach + step) * f.std
-        outer = 2 * pole.near
-        inside = np.searchsorted(-outer, -0.25 * step * f.std)  # the first panel that is short enough
-        short = inside < len(outer) - 3
-        radius[k] = np.where(within & short, outer[np.minimum(inside, len(outer) - 1)] if len(outer) else 0.0, 0.0)
-        if not len(outer):
-            radius[k] = np.where(within, np.finfo(float).tiny, 0.0)
-    return Windows(around, radius)
+def poles(f: Single, reach: float, step: float) -> Poles:
+    """The poles of the rows of one function, with radii of at most a quarter of a step."""
+    breaks = f.features.breaks
+    some = not f.params and f.f.smoothed is None and len(breaks) < MAX_POLES
+    places = np.array([b for b in breaks if some and _is_pole(f.f, b, breaks)]).reshape(-1, 1)
+    with np.errstate(all="ignore"):
+        at = (places - f.mean) / f.std
+        rounding = PLACE * np.where(places == 0, np.abs(f.mean), 1 + np.abs(places)) / f.std
+    radius = np.maximum(NEAREST, RADIUS * rounding)
+    radius = np.where((np.abs(at) < reach) & (radius < step / 4), radius, 0.0)
+    side = np.repeat([[-1.0], [1.0]], len(places), axis=0)
+    return Poles(f, np.tile(at, (2, 1)), side, np.tile(radius, (2, 1)), np.tile(rounding, (2, 1)))
 
 
 class BatchedFunction(NamedTuple):

@@ -22,7 +22,7 @@ from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
 from ..passes.adam_first_step import SIGN, VANISHING, checked_left
-from ..passes.trained_entries import COORDINATES
+from ..passes.trained_weights import COORDINATES
 from ._components import FrameBatch
 from ._infinite_frames import (
     Application,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Operation, Value, VectorAccess
+from ...language._array import Operation, Value, VectorAccess, field_names
+from ...language._check_function import content_of
 from ...language._graph import topological_order
-from ...language._operation import Concat, Dot, Join, MatMul, Source, Split, Take
+from ...language._operation import Acting, Concat, Dot, Join, MatMul, Source, Split, SteppedMatMul, Take
+from ...language._parameters import Weight
+from ...language._score import join
 from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from ._operations import AdjointCorrection, Append, Coefficients, Span
@@ -33,7 +37,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
     numbers: Mapping[str, float] = field(default_factory=dict)  # of hyperparameters that are known
-    small_parts: bool = True  # whether matrices act apart on parts of order n^(−1/2): see `small_parts`
+    small_parts: bool = True  # whether matrices act apart on parts of order n^(−1/2): see `SmallParts`
     _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
 
     def ordered(self, outputs: Sequence[Value]) -> list[Value]:
@@ -67,6 +71,16 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
     return [new[output] for output in outputs]
 
 
+def key_of(value: Value) -> object:
+    """A key that two values share if the same operation makes them from the same inputs."""
+    found: list[object] = [type(value.op), value.shape]
+    for name in field_names(type(value.op)):
+        entry = getattr(value.op, name)
+        parts = [getattr(entry, own) for own in field_names(Weight)] if isinstance(entry, Weight) else [entry]
+        found += [content_of(part) if isinstance(part, np.ndarray) else part for part in parts]
+    return tuple(found)
+
+
 def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
     """What an operation that moves vectors makes of arrays (*shape, blocks); None if it does more."""
     match op:
@@ -82,6 +96,16 @@ def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray
     return None
 
 
+def reads_small_parts(value: Value, context: Context) -> bool:
+    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix to a space of finite width."""
+    match value.op:
+        case Dot(x, _, power):
+            return power == 0.5 and math.isinf(context.width(x))
+        case MatMul(_, x):
+            return math.isinf(context.width(x)) and math.isfinite(context.width(value))
+    return False
+
+
 def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:
     """For each value that an operation reads: the values that are made of it, in order."""
     users: dict[Value, list[Value]] = {}
@@ -92,12 +116,32 @@ def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:
 
 
 def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
-    """For each matrix: the products in which it, or its transpose, acts."""
+    """For each matrix: the products in which it, or its transpose, acts, also after steps of an optimiser."""
     uses: dict[Source, list[Value]] = {}
     for value in values:
-        if isinstance(value.op, MatMul):
+        if isinstance(value.op, MatMul | SteppedMatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
     return uses
+
+
+def by_classes(
+    op: Acting, classes: Sequence[Sequence[int]], act: Callable[[Sequence[int], list[int], Vector], Vector]
+) -> Vector:
+    """What the matrices of an operation make, (matrices, vectors), one class of them after the other.
+
+    `act(class, at, x)` gets the places of those of its members that act, and what they act on: (vectors,) or, if each
+    acts on vectors of its own, (members, vectors).
+    """
+    members = op.weight.members.ravel().tolist()
+    place = {member: k for k, member in enumerate(members)}
+    x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
+    parts, order = [], list[int]()
+    for own in classes:
+        at = [place[member] for member in own if member in place]
+        if at:
+            order += at
+            parts.append(act(own, at, x[at] if op.each else x))
+    return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
 
 
 def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:

@@ -33,10 +33,9 @@ from ...language._score import join, mean_dot
 from ...language._vector import Nonlin, Vector, mix
 from .._exceptions import ExactError, UnplacedError
 from ._operations import Outer, OuterProductSum
-from ._orders import Orders
+from ._orders import Orders, SmallParts
 from ._rewrite import Context, rewritten
-from .small_parts import SmallParts
-from .trained_entries import coordinates
+from .trained_weights import coordinates
 
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
 MEAN_NODES = 512  # that stand in for the coordinates β of an infinitely wide space: a power of 2

@@ -53,13 +53,12 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
         users[output] = [output] * 2 + users.get(output, [])
     places: dict[Source, _Place] = {}
     sums: dict[Value, Value] = {}  # Σ_b W_b^T d_b, and the products that it is the sum of
-    for source, many in uses.items():
+    for many in uses.values():
         if _allowed(many, context):
             found = {_summed(value, users): value for value in many if _transposed(value)}
             if None not in found:
                 sums |= {total: value for total, value in found.items() if total is not None}
-                size, std = _weight(many[0]).members.size, _weight(many[0]).std
-                places[source] = _Place(Source(source.name), 0, size, size, std)
+                _set_end_to_end([_weight(many[0])], places)
     trees: dict[Value, tuple[list[list[Value]], list[Value]]] = {}  # sums of sums: products by weights, and the rest
     for root, leaves in _trees(values, users):
         alike: dict[object, list[tuple[Value, Value]]] = {}
@@ -75,6 +74,7 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
             merged = {leaf for group in groups for leaf, _ in group}
             trees[root] = [[p for _, p in group] for group in groups], [x for x in leaves if x not in merged]
     joined = {product for groups, _ in trees.values() for group in groups for product in group}
+    trees |= {total: ([[product]], []) for total, product in sums.items() if product not in joined}
     new: dict[Value, Value] = {}
     made: dict[tuple[Source, Value], Vector] = {}
 
@@ -90,9 +90,7 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     def change(old: Value, copy: Value) -> Value:
         new[old] = copy
-        if old in sums and sums[old] not in joined:
-            new[old] = back([sums[old]], copy.shape)
-        elif old in trees:
+        if old in trees:
             groups, rest = trees[old]
             new[old] = reduce(add, [*(back(group, copy.shape) for group in groups), *(new[x] for x in rest)])
         elif isinstance(copy.op, MatMul) and not copy.op.weight.transposed and copy.op.weight.source in places:
@@ -125,19 +123,16 @@ def _scaled(weight: Weight, places: dict[Source, _Place], x: Vector) -> Vector:
 
 def _allowed(uses: Sequence[Value], context: Context) -> bool:
     """One batch of several matrices, each time whole: on common vectors, or transposed on vectors of their own."""
-    members = None
+    first, transposed = _weight(uses[0]), set()
     for value in uses:
         assert isinstance(value.op, MatMul)
-        weight, each = value.op.weight, value.op.each
+        weight = value.op.weight
         inner = weight.in_width if weight.transposed else weight.out_width
-        if len(weight.batch) != 1 or weight.batch == (1,) or each != weight.transposed:
+        same = weight.members.tolist() == first.members.tolist() and value.op.each == weight.transposed
+        if not same or math.isinf(inner.bind(context.bound)):
             return False
-        if math.isinf(inner.bind(context.bound)) or (
-            members is not None and members.tolist() != weight.members.tolist()
-        ):
-            return False
-        members = weight.members
-    return {_transposed(value) for value in uses} == {True, False}
+        transposed.add(weight.transposed)
+    return len(first.batch) == 1 < first.members.size and len(transposed) == 2
 
 
 def _summed(value: Value, users: dict[Value, list[Value]]) -> Value | None:
@@ -200,7 +195,8 @@ def _both(product: Value, uses: dict[Source, list[Value]], context: Context) -> 
 
 def _set_end_to_end(weights: Sequence[Weight], places: dict[Source, _Place]) -> None:
     """Places of several weights in one matrix."""
-    whole, size = Source(None), sum(weight.members.size for weight in weights)
+    whole = Source(weights[0].source.name if len(weights) == 1 else None)
+    size = sum(weight.members.size for weight in weights)
     std = weights[0].std if len({weight.std for weight in weights}) == 1 else 1.0
     start = 0
     for weight in weights:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,12 @@ from ..._validate import TraceError
 from ...language._array import Value
 from ...language._grad import Reverse
 from ...language._graph import topological_order
-from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take
-from ...language._parameters import Weight
+from ...language._operation import Add, Apply, Data, Root, Scale, Take
 from ...language._scalar import ADD, Scalar, constant
 from ...language._score import mean_dot, stack
 from ...language._vector import Vector, mix
 from .._exceptions import ExactError
-from ._rewrite import Context, rewritten
+from ._rewrite import Context, key_of, reads_small_parts, rewritten
 
 MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated separately
 
@@ -58,7 +57,7 @@ class _Perturbed:
                     self.moved[made] = by.broadcast_to(new.shape)
                     return made
         seen = []
-        if _is_first_order_sensitive(new, self.context):
+        if reads_small_parts(new, self.context):
             seen = [value for value in topological_order([new]) if value in self.moved]
         if not seen:
             return new
@@ -123,35 +122,12 @@ def _perturbation_of(value: Value, unit: str) -> Any:
     return None
 
 
-def _is_first_order_sensitive(value: Value, context: Context) -> bool:
-    """Whether a value of order 1 is a product of vectors longer by √n: scores, and W x in finite spaces."""
-    op = value.op
-    if isinstance(op, MatMul):
-        return math.isinf(context.width(op.x)) and math.isfinite(context.width(value))
-    return isinstance(op, Dot) and op.power == 0.5 and math.isinf(context.width(op.x))
-
-
 def _eliminate_common_subexpressions(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with nothing computed twice: at order 1 the network is what it was before the step."""
     same: dict[object, Value] = {}
 
     def change(old: Value, new: Value) -> Value:
         made = new.op.x.take(new.op.flat, "index") if isinstance(new.op, Take) else new
-        return same.setdefault(_key(made), made)
+        return same.setdefault(key_of(made), made)
 
     return rewritten(outputs, context, change)
-
-
-def _key(value: Value) -> object:
-    """A key that two values share if the same operation makes them from the same inputs."""
-    found: list[object] = [type(value.op), value.shape]
-    for each in fields(value.op):
-        match getattr(value.op, each.name):
-            case Weight() as weight:
-                found += [weight.source, weight.members.shape, weight.members.tobytes()]
-                found += [weight.transposed, weight.fan, weight.std]
-            case np.ndarray() as array:
-                found += [array.shape, array.dtype.str, array.tobytes()]
-            case entry:
-                found.append(entry)
-    return tuple(found)

@@ -125,22 +125,20 @@ class _Expander:
             every = np.arange(inner.size).reshape(inner.shape)
             return np.asarray(np.broadcast_to(every, x.shape).ravel()[places], order="C")
 
-        def expanded(inner: Sequence[Any]) -> list[Any]:
-            return [self._expand(v, inside(v)) for v in inner]
-
-        def leaves(inner: Sequence[Any]) -> list[Any]:
-            return [self._leaf(p, inside(p)) for p in inner]
+        def expanded(*inner: Value) -> list[Any]:
+            """Arguments: vectors are expanded, scalars are leaves."""
+            return [(self._expand if isinstance(v, Vector) else self._leaf)(v, inside(v)) for v in inner]
 
         match x.op:
             case Nonlin(Composed(f=Argument() | Call() as inner), vectors, scalars):
-                arguments = [*expanded(vectors), *leaves(scalars)]
+                arguments = expanded(*vectors, *scalars)
                 return _with_leaves(inner, lambda argument: arguments[argument.number])
             case Nonlin(f, vectors, scalars):
-                return Call(f, (*expanded(vectors), *leaves(scalars)))
+                return Call(f, tuple(expanded(*vectors, *scalars)))
             case Add(a, b) if self.whole or _nonlinear(x):
-                return Call(add, tuple(expanded([a, b])))
+                return Call(add, tuple(expanded(a, b)))
             case Scale(c, a) if self.whole or _nonlinear(x):
-                return Call(MULTIPLY, (*expanded([a]), *leaves([c])))
+                return Call(MULTIPLY, tuple(expanded(a, c)))
             case Take(a, flat) if places is not None or _nonlinear(a):
                 return self._expand(a, np.asarray(flat if places is None else flat.ravel()[places], order="C"))
             case Take(a, flat):
@@ -151,10 +149,8 @@ class _Expander:
         """The function of the vectors, then the scalars."""
         order = [*self.vectors, *self.scalars]
         root = _with_leaves(self.root, lambda x: Argument(order.index(x)))
-        if isinstance(root, Call) and isinstance(root.f, Function):
-            plain = root.inputs == tuple(Argument(k) for k in range(len(order)))
-            if plain and root.f is not MULTIPLY:
-                return root.f
+        if (plain := _plain(root, len(order))) is not None and plain is not MULTIPLY:
+            return plain
         factors = tuple(_part(factor) for factor in _factors(root))
         return Composed(name, root, parity=_parity(root), factors=factors if len(factors) > 1 else ())
 
@@ -162,6 +158,13 @@ class _Expander:
 def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
     """The same expression on other leaves."""
     return Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs)) if isinstance(e, Call) else new(e)
+
+
+def _plain(e: Expression, arguments: int) -> Function | None:
+    """The function that an expression is a call of, if it is one of all arguments in order."""
+    if isinstance(e, Call) and isinstance(e.f, Function) and e.inputs == tuple(map(Argument, range(arguments))):
+        return e.f
+    return None
 
 
 def _factors(e: Expression) -> list[Expression]:
@@ -181,9 +184,7 @@ def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
     if isinstance(e, Argument):
         return IDENTITY, numbers
     own = _with_leaves(e, lambda x: Argument(numbers.index(x.number)))
-    if isinstance(own.f, Function) and own.inputs == tuple(Argument(k) for k in range(len(numbers))):
-        return own.f, numbers
-    return Function("factor", own, parity=_parity(own)), numbers
+    return _plain(own, len(numbers)) or Function("factor", own, parity=_parity(own)), numbers
 
 
 def _parity(e: Expression) -> int | None:
@@ -204,19 +205,18 @@ def _parity(e: Expression) -> int | None:
 
 def is_smooth(f: Function) -> bool:
     """Whether a function is known to have a continuous derivative: no kink and no jump, in none that it is made of."""
-    return f is MULTIPLY or f.breaks == () or _smooth(f.f)
-
-
-def _smooth(e: Any) -> bool:
-    if isinstance(e, Call):
-        return (is_smooth(e.f) if isinstance(e.f, Function) else True) and all(map(_smooth, e.inputs))
-    return isinstance(e, Argument)
+    made_of = _functions(f.f)
+    return f is MULTIPLY or f.breaks == () or (made_of is not None and all(map(is_smooth, made_of)))
 
 
 def jumps(f: Function) -> bool:
     """Whether a function, or one that it is made of, is known not to be continuous."""
-    return f.lipschitz is False or _jumps(f.f)
+    return f.lipschitz is False or any(map(jumps, _functions(f.f) or ()))
 
 
-def _jumps(e: Any) -> bool:
-    return isinstance(e, Call) and ((isinstance(e.f, Function) and jumps(e.f)) or any(map(_jumps, e.inputs)))
+def _functions(e: Any) -> list[Function] | None:
+    """The functions in an expression; None if it is another function."""
+    if not isinstance(e, Call):
+        return [] if isinstance(e, Argument) else None
+    own = [e.f] if isinstance(e.f, Function) else []
+    return own + [f for x in e.inputs for f in _functions(x) or ()]

@@ -3,7 +3,7 @@
 Identity (docs/step.md): with G_s = Σ_i l_i r_i^T over the uses of W in step s, the optimiser's update is a sum
 W' = a W + Σ_s c_s G_s, with orthogonalised sums and functions of entries among the terms. It acts as W' x = a W x +
 Σ_s c_s Σ_i ⟨r_i, x⟩ l_i, and W'^T v as a W^T v + Σ_s c_s Σ_i ⟨l_i, v⟩ r_i. Momentum makes the c_s of earlier steps. A
-matrix whose entries an optimiser needs is drawn: see `trained_entries`.
+matrix whose entries an optimiser needs is drawn: see `trained_weights`.
 
 After this pass no step is left, which lowering relies on: it cannot be switched off.
 """
@@ -12,37 +12,41 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...activations import Function
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import (
-    GradientTerm,
-    MatMul,
-    OptimiserStep,
-    Root,
-    SteppedMatMul,
-    SteppedParameter,
-    scalars_of,
-)
+from ...language._operation import GradientTerm, MatMul, Root, SteppedMatMul, SteppedParameter
+from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import join, mean_dot
 from ...language._tangent_kernel import pooled
 from ...language._vector import Nonlin, Vector, mix
-from ...optim import Coefficients, Rates, unit
+from ...optim import Coefficients, unit
 from .._exceptions import ExactError
 from ._operations import Outer
-from ._rewrite import Context, rewritten
+from ._rewrite import Context, key_of, rewritten, uses_of
 from .adam_first_step import eps_error
 from .first_order_steps import expand_first_order
-from .step_arithmetic import Coefficient, Combination, Order, coefficient_of, largest, orthogonalised, single, value_of
-from .trained_entries import TrainedEntries
+from .simplify import vanishing_ratio
+from .step_arithmetic import (
+    Combination,
+    Order,
+    WidthFunction,
+    largest,
+    number_at,
+    orthogonalised,
+    rates_of,
+    single,
+    value_of,
+)
+from .trained_weights import DrawnWeight, TrainedWeight, Uses, is_drawn, rows_at
 
 
 def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bool = True) -> list[Value]:
@@ -50,29 +54,27 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
     values = context.ordered(outputs)
     if not any(isinstance(value.op, SteppedMatMul | SteppedParameter) for value in values):
         return list(outputs)
-    entries = TrainedEntries(values, context, draw_often_used)
-    made: dict[object, Vector] = {}  # W x, however often it is asked for
-    matrices: dict[object, _History] = {}
-    leaves: dict[Value, dict[Any, Any]] = {}  # the state of optimisers for initial vectors, by value
+    weights = {
+        source: (DrawnWeight if is_drawn(many, context, draw_often_used) else _OuterProducts)(many, context)
+        for source, many in uses_of(values).items()
+        if any(isinstance(value.op, SteppedMatMul) for value in many)
+    }
+    states: dict[Value, dict[Any, Any]] = {}  # of the optimisers of initial vectors, by value
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
-            case (MatMul() | SteppedMatMul()) as op if op.weight.source in entries.drawn:
-                return entries.act(new, op)
-            case MatMul():
-                made.setdefault(_key(new.op), new)  # type: ignore[arg-type]
-            case SteppedMatMul() as op:
-                return _Matrices(new, op, context, made, matrices).act()
+            case (MatMul() | SteppedMatMul()) as op if op.weight.source in weights:
+                return weights[op.weight.source].act(new, op)
             case SteppedParameter() as op:
-                before = leaves.get(old.op.x, {})  # type: ignore[attr-defined]
-                moved, leaves[old] = _Leaf(new, context).after(op, before)
+                before = states.get(old.op.x, {})  # type: ignore[attr-defined]
+                moved, states[old] = _Leaf(new, op, context).after(before)
                 return moved
         return new
 
     found = rewritten(outputs, context, change)
-    small = {
-        str(v.op.under[0]) for v in topological_order(found) if isinstance(v.op, Root) and _vanishes(v.op, context)
-    }
+    roots = [value.op for value in topological_order(found) if isinstance(value.op, Root)]
+    vanishing = [vanishing_ratio(op, context.bound) for op in roots if not op.over and len(op.under) == 1]
+    small = {str(ratio[0]) for ratio in vanishing if ratio is not None}
     if len(small) > 1:
         raise ExactError(
             outputs[0],
@@ -82,131 +84,59 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
     return expand_first_order(found, context, small.pop()) if small else found
 
 
-def _vanishes(op: Root, context: Context) -> bool:
-    return not op.over and len(op.under) == 1 and math.isinf(op.under[0].bind(context.bound))
+class _OuterProducts(TrainedWeight):
+    """Matrices that are combinations of the matrix before all steps and outer products of known vectors."""
 
+    def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        super().__init__(uses, context)
+        self.made: dict[object, Vector] = {}  # W x, however often it is asked for
 
-def _key(op: MatMul | SteppedMatMul) -> object:
-    w = op.weight
-    return w.source, w.members.shape, w.members.tobytes(), w.transposed, w.fan, op.each, op.x
+    def act(self, value: Value, op: MatMul | SteppedMatMul) -> Vector:
+        """A product with the matrix before all steps stays."""
+        if isinstance(op, MatMul):
+            return self.made.setdefault(key_of(value), value)  # type: ignore[arg-type]
+        return super().act(value, op)
 
+    def initial(self, weight: Weight, own: Sequence[int]) -> Combination:
+        """The matrix before all steps."""
+        return single(_Initial())
 
-def _rates(op: SteppedMatMul | SteppedParameter, number: int, value: Value, context: Context) -> Rates:
-    """The numbers of a step, as they depend on the widths."""
-    rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
-    bound, (lr, decay) = context.bound, scalars_of(op, number)
-    rate, adjusted = (coefficient_of(of, bound, value, rule.name) * lr for of in (rule.rate, rule.adjusted))
-    return Rates(rate, adjusted, Coefficient({(): rule.weight_decay}) * decay, rule.eps(largest(bound)))
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
+        """Σ_i l_i r_i^T."""
+        return single(_Gradient(uses))
 
-
-class _Uses(NamedTuple):
-    """The uses of some matrices in one step: l (matrices, K), r (1 or matrices, K), and the part of G of each."""
-
-    left: Vector
-    right: Vector
-    parts: tuple[tuple[GradientTerm, int], ...]  # and how many uses
-
-
-class _History(NamedTuple):
-    """Matrices after some steps, and the state of their optimisers."""
-
-    w: Combination
-    states: Mapping[Any, Any]
-
-
-class _Matrices:
-    """The matrices of one operation, which acts on x (1 or matrices, vectors)."""
-
-    def __init__(
-        self,
-        value: Value,
-        op: SteppedMatMul,
-        context: Context,
-        made: dict[object, Vector],
-        histories: dict[object, _History],
-    ) -> None:
-        self.value, self.op, self.context, self.made, self.histories = value, op, context, made, histories
-        self.members = op.weight.members.ravel().tolist()
-        self.x = op.x.reshape(len(self.members) if op.each else 1, -1)
-
-    def act(self) -> Vector:
-        """W' x, those matrices together that have the same uses."""
-        op, weight = self.op, self.op.weight
-        acted = self.made.get(_key(op))
-        if acted is None:
-            acted = self.made[_key(op)] = weight.each(op.x) if op.each else weight @ op.x
-        y = acted.reshape(len(self.members), -1)
-        classes: dict[tuple[int, ...], list[int]] = {}
-        for k, member in enumerate(self.members):
-            own = tuple(i for i, part in enumerate(op.parts) if member in part.members)
-            classes.setdefault(own, []).append(k)
-        found, order = [], []
-        for which, at in classes.items():
-            order += at
-            before = y if len(classes) == 1 else y[at]
-            found.append(self._moved(before, at, which) if which else before)
-        moved = found[0] if len(found) == 1 else join(found)[np.argsort(order)]
-        return moved.reshape(*self.value.shape)
-
-    def _moved(self, y: Vector, at: Sequence[int], which: Sequence[int]) -> Vector:
-        x = self.x if len(at) == len(self.members) or len(self.x) == 1 else self.x[at]
+    def product(self, w: Combination, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """Term by term."""
+        self.places, self.at = places, at
+        x = x if self.op.each else x[None]
         parts: list[Vector] = []
-        for atom, by in self._history(at, which).w.terms.items():
-            parts += self._multiples(by, y) if atom is None else atom.act(self, x, by)
+        for term, by in w.coefficients().items():
+            parts += term.act(self, x, by)
         return reduce(operator.add, parts)
 
-    def _history(self, at: Sequence[int], which: Sequence[int]) -> _History:
-        """Some of the matrices after all steps; None stands for the matrix before them."""
-        found = _History(single(None), {})
-        key: tuple[object, ...] = (self.op.weight.source, tuple(self.members[k] for k in at))
-        for number, rule in enumerate(self.op.steps):
-            key = (*key, rule)
-            own = [i for i in which if self.op.parts[i].step == number]
-            if own and key not in self.histories:
-                g, rates = single(_Gradient(self._uses(at, own))), _rates(self.op, number, self.value, self.context)
-                state = found.states.get(rule.optimiser)
-                w, state = rule.optimiser._update(self, found.w, g, state, rates)
-                self.histories[key] = _History(w, {**found.states, rule.optimiser: state})
-            found = self.histories.setdefault(key, found)
-        return found
-
-    def _uses(self, at: Sequence[int], which: Sequence[int]) -> _Uses:
-        lefts, rights, parts = [], [], []
-        for i in which:
-            part = self.op.parts[i]
-            rows = [part.members.index(self.members[k]) for k in at]
-            whole = rows == list(range(len(part.members)))
-            left, right = (v if whole or len(v) == 1 else v[rows] for v in (self.op.left[i], self.op.right[i]))
-            lefts.append(left)
-            rights.append(right)
-            parts.append((part, left.shape[1]))
-        return _Uses(pooled(lefts), pooled(rights), tuple(parts))
-
-    def coefficient(self, rate: Callable[[Mapping[str, float]], float]) -> Coefficient:
-        """A number that depends on the widths."""
-        return coefficient_of(rate, self.context.bound, self.value, self.op.steps[0].name)
+    def at_widths(self, rate: WidthFunction) -> Combination:
+        """With its order in the infinite ones."""
+        return number_at(rate, self.context.bound, self.value, self.op.steps[0].name)
 
     def gain(self, widths: Mapping[str, float]) -> float:
         """√(in/fan): the matrix that acts is that times one with entries N(0, σ²/in)."""
         weight = self.op.weight
         return float((weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5)
 
-    def sides(self, uses: _Uses) -> tuple[Vector, Vector]:
-        """l and r of the matrix as it acts."""
-        return (uses.right, uses.left) if self.op.weight.transposed else (uses.left, uses.right)
+    def sides(self, left: Vector, right: Vector) -> tuple[Vector, Vector]:
+        """l and r of the matrices as they act."""
+        left, right = (rows_at(v, self.places) for v in (left, right))
+        return (right, left) if self.op.weight.transposed else (left, right)
 
-    def orders(self, by: Coefficient) -> list[Order]:
+    def orders(self, by: Combination) -> list[Order]:
         """What a coefficient is in the limit."""
         return by.orders(self.value, self.op.steps[0].name)
-
-    def _multiples(self, by: Coefficient, y: Vector) -> list[Vector]:
-        return [order.times(y) for order in self.orders(by)]
 
     # The functions of gradients that optimisers need, besides sums
 
     def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
         """g/(|g| + ε̂), entry by entry."""
-        if not (isinstance(f, partial) and f.func is unit) or None in given[0].terms:
+        if not (isinstance(f, partial) and f.func is unit) or any(isinstance(t, _Initial) for t, _ in given[0].terms):
             raise ExactError(
                 self.value,
                 f"the moments of Adam for {self.op.steps[0].name} at width inf",
@@ -219,8 +149,8 @@ class _Matrices:
         left, right, sizes, first = self._summands(g)
         least = 0.0
         if eps:  # over the same, and √(out · in), which Gram matrices are divided by
-            over = self.coefficient(lambda w: eps / first(w) / (left.width.bind(w) * right.width.bind(w)) ** 0.5)
-            if any(sum(power for _, power in powers) > 0 for powers in over.terms):
+            over = self.at_widths(lambda w: eps / first(w) / (left.width.bind(w) * right.width.bind(w)) ** 0.5)
+            if any(sum(power for _, power in powers) > 0 for _, powers in over.terms):
                 raise eps_error(self.value, eps, "Muon", "the singular values")
             least = sum(order.number for order in self.orders(over) if order.unit is None)
         f = Function("polar", partial(orthogonalised, sizes=sizes, steps=iterations, eps=least), lipschitz=False)
@@ -230,54 +160,60 @@ class _Matrices:
 
     def _summands(
         self, g: Combination, absolute: bool = False
-    ) -> tuple[Vector, Vector, tuple[float, ...], Callable[[Mapping[str, float]], float]]:
+    ) -> tuple[Vector, Vector, tuple[float, ...], WidthFunction]:
         """l and r of all uses in a sum of gradients, and by what l r^T is multiplied, over the largest of these."""
-        parts = [(part, count, by.terms[()], uses) for (uses, by) in _gradients(g) for part, count in uses.parts]
+        each = [term.uses for term, _ in g.terms]
+        parts = [(part, count, by) for (term, _), by in g.terms.items() for part, count in term.uses.terms]
 
         def size(k: int, widths: Mapping[str, float]) -> float:
             return float(parts[k][2] * parts[k][0].size(widths))
 
         large = largest(self.context.bound)
         top = max(range(len(parts)), key=lambda k: abs(size(k, large)))
-        numbers = []
-        for k in range(len(parts)):
+        numbers: list[float] = []
+        for k, (_, count, _) in enumerate(parts):
             over = (lambda widths: 1.0) if absolute else partial(size, top)
-            orders = self.orders(self.coefficient(lambda widths, k=k, over=over: size(k, widths) / over(widths)))  # type: ignore[misc]
-            numbers.append(sum(order.number for order in orders if order.unit is None))
-        sizes = np.repeat(numbers, [count for _, count, *_ in parts]).tolist()
-        each = [uses for uses, _ in _gradients(g)]
+            orders = self.orders(self.at_widths(lambda widths, k=k, over=over: size(k, widths) / over(widths)))  # type: ignore[misc]
+            numbers += [sum(order.number for order in orders if order.unit is None)] * count
         lefts, rights = pooled([uses.left for uses in each]), pooled([uses.right for uses in each])
-        return lefts, rights, tuple(sizes), partial(size, top)
-
-
-def _gradients(g: Combination) -> Iterator[tuple[_Uses, Coefficient]]:
-    for atom, by in g.terms.items():
-        assert isinstance(atom, _Gradient)
-        yield atom.uses, by
+        return lefts, rights, tuple(numbers), partial(size, top)
 
 
 # Terms of a matrix after its steps: what they add to W x, in parts of one order each. Of W^T, l and r change places.
 
 
 @dataclass(frozen=True, eq=False)
+class _Initial:
+    """The matrix before all steps."""
+
+    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
+        """W x."""
+        op, weight = m.op, m.op.weight
+        acted = weight.each(op.x) if op.each else weight @ op.x
+        acted = m.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
+        return [order.times(rows_at(acted, m.at)) for order in m.orders(by)]
+
+
+@dataclass(frozen=True, eq=False)
 class _Gradient:
     """G = Σ_i l_i r_i^T, in which every pair has a size."""
 
-    uses: _Uses
+    uses: Uses
 
-    def act(self, m: _Matrices, x: Vector, by: Coefficient) -> list[Vector]:
+    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
         """Σ_i ⟨r_i, x⟩ l_i."""
-        left, right = m.sides(self.uses)
+        left, right = m.sides(self.uses.left, self.uses.right)
         along = mean_dot(x, right)  # (matrices, vectors, K)
         found: dict[str | None, list[Any]] = {}  # the numbers of all uses, by their order
-        for k, (part, _) in enumerate(self.uses.parts):
-            size = m.coefficient(lambda widths, p=part: m.gain(widths) * p.size(widths) * x.width.bind(widths))  # type: ignore[misc]
-            for order in m.orders(by * size):
-                found.setdefault(order.unit, [0.0] * len(self.uses.parts))[k] = order.number
-        counts = [count for _, count in self.uses.parts]
-        return [
-            Order(1.0, small).times(mix(_repeated(numbers, counts) * along, left)) for small, numbers in found.items()
-        ]
+
+        def size(part: GradientTerm, widths: Mapping[str, float]) -> float:
+            return m.gain(widths) * part.size(widths) * x.width.bind(widths)
+
+        for k, (part, _) in enumerate(self.uses.terms):
+            for order in m.orders(by * m.at_widths(partial(size, part))):
+                found.setdefault(order.unit, [0.0] * len(self.uses.terms))[k] = order.number
+        counts = [count for _, count in self.uses.terms]
+        return [Order(1.0, unit).times(mix(_repeated(all_of, counts) * along, left)) for unit, all_of in found.items()]
 
 
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
@@ -297,15 +233,14 @@ class _Polar:
     right: Vector
     middle: Scalar
 
-    def act(self, m: _Matrices, x: Vector, by: Coefficient) -> list[Vector]:
+    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
         """Σ_ij ⟨r_j, x⟩ M_ij l_i."""
-        left, right = m.sides(_Uses(self.left, self.right, ()))
-        along = mean_dot(x, right)
-        along = along @ (self.middle if m.op.weight.transposed else self.middle.transpose(0, 2, 1))
-        size = m.coefficient(lambda widths: m.gain(widths) * (x.width.bind(widths) / left.width.bind(widths)) ** 0.5)
-        return [
-            Order(1.0, order.unit).times(mix(value_of(order.number) * along, left)) for order in m.orders(by * size)
-        ]
+        left, right = m.sides(self.left, self.right)
+        middle = self.middle if len(self.middle) == 1 else self.middle[list(m.places)]
+        along = mean_dot(x, right) @ (middle if m.op.weight.transposed else middle.transpose(0, 2, 1))
+        size = m.at_widths(lambda widths: m.gain(widths) * (x.width.bind(widths) / left.width.bind(widths)) ** 0.5)
+        orders = m.orders(by * size)
+        return [Order(1.0, order.unit).times(mix(value_of(order.number) * along, left)) for order in orders]
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,80 +252,73 @@ class _Signs:
     sizes: tuple[float, ...]
     eps: float
 
-    def act(self, m: _Matrices, x: Vector, by: Coefficient) -> list[Vector]:
+    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
         """Its sum over the coordinates of x."""
-        left, right = m.sides(_Uses(self.left, self.right, ()))
-        if self.eps and any(math.isinf(size) for size in m.context.bound.values()):
+        left, right = m.sides(self.left, self.right)
+        if self.eps and math.inf in m.context.bound.values():
             raise eps_error(m.value, self.eps)
         shape = (max(len(v) for v in (left, right, x)), x.shape[1])
         made = Vector(Outer(left, right, x, self.sizes, self.eps), shape, left.width)
-        size = m.coefficient(lambda widths: m.gain(widths) * x.width.bind(widths))
+        size = m.at_widths(lambda widths: m.gain(widths) * x.width.bind(widths))
         return [order.times(made) for order in m.orders(by * size)]
 
 
 class _Leaf:
     """An initial vector, or random scalars, which take a step."""
 
-    def __init__(self, value: Value, context: Context) -> None:
-        self.value, self.context = value, context
-        self.infinite = any(math.isinf(size) for size in context.bound.values())
+    def __init__(self, value: Value, op: SteppedParameter, context: Context) -> None:
+        self.value, self.op, self.context = value, op, context
+        self.infinite = math.inf in context.bound.values()
 
-    def after(self, op: SteppedParameter, states: Mapping[Any, Any]) -> tuple[Value, dict[Any, Any]]:
-        """The parameter after the step, and the state of its optimiser."""
-        rule = op.rule
-        sizes = [partial(_nth, op, k) for k in range(len(op.d))]
-        scaled = [self._coefficient(size, rule) * single(d) for d, size in zip(op.d, sizes, strict=True)]
-        sums: Any = reduce(operator.add, scaled)
-        rates = _rates(op, 0, self.value, self.context)
+    def after(self, states: Mapping[Any, Any]) -> tuple[Value, dict[Any, Any]]:
+        """The parameter after the step, and the states of its optimisers."""
+        optimiser = self.op.rule.optimiser
+        gradients = [single(d) * self._at_widths(partial(self._size, k)) for k, d in enumerate(self.op.d)]
+        rates = rates_of(self.op, 0, self.context.bound, self._at_widths)
         if rates.eps and self.infinite:
             raise eps_error(self.value, rates.eps)
-        w, state = rule.optimiser._update(self, single(op.x), sums, states.get(rule.optimiser), rates)
-        return self._realised(w), {**states, rule.optimiser: state}
+        total = reduce(operator.add, gradients)
+        w, state = optimiser._update(self, single(self.op.x), total, states.get(optimiser), rates)
+        return self._realised(w), {**states, optimiser: state}
 
-    def _coefficient(self, size: Callable[[Mapping[str, float]], float], rule: OptimiserStep) -> Coefficient:
-        return coefficient_of(size, self.context.bound, self.value, rule.name)
+    def _size(self, k: int, widths: Mapping[str, float]) -> float:
+        return self.op.sizes(widths)[k]
+
+    def _at_widths(self, rate: WidthFunction) -> Combination:
+        return number_at(rate, self.context.bound, self.value, self.op.rule.name)
 
     def _realised(self, total: Combination, small: bool = True) -> Any:
         """A sum as a value, with or without parts of order n^(−1/2)."""
-        name = self.value.op.rule.name  # type: ignore[attr-defined]
         parts = [
             order.times(x)
-            for x, by in total.terms.items()
-            for order in by.orders(self.value, name)
+            for x, by in total.coefficients().items()
+            for order in by.orders(self.value, self.op.rule.name)
             if small or order.unit is None
         ]
-        return reduce(operator.add, parts) if parts else 0.0 * next(iter(total.terms))
+        return reduce(operator.add, parts) if parts else 0.0 * next(iter(total.terms))[0]
 
     def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
         """A function of coordinates, or of scalars."""
         assert isinstance(f, partial)
+        is_sign = f.func is unit
         if self.infinite:
-            if f.func is not unit:
+            if not is_sign:
                 raise ExactError(
                     self.value,
                     "the moments of Adam for an initial vector at width inf",
                     instead="finite widths have an exact law",
                 )
-            given = (self._over_largest(given[0]),)
+            # a sign forgets a factor: the largest coefficient becomes one of order 1
+            top = max((powers for _, powers in given[0].terms), key=lambda powers: sum(power for _, power in powers))
+            given = (given[0] * Combination({(None, tuple((name, -power) for name, power in top)): 1.0}),)
         eps = f.keywords.get("eps", 0.0)
-        bounded, named = f.func is unit, (eps,) if f.func is unit else ()
-        g = Function(f.func.__name__.strip("_"), f, bounded=bounded, lipschitz=bounded and eps > 0, parameters=named)
+        named = (eps,) if is_sign else ()
+        g = Function(f.func.__name__.strip("_"), f, bounded=is_sign, lipschitz=is_sign and eps > 0, parameters=named)
         values = tuple(self._realised(each, small=False) for each in given)
         if isinstance(values[0], Vector):
             return single(Vector(Nonlin(g, values, ()), values[0].shape, values[0].width))
         return single(applied(g, values, values[0].shape))
 
-    def _over_largest(self, total: Combination) -> Combination:
-        """The same up to a factor, which a sign forgets: the largest coefficient is of order 1."""
-        orders = {powers: sum(power for _, power in powers) for by in total.terms.values() for powers in by.terms}
-        top = max(orders, key=lambda powers: orders[powers])
-        inverse = Coefficient({tuple((name, -power) for name, power in top): 1.0})
-        return inverse * total
-
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
         """No matrix: `ns.step` refuses it."""
         raise TypeError("an initial vector is no matrix")
-
-
-def _nth(op: SteppedParameter, k: int, widths: Mapping[str, float]) -> float:
-    return op.sizes(widths)[k]

@@ -29,8 +29,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -38,8 +38,7 @@ from ... import activations as known
 from ..._array_api import array_namespace
 from ...activations import Function
 from ...language import _operation as ops
-from ...language._array import Value, field_names
-from ...language._check_function import content_of
+from ...language._array import Value
 from ...language._graph import widths_of
 from ...language._operation import (
     Apply,
@@ -63,7 +62,7 @@ from ...language._width import Width
 from .._exceptions import ExactError
 from .._psd_cholesky import factor
 from ._operations import Fuse
-from ._rewrite import Context, asked, linear_sources, rewritten, users_of
+from ._rewrite import Context, asked, key_of, linear_sources, rewritten, users_of
 
 
 def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -73,14 +72,11 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
     def change(old: Value, new: Value) -> Value:
         match new.op:
             case MatMul(weight, x, each):
-                members = weight.members.ravel()
-                fields = {name: getattr(weight, name) for name in field_names(Weight)}
-                key = *({**fields, "members": content_of(weight.members)}.values()), x, each
-                if key in products:
-                    return products[key]
-                if len(set(members.tolist())) < len(members):
-                    new = _each(new, weight, x) if each else _all(new, weight, x)
-                products[key] = new
+                if (key := key_of(new)) not in products:
+                    repeated = len(np.unique(weight.members)) < weight.members.size
+                    made = _each(new, weight, x) if each and repeated else _all(new, weight, x) if repeated else new
+                    products[key] = made
+                return products[key]
         return new
 
     return rewritten(outputs, context, change)
@@ -248,13 +244,16 @@ CONTRACTIONS = (known.IDENTITY, known.RELU, known.ABS, known.TANH, known.SIN, kn
 WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)  # |φ| ≤ 1
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """A bound on coordinates: |u| ≤ fixed + |v|, v Gaussian of this variance times so many factors χ/√m."""
 
     fixed: float
     variance: float
     factors: int
+
+    def times(self, c: float) -> Size:
+        """The bound of c u; infinite where a power would raise."""
+        return Size(c * self.fixed, c * c * self.variance, self.factors)
 
 
 def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -297,41 +296,33 @@ def _tail(bound: float, size: Size, width: float) -> float:
     return float(cost.min())
 
 
-def _square(x: float) -> float:
-    return x * x  # infinite where a power would raise
-
-
 def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
     vectors = [size[x] for x in value.op.inputs if isinstance(x, Vector)]
-    if isinstance(value, Scalar) or any(found is None for found in vectors):
-        return None
     found = [v for v in vectors if v is not None]
-    fixed = max((v.fixed for v in found), default=0.0)
-    variance = max((v.variance for v in found), default=0.0)
-    factors = max((v.factors for v in found), default=0)
+    if isinstance(value, Scalar) or len(found) < len(vectors):
+        return None
+    most = Size(*map(max, zip(*found, strict=True))) if found else Size(0.0, 0.0, 0)
     match value.op:
         case ops.Gaussian(_, mean, factor):
             return Size(float(np.abs(mean).max()), float((factor**2).sum(-1).max(initial=0.0)), 1)
         case ops.Data(given):
             return Size(float(np.abs(given).max()), 0.0, 0)
         case ops.MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
-            return Size(0.0, _square(weight.std * (fixed + math.sqrt(variance))), factors + 1)
+            return Size(0.0, (std := most.fixed + math.sqrt(most.variance)) * std, most.factors + 1).times(weight.std)
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
                 return Size(1.0, 0.0, 0)
             contraction = f in CONTRACTIONS or known.is_clip(f) or (known.is_leaky(f) and abs(f.parameters[0]) <= 1)
-            return Size(fixed, variance, factors) if contraction else None
+            return most if contraction else None
         case ops.Add():
             total = sum(math.sqrt(v.variance) for v in found)
-            return Size(sum(v.fixed for v in found), _square(total), factors)
+            return Size(sum(v.fixed for v in found), total * total, most.factors)
         case ops.Scale(Value(op=Constant(numbers))):
-            c = float(np.abs(numbers).max())
-            return Size(c * fixed, _square(c) * variance, factors)
+            return most.times(float(np.abs(numbers).max()))
         case ops.Mix(Value(op=Constant(numbers))):
-            c = float(np.abs(numbers).sum(-1).max())
-            return Size(c * fixed, _square(c) * variance, factors)
+            return most.times(float(np.abs(numbers).sum(-1).max()))
         case ops.Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
-            return Size(fixed, variance, factors)
+            return most
         case ops.Take() | ops.Join() | ops.Concat() | ops.Split():
-            return Size(fixed, variance, factors)
+            return most
     return None

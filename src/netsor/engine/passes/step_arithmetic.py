@@ -1,4 +1,4 @@
-"""How an optimiser combines gradients: numbers that depend on the widths, linear combinations, Muon's matrix.
+"""How an optimiser combines gradients: linear combinations, numbers that depend on the widths, Muon's matrix.
 
 A learning rate may be a function of the widths. At infinite widths its power of n is found at huge ones, and all powers
 in a coefficient are counted together: what is left must be of order 1, or of order n^(−1/2), which a score may see.
@@ -8,6 +8,7 @@ What grows is refused.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,16 +17,17 @@ import numpy as np
 
 from ..._array_api import Array, array_namespace
 from ...language._array import Value
-from ...language._operation import Root
+from ...language._operation import Root, SteppedMatMul, SteppedParameter, scalars_of
 from ...language._scalar import Scalar, constant
 from ...language._width import Width
-from ...optim import MUON_SINGULAR_VALUE_RTOL, Coefficients
+from ...optim import MUON_SINGULAR_VALUE_RTOL, Coefficients, Rates
 from .._exceptions import ExactError
 
 LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is found
 
 Powers = tuple[tuple[str, float], ...]  # of infinite widths, by name
 Number = Any  # a float, or a scalar of the program
+WidthFunction = Callable[[Mapping[str, float]], float]
 
 
 class Order(NamedTuple):
@@ -51,39 +53,47 @@ def largest(bound: Mapping[str, float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Coefficient:
-    """Σ_p c_p n^p over powers of the infinite widths n."""
+class Combination:
+    """Σ c n^p a over terms a, such as matrices or vectors, and powers p of infinite widths n; a number has a = None."""
 
-    terms: Mapping[Powers, Number]
+    terms: Mapping[tuple[Any, Powers], Number]
 
-    def __add__(self, other: Coefficient | float) -> Coefficient:
+    def __add__(self, other: Combination | Number) -> Combination:
         made = dict(self.terms)
-        for powers, number in _terms(other).items():
-            made[powers] = made[powers] + number if powers in made else number
-        return Coefficient(made)
+        for key, number in _combination(other).terms.items():
+            made[key] = made[key] + number if key in made else number
+        return Combination(made)
 
-    def __mul__(self, other: Coefficient | Scalar | float) -> Coefficient:
-        if not isinstance(other, Coefficient | Scalar | float):
-            return NotImplemented
-        made = Coefficient({})
-        for mine, number in self.terms.items():
-            for others, by in _terms(other).items():
-                total = dict(mine)
-                for name, power in others:
-                    total[name] = total.get(name, 0.0) + power
-                powers = tuple(sorted((name, power) for name, power in total.items() if power))
-                made = made + Coefficient({powers: number * by})
+    def __mul__(self, other: Combination | Number) -> Combination:
+        """One of the factors must be a number."""
+        made = Combination({})
+        for (mine, powers), number in self.terms.items():
+            for (others, more), by in _combination(other).terms.items():
+                total = Counter(dict(powers))
+                total.update(dict(more))
+                key = tuple(sorted((name, power) for name, power in total.items() if power))
+                made = made + Combination({(others if mine is None else mine, key): number * by})
         return made
 
     __rmul__ = __mul__
 
-    def __rsub__(self, other: float) -> Coefficient:
+    def __sub__(self, other: Combination) -> Combination:
+        return self + other * -1.0
+
+    def __rsub__(self, other: float) -> Combination:
         return self * -1.0 + other
 
+    def coefficients(self) -> dict[Any, Combination]:
+        """The coefficient of each term."""
+        found: dict[Any, dict[tuple[None, Powers], Number]] = {}
+        for (term, powers), number in self.terms.items():
+            found.setdefault(term, {})[None, powers] = number
+        return {term: Combination(by) for term, by in found.items()}
+
     def orders(self, value: Value, of: str) -> list[Order]:
-        """What it is in the limit, by order; refused if it grows, left out if it vanishes faster than n^(−1/2)."""
+        """What a number is in the limit: an error if it grows, left out if it vanishes faster than n^(−1/2)."""
         made = []
-        for powers, number in self.terms.items():
+        for (_, powers), number in self.terms.items():
             total = sum(power for _, power in powers)
             if isinstance(number, float) and number == 0:
                 continue
@@ -99,13 +109,16 @@ class Coefficient:
         return made
 
 
-def _terms(number: Coefficient | Number) -> Mapping[Powers, Number]:
-    return number.terms if isinstance(number, Coefficient) else {(): number}
+def single(term: Any) -> Combination:
+    """One term, once."""
+    return Combination({(term, ()): 1.0})
 
 
-def coefficient_of(
-    rate: Callable[[Mapping[str, float]], float], bound: Mapping[str, float], value: Value, of: str
-) -> Coefficient:
+def _combination(given: Combination | Number) -> Combination:
+    return given if isinstance(given, Combination) else Combination({(None, ()): given})
+
+
+def number_at(rate: WidthFunction, bound: Mapping[str, float], value: Value, of: str) -> Combination:
     """What a number that depends on the widths is at these, in a step of a parameter."""
     large = largest(bound)
     number, powers = rate(large), {}
@@ -122,31 +135,17 @@ def coefficient_of(
         if power:
             powers[name] = power
             number *= 2.0 ** (-LOG2_PROBE_WIDTHS[-1] * power)
-    return Coefficient({tuple(sorted(powers.items())): float(number)})
+    return Combination({(None, tuple(sorted(powers.items()))): float(number)})
 
 
-@dataclass(frozen=True, eq=False)
-class Combination:
-    """Σ c_i a_i, with coefficients c_i of whatever the a_i are."""
-
-    terms: Mapping[Any, Coefficient]
-
-    def __add__(self, other: Combination) -> Combination:
-        made = dict(self.terms)
-        for key, by in other.terms.items():
-            made[key] = made[key] + by if key in made else by
-        return Combination(made)
-
-    def __rmul__(self, by: Coefficient | float) -> Combination:
-        return Combination({key: own * by for key, own in self.terms.items()})
-
-    def __sub__(self, other: Combination) -> Combination:
-        return self + -1.0 * other
-
-
-def single(key: Any) -> Combination:
-    """One thing, once."""
-    return Combination({key: Coefficient({(): 1.0})})
+def rates_of(
+    op: SteppedMatMul | SteppedParameter, number: int, bound: Mapping[str, float], at: Callable[[WidthFunction], Any]
+) -> Rates:
+    """The numbers of a step; `at` evaluates functions of the widths."""
+    rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
+    lr, decay = scalars_of(op, number)
+    rates = at(rule.rate) * lr, at(rule.adjusted) * lr, at(lambda _: rule.weight_decay) * decay
+    return Rates(*rates, rule.eps(largest(bound)))
 
 
 # Muon's orthogonalised matrix from Gram matrices: no entry of a gradient is ever made.

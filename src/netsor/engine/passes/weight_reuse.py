@@ -21,24 +21,33 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ..._validate import LARGEST
 from ...language._array import Value, VectorAccess
 from ...language._graph import topological_order
-from ...language._operation import Dot, MatMul, Normal, Source
+from ...language._operation import Dot, MatMul, Source
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
-from ...language._score import join
 from ...language._vector import Vector, mix
 from ...language._width import Width
 from .. import _cost_model
 from .._exceptions import ExactError
-from ._operations import AdjointCorrection, Append, Coefficients, MaterialisedMatMul, Span
-from ._orders import Orders
-from ._rewrite import Context, asked, asked_together, linear_sources, rewritten, uses_of
-from .small_parts import SmallParts
+from ._operations import AdjointCorrection, Append, Coefficients, Span
+from ._orders import Orders, SmallParts
+from ._rewrite import (
+    Context,
+    asked,
+    asked_together,
+    by_classes,
+    linear_sources,
+    reads_small_parts,
+    rewritten,
+    uses_of,
+)
+from .trained_weights import DrawnWeight, sizes
 
 Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
 
@@ -60,10 +69,10 @@ def _eliminated(
     found: set[Side] = set()
     uses = uses_of(context.ordered(outputs))
     met = _met(outputs, uses, context)
-    alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
+    alike = {source: _alike(many) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
     orders = None
-    if alike and any(_reads_small_parts(v, context) for v in context.ordered(outputs)):
+    if alike and any(reads_small_parts(v, context) for v in context.ordered(outputs)):
         orders = Orders(lambda x: math.isinf(context.width(x)))
     small = SmallParts(orders) if orders is not None and split else None
 
@@ -77,53 +86,32 @@ def _eliminated(
 
     def _without_reuse(new: Value) -> Value:
         match new.op:
-            case MatMul(weight, x, each):
+            case MatMul(weight, x, each) as op:
                 gain = _gain(new, weight, context)
                 if weight.source in alike:
-                    return _acting(weight, x, each, gain, alike[weight.source]).reshape(*new.shape)
+                    return by_classes(op, alike[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
                 if weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
                     own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
                     return own.each(x) if each else own @ x
         return new
 
-    def _acting(weight: Weight, x: Vector, each: bool, gain: float, classes: Sequence[tuple[list[int], int]]) -> Vector:
-        """W x for the members of a weight, (members, vectors): those that always act together at once."""
-        members = weight.members.ravel().tolist()
-        place = {member: k for k, member in enumerate(members)}
-        rows = x.reshape(len(members), -1) if each else x.reshape(-1)
-        parts, order = [], []
-        for chosen, times in classes:
-            if chosen[0] not in place:
-                continue
-            at = [place[member] for member in chosen]
-            order += at
-            key = weight.source, chosen[0]
-            if key not in matrices:
-                acting = replace(weight, members=np.array(chosen))
-                matrices[key] = _Matrices(acting.T if acting.transposed else acting, times)
-            part, side = (rows[at] if each else rows), int(weight.transposed)
-            again = times > 1 or weight.source in met
-            both, acts = matrices[key], (*key, side)
-            if orders is not None and again and both.deficient(part, side, orders, context):
-                found.add(acts)
-            if small is not None and acts in split and (rest := small.small(part)) is not None:
-                main, rest = (both.act(v, side, gain, context) for v in (small.main(part), small.main(rest)))
-                parts.append(main + small.scaled(rest, part))
-            else:
-                parts.append(both.act(part, side, gain, context) if again else both.fresh(part, side, gain))
-        return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
+    def _acting(weight: Weight, gain: float, own: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """W x for members of a weight that always act together."""
+        key, side = (weight.source, own[0]), int(weight.transposed)
+        times = sum(own[0] in value.op.weight.members for value in uses[weight.source])  # type: ignore[attr-defined]
+        if key not in matrices:
+            acting = replace(weight, members=np.array(own))
+            matrices[key] = _Matrices(acting.T if acting.transposed else acting, times)
+        both, acts = matrices[key], (*key, side)
+        again = times > 1 or weight.source in met
+        if orders is not None and again and both.deficient(x, side, orders, context):
+            found.add(acts)
+        if small is not None and acts in split and (rest := small.small(x)) is not None:
+            main, rest = (both.act(v, side, gain, context) for v in (small.main(x), small.main(rest)))
+            return main + small.scaled(rest, x)
+        return both.act(x, side, gain, context) if again else both.fresh(x, side, gain)
 
     return rewritten(outputs, context, change), frozenset(found)
-
-
-def _reads_small_parts(value: Value, context: Context) -> bool:
-    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix to a space of finite width."""
-    match value.op:
-        case Dot(x, _, power):
-            return power == 0.5 and math.isinf(context.width(x))
-        case MatMul(weight, x):
-            return math.isinf(context.width(x)) and not math.isinf(weight.out_width.bind(context.bound))
-    return False
 
 
 def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
@@ -132,7 +120,7 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
     # counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
     # matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
     values = context.ordered(outputs)
-    scores = [v for v in values if isinstance(v.op, Dot) and v.op.power == 0.5 and context.width(v.op.x) == math.inf]
+    scores = [v for v in values if isinstance(v.op, Dot) and reads_small_parts(v, context)]
     values = topological_order(scores)
     made, found = linear_sources(values), set[Source]()
 
@@ -155,14 +143,13 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
     return found
 
 
-def _alike(uses: Sequence[Value]) -> Iterator[tuple[list[int], int]]:
-    """The members of a weight in classes of those that act in the same uses, each with the number of these uses."""
+def _alike(uses: Sequence[Value]) -> list[list[int]]:
+    """The members of a weight in classes of those that act in the same uses."""
     acting = [set(value.op.weight.members.ravel().tolist()) for value in uses if isinstance(value.op, MatMul)]
     classes: dict[tuple[bool, ...], list[int]] = {}
     for member in sorted(set[int]().union(*acting)):
         classes.setdefault(tuple(member in members for members in acting), []).append(member)
-    for where, members in classes.items():
-        yield members, sum(where)
+    return list(classes.values())
 
 
 class _Matrices:
@@ -270,46 +257,35 @@ ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
 
 def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with the entries of matrices that act often as scalars."""
-    values = topological_order(outputs)
+    values = context.ordered(outputs)
     many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
     if math.inf in context.bound.values() or not many:
         return list(outputs)
-    chosen = _chosen(values, many, context)
+    drawn = {source: DrawnWeight(many[source], context) for source in _chosen(values, many, context)}
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
-            case MatMul(weight, x, each) if weight.source in chosen:
-                entries, members, vectors = chosen[weight.source]
-                places = np.searchsorted(members, weight.members.ravel())
-                rows = x.reshape(len(places), -1) if each else x.reshape(-1)
-                gain = weight.std / math.sqrt(weight.fan.bind(context.bound))
-                op = MaterialisedMatMul(entries, rows, weight, tuple(places.tolist()), gain, vectors)
-                return Vector(op, (len(places), rows.shape[-1]), weight.out_width).reshape(*new.shape)
+            case MatMul(weight) as op if weight.source in drawn:
+                return drawn[weight.source].act(new, op)
         return new
 
-    return rewritten(outputs, context, change) if chosen else list(outputs)
+    return rewritten(outputs, context, change) if drawn else list(outputs)
 
 
-def _chosen(
-    values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context
-) -> dict[Source, tuple[Scalar, np.ndarray, int]]:
-    """For each matrix that is to be drawn: its entries, which of its members act, and on how many vectors each."""
+def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
+    """The matrices that are to be drawn."""
     known = asked_together(values, linear_sources(values))
     rooms, left = _rooms(values), ENTRIES
-    found: dict[Source, tuple[Scalar, np.ndarray, int]] = {}
     for source, acts in uses.items():
         weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
-        members = np.unique(np.concatenate([weight.members.ravel() for weight in weights]))
+        members = len(np.unique(np.concatenate([weight.members.ravel() for weight in weights])))
         on = [0.0, 0.0]  # vectors for each member, of W and of W^T
         for value, weight in zip(acts, weights, strict=True):
-            on[weight.transposed] += value.size / len(members)
-        first = replace(weights[0], members=members).drawn
-        shape = (len(members), *(int(width.bind(context.bound)) for width in (first.in_width, first.out_width)))
-        if known.keys() >= set(acts) and math.prod(shape) <= left and _cheaper(first, on, rooms, context):
-            left -= math.prod(shape)
-            entries = Normal(Source(f"all entries of {source.name or 'W'}"), 1.0, shape)
-            found[source] = Scalar(entries, shape), members, math.ceil(sum(on))
-    return found
+            on[weight.transposed] += value.size / members
+        entries = members * math.prod(sizes(weights[0], context))
+        if known.keys() >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
+            left -= entries
+            yield source
 
 
 def _rooms(values: Sequence[Value]) -> Counter[Width]:

@@ -1,0 +1,221 @@
+"""The matrices of a weight while they are trained, and those whose entries are numbers of the plan.
+
+Adam's second moment is a function of every entry of the gradients. And a matrix that acts on more vectors than it has
+rows and columns costs less drawn than along all directions of what it acted on (in `weight_reuse` for matrices that are
+not trained): a step is then as dear as a step of training, and never dearer. Its gradient is Σ_i r_i l_i^T of all
+coordinates, and its optimiser acts on arrays, as it does in the reference interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from ..._array_api import array_namespace
+from ...activations import Function
+from ...language._array import Source, Value
+from ...language._operation import Acting, GradientTerm, Normal, OptimiserStep, SteppedMatMul, steps_of
+from ...language._parameters import Weight
+from ...language._scalar import Scalar, applied
+from ...language._score import Pool
+from ...language._tangent_kernel import pooled
+from ...language._vector import Vector
+from ...optim import Arithmetic, Coefficients, orthogonalised
+from ._operations import MaterialisedMatMul
+from ._rewrite import Context, by_classes
+from .step_arithmetic import WidthFunction, rates_of
+
+
+class Uses(NamedTuple):
+    """The uses of some matrices in one step: l and r (1 or matrices, K), and the term of G that each belongs to."""
+
+    left: Vector
+    right: Vector
+    terms: tuple[tuple[GradientTerm, int], ...]  # and how many uses
+
+
+class TrainedWeight(ABC):
+    """The matrices of one weight, in classes of those that take the same steps.
+
+    A subclass says how it stores them, and has the functions that an update needs (`optim.Arithmetic`).
+    """
+
+    value: Value  # the product that is expanded now
+    op: Any  # what makes it
+
+    def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        self.context, self.classes = context, _classes(uses)
+        self.known: dict[tuple[object, ...], tuple[Any, Mapping[Any, Any]]] = {}  # by the steps: W', and the states
+
+    @abstractmethod
+    def initial(self, weight: Weight, own: Sequence[int]) -> Any:
+        """The matrices of a class before all steps."""
+
+    @abstractmethod
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Any:
+        """The gradient of a class."""
+
+    @abstractmethod
+    def at_widths(self, rate: WidthFunction) -> Any:
+        """A number that depends on the widths."""
+
+    @abstractmethod
+    def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
+
+    def act(self, value: Value, op: Acting) -> Vector:
+        """W' x of an operation."""
+        self.value, self.op = value, op
+        return by_classes(op, self.classes, self._act).reshape(*value.shape)
+
+    def _act(self, own: Sequence[int], at: list[int], x: Vector) -> Vector:
+        members = self.op.weight.members.ravel()
+        return self.product(self._after(self.op, own), [own.index(member) for member in members[at]], at, x)
+
+    def _after(self, op: Acting, own: Sequence[int]) -> Any:
+        """The matrices of a class after the steps of an operation."""
+        key, on = tuple[object, ...]((own[0],)), cast(Arithmetic, self)
+        if key not in self.known:
+            self.known[key] = self.initial(op.weight.drawn, own), {}
+        for number, rule in enumerate(steps_of(op)):
+            w, states = self.known[key]
+            key = (*key, rule)
+            if key not in self.known:
+                assert isinstance(op, SteppedMatMul)
+                if (uses := _uses(op, number, own)) is not None:
+                    rates = rates_of(op, number, self.context.bound, self.at_widths)
+                    state = states.get(rule.optimiser)
+                    w, state = rule.optimiser._update(on, w, self.gradient(uses, own), state, rates)
+                    states = {**states, rule.optimiser: state}
+                self.known[key] = w, states
+        return self.known[key][0]
+
+
+def rows_at(x: Vector, places: Sequence[int]) -> Vector:
+    """Some rows of vectors (1 or matrices, K); one row is for all matrices."""
+    return x if len(x) == 1 else x[list(places)]
+
+
+def _classes(uses: Sequence[Value]) -> list[list[int]]:
+    """The members of a weight in classes of those that take the same steps."""
+    found: dict[int, dict[object, None]] = {}
+    for value in uses:
+        op: Any = value.op
+        for member in op.weight.members.ravel().tolist():
+            found.setdefault(member, {})
+        count: Counter[OptimiserStep] = Counter()
+        for part in op.parts if isinstance(op, SteppedMatMul) else ():
+            rule = op.steps[part.step]
+            count[rule] += 1
+            for member in part.members:
+                found.setdefault(member, {})[rule, count[rule]] = None
+    classes: dict[frozenset[object], list[int]] = {}
+    for member, steps in sorted(found.items()):
+        classes.setdefault(frozenset(steps), []).append(member)
+    return list(classes.values())
+
+
+def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
+    """The uses of a class in one step; None if there are none."""
+    lefts, rights, terms = [], [], []
+    for left, right, part in zip(op.left, op.right, op.parts, strict=True):
+        if part.step == number and own[0] in part.members:
+            places = [part.members.index(member) for member in own]
+            lefts.append(rows_at(left, places))
+            rights.append(rows_at(right, places))
+            terms.append((part, left.shape[1]))
+    return Uses(pooled(lefts), pooled(rights), tuple(terms)) if lefts else None
+
+
+class DrawnWeight(TrainedWeight):
+    """Matrices whose entries (members, in, out) are numbers of the plan."""
+
+    def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        super().__init__(uses, context)
+        self.vectors = _vectors(uses, self.classes)
+
+    def initial(self, weight: Weight, own: Sequence[int]) -> Scalar:
+        """Entries N(0, σ²/in)."""
+        rows, columns = sizes(weight, self.context)
+        source, shape = Source(f"all entries of {weight.source.name or 'W'}"), (len(own), rows, columns)
+        return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
+
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Scalar:
+        """The entries of G."""
+        numbers = [part.size(self.context.bound) for part, count in uses.terms for _ in range(count)]
+        f = Function("outer", partial(_outer, sizes=tuple(numbers)), lipschitz=False)
+        rows, columns = sizes(self.op.weight, self.context)
+        given = coordinates(uses.right, rows), coordinates(uses.left, columns)
+        return applied(f, given, (len(own), rows, columns), axes=2)
+
+    def at_widths(self, rate: WidthFunction) -> float:
+        """All widths are finite."""
+        return rate(self.context.bound)
+
+    def product(self, w: Scalar, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """By the entries of W'."""
+        weight, bound = self.op.weight, self.context.bound
+        gain = math.sqrt(weight.drawn.in_width.bind(bound) / weight.fan.bind(bound))
+        act = MaterialisedMatMul(w, x, weight, tuple(places), gain, self.vectors)
+        return Vector(act, (len(at), x.shape[-1]), weight.out_width)
+
+    def elementwise(self, f: Callable[..., Any], *given: Scalar) -> Scalar:
+        """A function of entries."""
+        name = f.func.__name__ if isinstance(f, partial) else f.__name__
+        return applied(Function(name.strip("_"), f, lipschitz=False), given, given[0].shape)
+
+    def orthogonalised(self, g: Scalar, iterations: Coefficients | None, eps: float) -> Scalar:
+        """Of each matrix."""
+        f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
+        return applied(f, (g,), g.shape, axes=2)
+
+
+def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
+    """Whether an optimiser needs the entries of a weight; with `often`, also whether they cost less than directions."""
+    every = [steps_of(value.op) for value in uses]  # type: ignore[arg-type]
+    if not any(every) or math.inf in context.bound.values():
+        return False
+    for taken in every:
+        count: Counter[Any] = Counter()
+        for rule in taken:
+            count[rule.optimiser] += 1
+            if not rule.optimiser.linear(count[rule.optimiser]):
+                return True
+    rows, columns = sizes(uses[0].op.weight, context)  # type: ignore[attr-defined]
+    return often and 2 * rows * columns < _vectors(uses, _classes(uses)) * (rows + columns)
+
+
+def _vectors(uses: Sequence[Value], classes: Sequence[Sequence[int]]) -> int:
+    """On how many vectors each matrix acts."""
+    return math.ceil(sum(value.size for value in uses) / sum(map(len, classes)))
+
+
+def sizes(weight: Weight, context: Context) -> tuple[int, int]:
+    """The widths of a matrix as it was drawn."""
+    drawn = weight.drawn
+    return int(drawn.in_width.bind(context.bound)), int(drawn.out_width.bind(context.bound))
+
+
+def coordinates(x: Vector, width: int) -> Scalar:
+    """All coordinates of vectors as scalars, (*shape, width); of an infinite width, those at so many nodes."""
+    count = x.size * width
+    flat = Scalar(Pool(COORDINATES, x.reshape(-1), count), (count,))
+    return flat.reshape(*x.shape, width)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+COORDINATES = Function("coordinates", _same)
+
+
+def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
+    """Σ_k s_k r_k l_k^T, (…, in, out)."""
+    xp = array_namespace(right, left)
+    by = xp.asarray(sizes, dtype=right.dtype)
+    return xp.matrix_transpose(right * by[:, None]) @ left
