@@ -31,7 +31,7 @@ def test_a_plan_is_a_straight_line(built):
     """Every array is made once, before it is read, with the shape that the plan says, and let go after its last use."""
     plan = make_plan(built.net.outputs, built.widths)
     streams, made, live, peak = Streams(0, 0), {}, set(), 0
-    for step, dead in zip(plan.steps, plan.last, strict=True):
+    for step, (dead, _) in zip(plan.steps, plan.live, strict=True):
         assert step.out not in made
         assert all(arg.value is not None or arg in live for arg in step.args)
         if step.kind in ("normals", "chi"):
@@ -42,7 +42,7 @@ def test_a_plan_is_a_straight_line(built):
         assert made[step.out].shape == (5, *step.out.shape) or made[step.out].shape == (1, *step.out.shape)
         live.add(step.out)
         peak = max(peak, sum(register.size for register in live))
-        live -= {plan.steps[k].out for k in dead}
+        live -= dead
     assert live <= {plan.mean, plan.columns}
     assert plan.bytes == 8 * peak
     # and the runner, which writes over what is not needed any more, finds the same
