@@ -116,13 +116,13 @@ class Builder:
     def _shape(self, kind: str, args: tuple[Register, ...], params: dict[str, Any], key: Any) -> Shape:
         """What an instruction makes, found by running it on 0 replicas: once for arguments of these shapes."""
         seen = key and (kind, tuple(arg.shape for arg in args), key[-1])
-        if seen not in self.shapes:
+        made: Shape | None = self.shapes.get(seen)
+        if made is None:
             empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
-            made: Shape = RULES[kind](np, *empty, **params).shape[1:]
-            if seen is None:
-                return made
-            self.shapes[seen] = made
-        return self.shapes[seen]
+            made = RULES[kind](np, *empty, **params).shape[1:]
+            if seen is not None:
+                self.shapes[seen] = made
+        return made
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
