@@ -22,7 +22,7 @@ from .._html import note, table, title
 from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
-from ._ops import add_over, apply_over
+from ._ops import apply_over
 from ._rng_keys import NODE_SHIFTS
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -47,7 +47,6 @@ WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spann
 
 IN_PLACE: dict[str, Any] = {
     "add": np.add,
-    "add_at": add_over,
     "multiply": np.multiply,
     "scale": np.multiply,
     "apply": apply_over,
