@@ -1,10 +1,9 @@
 """Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
 
-The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells, of log v of one width and, where
-conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. In the law a cell becomes
-two Gaussians with its mean and covariance of (m, v), so that the fourth moment of the law is kept too. Moments are sums
-of integers (positions within a cell in units of 2^(−26)), which do not depend on the order in which chunks are added:
-the law of many draws has the same bits for any number of workers.
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells of log v and, where conditional
+means vary, of m/√v; each cell keeps its count and a few moments, and becomes two Gaussians with its mean and covariance
+of (m, v) in the law. Moments are sums of integers (positions within a cell in units of 2^(−26)), which do not depend on
+the order in which chunks are added: the law of many draws has the same bits for any number of workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A plan: a list of small steps over arrays of known shapes, without branches; what it costs, and how it runs.
 
 Lowering makes it (see `lower`) and takes every decision; running it is a loop over the steps. The backend chooses the
-array library and draws the random numbers (see `backends`). Arrays that are the same for all replicas are computed
-while the plan is made, and are constants of it.
+array library and draws the random numbers (see `backends`).
 """
 
 from __future__ import annotations
@@ -239,7 +238,6 @@ class Plan:
 
     def _summary(self) -> list[str]:
         """What it costs, in lines."""
-        total = f"{self.random_numbers:,} random numbers"
         taken = f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
         if self.constant:
             taken = "the law does not depend on random numbers: it is known without a draw"
@@ -248,7 +246,8 @@ class Plan:
         notes = [f"note: {note}" for note in self.notes]
         if self.place != CPU.place:
             notes.insert(0, f"made for {self.place}")
-        return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
+        numbers = f"{self.random_numbers:,} random numbers, {self.operations:,} operations"
+        return [f"{numbers} and {self.bytes:,} bytes a replica", taken, *notes]
 
     def _repr_html_(self) -> str:
         rows = [
