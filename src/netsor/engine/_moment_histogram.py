@@ -9,7 +9,8 @@ the order in which chunks are added: the law of many draws has the same bits for
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,16 +139,13 @@ def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
     return BlockMoments(found, sums, mean[outside], var[outside])
 
 
-@dataclass
 class MomentAccumulator:
     """Sums over all replicas so far."""
 
-    cells: MomentGrid
-    total: Array = field(init=False)
-    stray: dict[tuple[float, float], int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.total = np.zeros((4 if self.cells.one_mean else 6, self.cells.size), dtype=np.int64)
+    def __init__(self, cells: MomentGrid) -> None:
+        self.cells = cells
+        self.total = np.zeros((4 if cells.one_mean else 6, cells.size), dtype=np.int64)
+        self.stray: Counter[tuple[float, float]] = Counter()  # (mean, variance) of replicas outside of all cells
 
     def add(self, found: BlockMoments) -> None:
         """The sums of one block."""
@@ -156,9 +154,7 @@ class MomentAccumulator:
         if len(mean):
             if not (np.isfinite(mean).all() and np.isfinite(var).all()):
                 raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
-            pairs, counts = np.unique(np.stack([mean, var], axis=1), axis=0, return_counts=True)
-            for pair, count in zip(map(tuple, pairs.tolist()), counts.tolist(), strict=True):
-                self.stray[pair] = self.stray.get(pair, 0) + count
+            self.stray.update(zip(mean.tolist(), var.tolist(), strict=True))
             if len(self.stray) > STRAY:
                 raise ValueError(
                     f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
@@ -183,11 +179,10 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     centre = float(mean[kept].mean())
     reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
     y = centre + reach * np.linspace(-6.0, 6.0, 49)
-    exact = _density(y, mean[kept], var[kept], np.ones(int(kept.sum())))
+    exact = _density(y, mean[kept], var[kept])
     off = np.abs(_density(y, at[alive], width[alive], count[alive]) - exact)
     return float(off.max() / exact.max())
 
 
-def _density(y: Floats, mean: Floats, var: Floats, count: Floats) -> Floats:
-    rows = [np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var)) for at in y]
-    return np.array(rows)
+def _density(y: Floats, mean: Floats, var: Floats, count: Floats | float = 1.0) -> Floats:
+    return np.array([np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var)) for at in y])
