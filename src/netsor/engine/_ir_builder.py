@@ -156,6 +156,8 @@ def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) ->
             return args[0]
         case "part" if (params["start"], params["stop"]) == (0, args[0].shape[-1]):
             return args[0]
+        case "scale" if params["by"] == 1.0:
+            return args[0]
         case "join" if len(args) == 1:
             return args[0]
         case "permute" if list(params["axes"]) == sorted(params["axes"]):
