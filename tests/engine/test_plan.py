@@ -13,8 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 import netsor as ns
 from netsor.engine._ir import Step
-from netsor.engine._ir_builder import Builder
-from netsor.engine._plan import RULES, Plan, in_numpy, run
+from netsor.engine._plan import RULES, in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import make_plan
 from netsor.engine.lower._components import _components
@@ -31,7 +30,7 @@ def test_a_plan_is_a_straight_line(built):
     """Every array is made once, before it is read, with the shape that the plan says, and let go after its last use."""
     plan = make_plan(built.net.outputs, built.widths)
     streams, made, live, peak = Streams(0, 0), {}, set(), 0
-    for step, dead in zip(plan.steps, plan.last, strict=True):
+    for step, (dead, _) in zip(plan.steps, plan.live, strict=True):
         assert step.out not in made
         assert all(arg.value is not None or arg in live for arg in step.args)
         if step.kind in ("normals", "chi"):
@@ -42,7 +41,7 @@ def test_a_plan_is_a_straight_line(built):
         assert made[step.out].shape == (5, *step.out.shape) or made[step.out].shape == (1, *step.out.shape)
         live.add(step.out)
         peak = max(peak, sum(register.size for register in live))
-        live -= {plan.steps[k].out for k in dead}
+        live -= dead
     assert live <= {plan.mean, plan.columns}
     assert plan.bytes == 8 * peak
     # and the runner, which writes over what is not needed any more, finds the same
@@ -51,21 +50,6 @@ def test_a_plan_is_a_straight_line(built):
     for register, found in zip((plan.mean, plan.columns), again, strict=True):
         right = made[register] if register.value is None else register.value
         np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("varies", [(True, True), (True, False), (False, True)])
-def test_zeros_that_are_only_added_are_not_made(varies, swapped):
-    build, rng = Builder(), np.random.default_rng(0)
-    draws = [build.draw("normals", (k,), shape, "") for k, shape in enumerate([(3, 7), (3, 2)])]
-    numbers = [rng.standard_normal((5 if one else 1, *draw.shape)) for one, draw in zip(varies, draws, strict=True)]
-    arrays = [draw if one else build.constant(a[0]) for one, draw, a in zip(varies, draws, numbers, strict=True)]
-    terms = arrays[0], build.step("pad", arrays[1], before=1, after=4)
-    total = build.step("add", *(terms[::-1] if swapped else terms))
-    plan = Plan("", build.steps, build.constant(np.zeros(3)), total)
-    assert [step.kind for step in plan.steps if not step.numbers] == ["add_at" if varies[1] else "add"]
-    found = run(plan, lambda step: numbers[draws.index(step.out)].copy(), lambda register: register.value, in_numpy)[1]
-    np.testing.assert_array_equal(found, numbers[0] + np.pad(numbers[1], [(0, 0), (0, 0), (1, 4)]))
 
 
 @pytest.mark.parametrize("width", [16, ns.inf])

@@ -1,12 +1,9 @@
-"""Gram–Schmidt orthonormalisation of vectors, from the vectors and not from their Gram matrix.
+"""Gram–Schmidt orthonormalisation of vectors (docs/theory.md, equations 5 and 6).
 
-A Gram matrix resolves components only down to the square root of the machine epsilon: parts below 3e-7 of a vector's
-norm are lost, and a vector in the span of others seems to have a part outside of it. From the vectors themselves a part
-is known down to the machine epsilon; parts below 1e-12 of a vector count as 0.
-
-Gram matrices cost less. So their Cholesky factor is used where every pivot is well above rounding, and the other
-matrices are recomputed vector by vector (Gram–Schmidt, each vector projected twice). The choice is made for each
-matrix, so that the result for one replica does not depend on the others (docs/theory.md, equations 5 and 6).
+A Gram matrix loses parts below 3e-7 of a vector's norm, the square root of the machine epsilon. The vectors themselves
+resolve parts down to the machine epsilon; those below 1e-12 of a vector count as 0. Gram matrices cost less, so their
+Cholesky factor is used where every pivot is well above rounding, and the other matrices are recomputed vector by vector
+(each vector projected twice). The choice is made for each matrix: no replica depends on the others.
 """
 
 from __future__ import annotations
@@ -20,15 +17,7 @@ import numpy as np
 
 from .._array_api import Array
 from ._ops import gram, product, squares
-from ._psd_cholesky import (
-    LinalgBackend,
-    basis,
-    inverse,
-    lower_factor,
-    safe_pivot_ratio,
-    solve,
-    tolerance,
-)
+from ._psd_cholesky import LinalgBackend, basis, inverse, lower_factor, safe_pivot_ratio, solve, tolerance
 
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 MAX_INVERTED_ROWS = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them

@@ -160,24 +160,18 @@ def loops(steps: Sequence[Hashable]) -> list[Loop]:
 
 def _longest(kinds: Ints) -> Loop | None:
     """The loop that saves most steps, and of those the one with the shortest period."""
-    saved: dict[Loop, tuple[int, int]] = {}
-    for period in _periods(kinds):
-        same = np.concatenate([[False], kinds[period:] == kinds[:-period], [False]]).astype(np.int8)
-        edges = np.diff(same)
-        begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-        if len(begins):
-            longest = int(np.argmax(ends - begins))
-            times = int(ends[longest] - begins[longest]) // period + 1
-            saved[Loop(int(begins[longest]), period, times)] = (times - 1) * period, -period
-    best = max(saved, key=lambda loop: saved[loop], default=None)
-    return best if best is not None and saved[best][0] >= MIN_STEPS_SAVED else None
-
-
-def _periods(kinds: Ints) -> list[int]:
-    """The most common distances from a step to the next one that is equal to it, among those that can be a loop."""
+    # Periods are tried that are the most common distances from a step to the next one that is equal to it.
     order = np.argsort(kinds, kind="stable")
-    apart = np.diff(order)[kinds[order][1:] == kinds[order][:-1]]
-    return [int(period) for period, _ in Counter(apart.tolist()).most_common(MAX_PERIODS_TRIED)]
+    apart = Counter(np.diff(order)[kinds[order][1:] == kinds[order][:-1]].tolist())
+    best, most = None, MIN_STEPS_SAVED - 1
+    for period in sorted(period for period, _ in apart.most_common(MAX_PERIODS_TRIED)):
+        same = np.concatenate([[False], kinds[period:] == kinds[:-period], [False]])
+        begins, ends = np.flatnonzero(np.diff(same)).reshape(-1, 2).T
+        longest = int(np.argmax(ends - begins))
+        times = int(ends[longest] - begins[longest]) // period + 1
+        if (times - 1) * period > most:
+            best, most = Loop(int(begins[longest]), period, times), (times - 1) * period
+    return best
 
 
 def key_of(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any:

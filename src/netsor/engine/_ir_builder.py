@@ -19,7 +19,6 @@ from ._ir import Register, Step, given_number, key_of, terms
 from ._plan import RULES
 
 MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
-INVERSE_RTOL = 1e-15  # off 1: a number times its inverse
 
 
 class TooLargeError(ValueError):
@@ -37,8 +36,6 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
-    scaled: dict[Register, tuple[Register, float]] = field(default_factory=dict)  # array · number → the two
-    padded: dict[Register, tuple[Register, int]] = field(default_factory=dict)  # padded array → it and the zeros before
     shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and shapes
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
@@ -80,16 +77,6 @@ class Builder:
             return same
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
             kind = "multiply"
-        if kind == "scale" and args[0] in self.scaled:  # one pass over the array, or none
-            inner, by = self.scaled[args[0]]
-            by *= params["by"]
-            if abs(by - 1) <= INVERSE_RTOL:
-                return inner
-            args, params = (inner,), {"by": by}
-        if kind == "add" and args[0].shape == args[1].shape and any(arg in self.padded for arg in args):
-            whole, wide = args if args[1] in self.padded else args[::-1]
-            part, start = self.padded[wide]  # the zeros need not be made
-            kind, args, params = "add_at", (whole, part), {"start": start}
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -101,10 +88,6 @@ class Builder:
                 made = self._shape(kind, args, params, key)
             out = self.allocate(made, words)
             self.steps.append(Step(kind, out, args, params, words, out.size * terms(kind, args)))
-            if kind == "scale":
-                self.scaled[out] = args[0], params["by"]
-            if kind == "pad":
-                self.padded[out] = args[0], params["before"]
         if key is not None:
             self.known[key] = out
         return out
@@ -116,13 +99,13 @@ class Builder:
     def _shape(self, kind: str, args: tuple[Register, ...], params: dict[str, Any], key: Any) -> Shape:
         """What an instruction makes, found by running it on 0 replicas: once for arguments of these shapes."""
         seen = key and (kind, tuple(arg.shape for arg in args), key[-1])
-        if seen not in self.shapes:
+        made: Shape | None = self.shapes.get(seen)
+        if made is None:
             empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
-            made: Shape = RULES[kind](np, *empty, **params).shape[1:]
-            if seen is None:
-                return made
-            self.shapes[seen] = made
-        return self.shapes[seen]
+            made = RULES[kind](np, *empty, **params).shape[1:]
+            if seen is not None:
+                self.shapes[seen] = made
+        return made
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
@@ -160,10 +143,10 @@ class Builder:
 
 def _in_a_row(places: Any) -> Any:
     """Places that follow each other, as a range: they need not be copied."""
-    if np.ndim(places) != 1 or not len(places) or isinstance(places, range):
+    if np.ndim(places) != 1 or not len(places):
         return places
-    ends = range(int(places[0]), int(places[-1]) + 1)
-    return ends if len(ends) == len(places) and (places == np.arange(ends.start, ends.stop)).all() else places
+    row = range(places[0], places[0] + len(places))
+    return row if np.array_equal(places, row) else places
 
 
 def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Register | None:
@@ -172,6 +155,8 @@ def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) ->
         case "pad" if not params["before"] and not params["after"]:
             return args[0]
         case "part" if (params["start"], params["stop"]) == (0, args[0].shape[-1]):
+            return args[0]
+        case "scale" if params["by"] == 1.0:
             return args[0]
         case "join" if len(args) == 1:
             return args[0]

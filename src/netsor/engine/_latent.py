@@ -134,38 +134,28 @@ def _shortened(plan: Plan) -> tuple[Plan, float]:
 
 def _without_root(plan: Plan) -> tuple[Plan, float] | None:
     """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads."""
-    # It is if the steps after C only move its entries and multiply all by one number c, and if row i of C, of all
-    # heads, becomes row i of the result. The numbers 1, 2, … instead of the entries show where each of them goes.
-    roots = [step for step in plan.steps if step.kind == "reduced"]
-    if not roots:
+    # It is if the steps after C are linear and keep C C^T but for c², which one random matrix in place of C shows.
+    size = plan.mean.size
+    root = next((step for step in reversed(plan.steps) if step.kind == "reduced"), None)
+    if root is None or root.out.shape[-2:] != (size, size):
         return None
-    root, size = roots[-1], plan.mean.size
-    number = 1.0 + np.arange(root.out.size, dtype=np.float64).reshape(1, *root.out.shape)
-    tail = _tail(plan, root.out, number) if root.out.shape[-2:] == (size, size) else None
-    if tail is None:
+    tried = np.random.default_rng(0).standard_normal((1, *root.out.shape))
+    arrays: dict[Register, Any] = {root.out: tried}
+    for step in plan.steps:
+        if not arrays.keys().isdisjoint(step.args):
+            if step.kind not in (*MOVED, "pad", "scale") and (step.kind != "product" or step.args[1].varies):
+                return None
+            inputs = [arrays.get(arg, arg.value) for arg in step.args]
+            arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
+    mean, columns = (arrays.get(r, r.value) for r in (plan.mean, plan.columns))
+    if mean is None or mean.any() or columns is None:
         return None
-    mean, columns = tail[0], _beside(np, tail[1], 1.0)[0]
-    columns = columns[:, columns.any(axis=0)]
-    rows = np.moveaxis(number[0], -2, 0).reshape(size, -1)
-    if mean.any() or columns.shape != rows.shape:
+    cov, products = (rows @ np.swapaxes(rows, 1, 2) for rows in (_beside(np, a, 1.0) for a in (columns, tried)))
+    square = float(np.trace(cov[0]) / np.trace(products[0]))
+    if not np.allclose(cov, square * products, rtol=0, atol=1e-12 * np.abs(cov).max()):
         return None
-    factor = float(columns.max() / rows.max())
-    same = np.allclose(np.sort(columns, axis=1), factor * np.sort(rows, axis=1), rtol=1e-12)
-    if not same or not np.allclose(np.argsort(columns, axis=1), np.argsort(columns[0])):
-        return None
-    nothing = Register((size,), np.zeros((1, size)))
     steps, kept = _narrowed(plan.steps, root.args[1])
-    return replace(plan, steps=steps, mean=nothing, columns=kept), factor
-
-
-def _moves_entries(step: Step) -> bool:
-    """Whether each entry of a result is an entry of the one array that varies, times a number, or 0."""
-    if step.kind in (*MOVED, "pad", "scale"):
-        return True
-    if step.kind != "product" or step.args[1].value is None:
-        return False
-    chosen = step.args[1].value  # of each row at most one entry, and no entry twice
-    return bool(np.isin(chosen, (0.0, 1.0)).all() and (chosen.sum(-2) <= 1).all() and (chosen.sum(-1) <= 1).all())
+    return replace(plan, steps=steps, mean=Register((size,), np.zeros((1, size))), columns=kept), math.sqrt(square)
 
 
 def _without_zeros(plan: Plan) -> Plan:
@@ -187,20 +177,16 @@ def _without_zeros(plan: Plan) -> Plan:
 def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
     """Vectors `rows`, a part of the product of a varying and a constant array, without columns that are always 0."""
     made = {step.out: step for step in steps}
-    at, start, stop = rows, 0, rows.shape[-1]
-    while at in made and made[at].kind in ("reshape", "part"):
-        view = made[at]
-        at = view.args[0]
-        if view.kind == "part":
-            start, stop = start + view.params["start"], stop + view.params["start"]
-        elif at.shape[-1] != view.out.shape[-1]:
-            return steps, rows
-    step = made.get(at)
-    if step is None or step.kind != "product" or step.args[1].value is None or stop > at.shape[-1]:
+    whole, start = rows, 0
+    while (step := made.get(whole)) is not None and (
+        step.kind == "part" or (step.kind == "reshape" and step.args[0].shape[-1] == whole.shape[-1])
+    ):
+        whole, start = step.args[0], start + step.params.get("start", 0)
+    if step is None or step.kind != "product" or step.args[1].value is None:
         return steps, rows
-    whole = step.args[1].value[..., start:stop]
-    few = np.ascontiguousarray(whole[..., directions(whole)])
-    product = Register((*at.shape[:-1], few.shape[-1]))
+    read = step.args[1].value[..., start : start + rows.shape[-1]]
+    few = np.ascontiguousarray(read[..., directions(read)])
+    product = Register((*whole.shape[:-1], few.shape[-1]))
     out = Register((*rows.shape[:-1], few.shape[-1]))
     more = [
         replace(step, out=product, args=(step.args[0], Register(few.shape[1:], few))),
@@ -216,40 +202,22 @@ def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Ints:
     if drawn.kind == "chi":
         return every
     at: dict[Register, Any] = {drawn.out: every.reshape(1, *shape)}
-    found = [at[r] for r in (plan.mean, plan.columns) if r in at]
+    found = []
     for step in plan.steps:
-        for arg in step.args:
-            if arg not in at:
-                continue
+        for arg in at.keys() & set(step.args):
             others = [a for a in step.args if a is not arg]
-            if step.kind in MOVED and not others:
+            if step.kind in MOVED:
                 at[step.out] = RULES[step.kind](np, at[arg], **step.params)
             elif (
                 step.kind in ("scale", "multiply")
-                and len(step.args) <= 2
                 and step.out.shape == arg.shape
                 and all(a.value is not None for a in others)
             ):
                 at[step.out] = at[arg]
             else:
                 found.append(at[arg])
-                continue
-            if step.out in (plan.mean, plan.columns):
-                found.append(at[step.out])
+    found += [at[r] for r in (plan.mean, plan.columns) if r in at]
     return np.unique(np.concatenate([some.ravel() for some in found]))
-
-
-def _tail(plan: Plan, start: Register, value: Floats) -> tuple[Floats, Floats] | None:
-    """The results of a plan, given an array whose entries the steps after it move; None if they do anything else."""
-    arrays: dict[Register, Any] = {start: value}
-    for step in plan.steps:
-        if not arrays.keys().isdisjoint(step.args):
-            if not _moves_entries(step) or any(arg.varies and arg not in arrays for arg in step.args):
-                return None
-            inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
-            arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
-    mean, columns = (arrays.get(r) if r.varies else r.value for r in (plan.mean, plan.columns))
-    return None if mean is None or columns is None else (mean, columns)
 
 
 def matched(small: Latent, large: Latent) -> Ints | None:

@@ -1,16 +1,16 @@
 """Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
 
-The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells, of log v of one width and, where
-conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. In the law a cell becomes
-two Gaussians with its mean and covariance of (m, v), so that the fourth moment of the law is kept too. Moments are sums
-of integers (positions within a cell in units of 2^(−26)), which do not depend on the order in which chunks are added:
-the law of many draws has the same bits for any number of workers.
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells of log v and, where conditional
+means vary, of m/√v; each cell keeps its count and a few moments, and becomes two Gaussians with its mean and covariance
+of (m, v) in the law. Moments are sums of integers (positions within a cell in units of 2^(−26)), which do not depend on
+the order in which chunks are added: the law of many draws has the same bits for any number of workers.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,8 @@ from .._array_api import Array, Floats
 
 HEIGHT = 0.01  # of a cell in log v, where all replicas have one mean
 CELL_LOG_VARIANCE_2D = 0.04  # of a cell in log v, where means vary: cells are counted in two dimensions then
-STEPS = 16  # cells to a conditional standard deviation, along the mean
 ROWS = 400  # cells in log v, at most, over the range of the first replicas: if that is wider, cells are higher
+STEPS = 16  # cells to a conditional standard deviation, along the mean
 WINDOW = 10  # cells in log v over all, as a multiple of those over that range: later replicas may lie outside it
 MAX_CELLS = 2**22  # cells in all, to bound memory
 UNIT = 2.0**26  # positions within a cell are rounded to 1/UNIT: sums over 2^27 replicas are exact in double precision
@@ -43,11 +43,6 @@ class MomentGrid:
         return self.columns == 1
 
     @property
-    def sums(self) -> int:
-        """How many sums a cell has: its count, and moments."""
-        return 4 if self.one_mean else 6
-
-    @property
     def size(self) -> int:
         """How many cells there are."""
         return self.rows * self.columns
@@ -59,58 +54,46 @@ class MomentGrid:
         """
         row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
         inside = (var > 0) & (row >= 0) & (row < self.rows)
-        row = xp.where(inside, row, 0.0)
-        unit = xp.exp((row + (self.first + 0.5)) * self.height)
-        up = xp.where(inside, (var / unit - 1.0) / self.height, 0.0)
+        unit = xp.exp((xp.where(inside, row, 0.0) + (self.first + 0.5)) * self.height)
+        up = (var / unit - 1.0) / self.height
         if self.one_mean:
             inside = inside & (mean == self.centre)
-            moments = [up, up * up, up * up * up]
-            cell = row
+            cell, moments = row, [up, up * up, up * up * up]
         else:
             place = (mean - self.centre) / xp.sqrt(unit) * STEPS
             column = xp.floor(place)
             inside = inside & (column >= -(self.columns // 2)) & (column < self.columns // 2)
-            across = xp.where(inside, place - column - 0.5, 0.0)
-            up = xp.where(inside, up, 0.0)
-            moments = [across, across * across, up, up * up, across * up]
-            cell = row * self.columns + xp.where(inside, column, 0.0) + self.columns // 2
+            across = place - column - 0.5
+            cell = row * self.columns + column + self.columns // 2
+            moments = [up, up * up, across, across * across, across * up]
         cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
         weights = [xp.where(inside, 1.0, 0.0), *(xp.where(inside, xp.round(m * UNIT), 0.0) for m in moments)]
         return cell, xp.stack(weights), ~inside
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
-        """Means, variances and counts of the Gaussians that the cells become in the law."""
+        """Means, variances and counts of the Gaussians that the cells become in the law, two each."""
+        # Where all replicas have one mean, two points with the mean, the variance and the third moment of v. Else v is
+        # at its mean ± its standard deviation, and m on its regression on v; the variance of m about that regression is
+        # added to v of both.
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
-        moments = (sums[1:, index] / UNIT) / count
+        up, up2, *more = sums[1:, index] / UNIT / count
         unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
-        if not self.one_mean:
-            return self._pairs(index, count, moments, unit)
-        # the two-point rule with the cell's mean, variance and third moment
-        first, second, third = moments
-        spread = np.maximum(second - first**2, 0.0)
-        skew = third - 3 * first * second + 2 * first**3
-        tilt = np.divide(skew, 2 * spread, out=np.zeros_like(skew), where=spread > 1e-9)
+        spread = np.maximum(up2 - up**2, 0.0)
+        mean, tilt, slope, rest = np.full_like(unit, self.centre), *np.zeros((3, len(unit)))
+        if self.one_mean:
+            tilt = np.divide(more[0] - 3 * up * up2 + 2 * up**3, 2 * spread, out=tilt, where=spread > 1e-9)
         reach = np.sqrt(spread + tilt**2)
+        if not self.one_mean:
+            across, across2, both = more
+            std = np.sqrt(unit) / STEPS
+            slope = np.divide(both - across * up, reach, out=slope, where=reach > 1e-7)
+            rest = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
+            mean, slope = mean + (index % self.columns - self.columns // 2 + 0.5 + across) * std, slope * std
         share = np.divide(reach - tilt, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
-        var = [unit * (1 + self.height * (first + tilt + sign * reach)) for sign in (1, -1)]
-        weight = np.concatenate([count * share, count * (1 - share)])
-        return np.full(2 * len(index), self.centre), np.concatenate(var), weight
-
-    def _pairs(self, index: Array, count: Floats, moments: Floats, unit: Floats) -> tuple[Floats, Floats, Floats]:
-        """Two Gaussians a cell, with v at its mean ± its standard deviation, and m by its regression on v."""
-        # The variance of m about that regression is added to v of both.
-        across, across2, up, up2, both = moments
-        std = np.sqrt(unit) / STEPS
-        step = np.sqrt(np.maximum(up2 - up**2, 0.0))
-        slope = np.divide(both - across * up, step, out=np.zeros_like(step), where=step > 1e-7)
-        rest = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
-        mean = self.centre + (index % self.columns - self.columns // 2 + 0.5 + across) * std
-        sides = [
-            (mean + sign * slope * std, unit * (1.0 + self.height * (up + sign * step)) + rest) for sign in (1, -1)
-        ]
-        means, variances = (np.concatenate(both) for both in zip(*sides, strict=True))
-        return means, variances, np.concatenate([count / 2, count / 2])
+        variances = [unit * (1.0 + self.height * (up + tilt + side)) + rest for side in (reach, -reach)]
+        weights = [count * share, count * (1.0 - share)]
+        return np.concatenate([mean + slope, mean - slope]), np.concatenate(variances), np.concatenate(weights)
 
 
 def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
@@ -124,10 +107,9 @@ def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
     height = HEIGHT if one_mean else CELL_LOG_VARIANCE_2D
     while np.ptp(x) > ROWS * height:
         height *= 2
-    columns = 1
-    rows = int(np.ptp(x) / height) + 1
-    rows = max(WINDOW * rows, WINDOW * ROWS if one_mean else 64)
+    rows, columns = WINDOW * ROWS, 1
     if not one_mean:
+        rows = max(WINDOW * (int(np.ptp(x) / height) + 1), 64)
         reach = float(np.max(np.abs(mean - centre) / np.sqrt(var[alive])))
         columns = 2 * int(4 * STEPS * max(reach, 2.0))
         rows = min(rows, max(MAX_CELLS // columns, 1))
@@ -157,16 +139,13 @@ def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
     return BlockMoments(found, sums, mean[outside], var[outside])
 
 
-@dataclass
 class MomentAccumulator:
     """Sums over all replicas so far."""
 
-    cells: MomentGrid
-    total: Array = field(init=False)
-    stray: dict[tuple[float, float], int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.total = np.zeros((self.cells.sums, self.cells.size), dtype=np.int64)
+    def __init__(self, cells: MomentGrid) -> None:
+        self.cells = cells
+        self.total = np.zeros((4 if cells.one_mean else 6, cells.size), dtype=np.int64)
+        self.stray: Counter[tuple[float, float]] = Counter()  # (mean, variance) of replicas outside of all cells
 
     def add(self, found: BlockMoments) -> None:
         """The sums of one block."""
@@ -175,9 +154,7 @@ class MomentAccumulator:
         if len(mean):
             if not (np.isfinite(mean).all() and np.isfinite(var).all()):
                 raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
-            pairs, counts = np.unique(np.stack([mean, var], axis=1), axis=0, return_counts=True)
-            for pair, count in zip(map(tuple, pairs.tolist()), counts.tolist(), strict=True):
-                self.stray[pair] = self.stray.get(pair, 0) + count
+            self.stray.update(zip(mean.tolist(), var.tolist(), strict=True))
             if len(self.stray) > STRAY:
                 raise ValueError(
                     f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
@@ -202,11 +179,10 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     centre = float(mean[kept].mean())
     reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
     y = centre + reach * np.linspace(-6.0, 6.0, 49)
-    exact = _density(y, mean[kept], var[kept], np.ones(int(kept.sum())))
+    exact = _density(y, mean[kept], var[kept])
     off = np.abs(_density(y, at[alive], width[alive], count[alive]) - exact)
     return float(off.max() / exact.max())
 
 
-def _density(y: Floats, mean: Floats, var: Floats, count: Floats) -> Floats:
-    rows = [np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var)) for at in y]
-    return np.array(rows)
+def _density(y: Floats, mean: Floats, var: Floats, count: Floats | float = 1.0) -> Floats:
+    return np.array([np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var)) for at in y])

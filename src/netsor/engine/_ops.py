@@ -96,20 +96,6 @@ def join(xp: Any, *arrays: Array, axis: int) -> Array:
     return xp.concat(spread, axis=axis + 1)
 
 
-def add_at(xp: Any, a: Array, b: Array, start: int) -> Array:
-    """a + b, where b is a range of the last axis that begins at `start`, and 0 elsewhere."""
-    if type(a) is not np.ndarray:
-        return a + pad(xp, b, start, a.shape[-1] - start - b.shape[-1])
-    whole = a if a.shape[0] != 1 or b.shape[0] == 1 else np.broadcast_to(a, (b.shape[0], *a.shape[1:]))
-    return add_over(whole, b, start, out=whole.copy(order="K"))
-
-
-def add_over(a: Any, b: Any, start: int, out: Any) -> Any:
-    """`add_at` in numpy, written into `out`, which has the numbers of a."""
-    out[..., start : start + b.shape[-1]] += b
-    return out
-
-
 def product(xp: Any, a: Array, b: Array) -> Array:
     """The matrix product Σ_k a[…, i, k] b[…, k, j]."""
     (i, k), j = a.shape[-2:], b.shape[-1]

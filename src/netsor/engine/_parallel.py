@@ -41,8 +41,7 @@ class Cancelled(Exception):
 class Silent:
     """A no-op progress callback."""
 
-    def __call__(self, draws: int) -> None:
-        pass
+    def __call__(self, draws: int) -> None: ...
 
 
 class Tick:
@@ -145,17 +144,13 @@ def run(
     chunks of a worker that died. `progress` is a function of (draws done, draws in all), or True for a bar on a
     terminal.
     """
-    if workers is not None:
-        workers = whole(workers, "workers")
     progress_of(progress)
     check_executor(executor, "threads")
-    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None and threads_start() else None
-    pool = own or executor or InlineExecutor()
     slots = at_once(workers, executor)
     ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
-    if executor is None:
-        together = 1
-    together = max(1, min(together, len(parts) // (4 * slots)))
+    own = _Threads(min(slots, len(parts))) if executor is None and threads_start() else None
+    pool = own or executor or InlineExecutor()
+    together = 1 if executor is None else max(1, min(together, len(parts) // (4 * slots)))
     waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
     client = getattr(executor, "_client", None)  # of Dask: every worker gets a copy of the work once
     sent: Any = work if client is None else client.scatter(work, broadcast=True, hash=False)
@@ -227,8 +222,9 @@ def _result(future: Future[list[T]]) -> list[T]:
 
 def at_once(workers: int | None, executor: Executor | None) -> int:
     """How many tasks run at once: the number of threads, or what the executor reports, or the number of cores."""
+    threads = cores() if workers is None else whole(workers, "workers")
     if executor is None:
-        return min(cores() if workers is None else whole(workers, "workers"), THREADS)
+        return min(threads, THREADS)
     client = getattr(executor, "_client", None)  # of Dask
     if client is not None:
         return max(1, int(sum(client.nthreads().values())))

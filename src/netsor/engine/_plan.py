@@ -1,8 +1,7 @@
 """A plan: a list of small steps over arrays of known shapes, without branches; what it costs, and how it runs.
 
 Lowering makes it (see `lower`) and takes every decision; running it is a loop over the steps. The backend chooses the
-array library and draws the random numbers (see `backends`). Arrays that are the same for all replicas are computed
-while the plan is made, and are constants of it.
+array library and draws the random numbers (see `backends`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .._html import note, table, title
 from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
-from ._ops import add_over, apply_over
+from ._ops import apply_over
 from ._rng_keys import NODE_SHIFTS
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -32,21 +31,13 @@ RULES: dict[str, Callable[..., Any]] = {
         for name, rule in vars(_ops).items()
         if getattr(rule, "__module__", "") == _ops.__name__ and not name.startswith("_")
     },
-    "factor": _psd_cholesky.factor,
-    "residual": _psd_cholesky.residual,
-    "solve": _psd_cholesky.solve,
-    "basis": _psd_cholesky.basis,
-    "spheres": _psd_cholesky.spheres,
+    **{name: getattr(_psd_cholesky, name) for name in ("factor", "residual", "solve", "basis", "spheres")},
+    **{name: getattr(_expectation_ops, name) for name in ("kernel", "moments", "nodes")},
+    **{name: getattr(_gram_schmidt, name) for name in ("along", "reduced", "oriented")},
     "span": _gram_schmidt.orthonormalise,
     "spanned": _gram_schmidt.orthonormalise_from_factor,
-    "along": _gram_schmidt.along,
     "left_over": _gram_schmidt.fluctuation_residual,
     "lost": _gram_schmidt.nan_if_lost,
-    "reduced": _gram_schmidt.reduced,
-    "oriented": _gram_schmidt.oriented,
-    "kernel": _expectation_ops.kernel,
-    "moments": _expectation_ops.moments,
-    "nodes": _expectation_ops.nodes,
 }
 
 # Those that take the `LinalgBackend` of an array library.
@@ -55,7 +46,6 @@ WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spann
 
 IN_PLACE: dict[str, Any] = {
     "add": np.add,
-    "add_at": add_over,
     "multiply": np.multiply,
     "scale": np.multiply,
     "apply": apply_over,
@@ -77,28 +67,28 @@ def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
     return kept[::-1]
 
 
-def freed(steps: list[Step], results: tuple[Register, ...]) -> list[list[int]]:
-    """For each step, the numbers of those whose results no later step reads."""
-    made = {step.out: k for k, step in enumerate(steps)}
-    seen = {made[result] for result in results if result in made}
-    last: list[list[int]] = [[] for _ in steps]
-    for k in reversed(range(len(steps))):
-        for arg in steps[k].args:
-            source = made.get(arg)
-            if source is not None and source not in seen:
-                seen.add(source)
-                last[k].append(source)
-    return last
+def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set[Register], int | None]]:
+    """For each step, the arrays that no later step reads; and one of them that the result may overwrite, or None.
 
-
-def at_once(last: list[list[int]], sizes: list[int]) -> list[int]:
-    """How many numbers there are during each step: its result, and those before it that are not freed yet."""
-    live, found = 0, []
-    for size, dead in zip(sizes, last, strict=True):
-        live += size
-        found.append(live)
-        live -= sum(sizes[k] for k in dead)
-    return found
+    The latter is the index of an argument, and only entrywise steps have one.
+    """
+    owner: dict[Register, Register] = {}  # whose memory an array shares
+    for step in steps:
+        view = step.kind in VIEWS or step.kind == "take"
+        owner[step.out] = owner.get(step.args[0], step.args[0]) if view else step.out
+    read, read_memory = set(results), {owner.get(result, result) for result in results}
+    found: list[tuple[set[Register], int | None]] = []
+    for step in reversed(steps):
+        entrywise = step.kind in IN_PLACE and (step.kind != "apply" or step.params.get("axes") == 0)
+        places = [
+            i
+            for i, arg in enumerate(step.args)
+            if entrywise and arg.varies and arg.shape == step.out.shape and owner.get(arg, arg) not in read_memory
+        ]
+        found.append(({arg for arg in step.args if arg.value is None} - read, places[0] if places else None))
+        read.update(step.args)
+        read_memory.update(owner.get(arg, arg) for arg in step.args)
+    return found[::-1]
 
 
 def read_once(steps: list[Step]) -> set[Step]:
@@ -106,30 +96,6 @@ def read_once(steps: list[Step]) -> set[Step]:
     readers = Counter(arg for step in steps for arg in step.args)
     given = {arg for step in steps if step.kind == "apply" for arg in step.args if readers[arg] == 1}
     return {step for step in steps if step.numbers >= LATE and step.out in given}
-
-
-def overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | None]:
-    """For each entrywise step: the index of an argument that no later step reads and the result may overwrite."""
-    root: dict[Register, Register] = {}
-    last: dict[Register, int] = {}
-    for k, step in enumerate(steps):
-        root[step.out] = root.get(step.args[0], step.args[0]) if step.kind in VIEWS or step.kind == "take" else step.out
-        for arg in step.args:
-            last[root.get(arg, arg)] = k
-    for result in results:
-        last[root.get(result, result)] = len(steps)
-    found: list[int | None] = []
-    for k, step in enumerate(steps):
-        places = [
-            i
-            for i, arg in enumerate(step.args)
-            if (step.kind in ("add", "add_at", "multiply", "scale") or step.params.get("axes") == 0)
-            and arg.varies
-            and arg.shape == step.out.shape
-            and last[root.get(arg, arg)] == k
-        ]
-        found.append(places[0] if places else None)
-    return found
 
 
 MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
@@ -188,13 +154,17 @@ class Plan:
     def __post_init__(self) -> None:
         results = self.mean, self.columns
         self.steps = needed(self.steps, results)
-        self.overwrites = overwritten(self.steps, results)
-        self.last = freed(self.steps, results)
+        self.live = liveness(self.steps, results)
         self.late = read_once(self.steps)
-        live = at_once(self.last, [step.out.size for step in self.steps])
-        stored = at_once(self.last, [0 if step in self.late else step.out.size for step in self.steps])
-        most = max((size + step.within for size, step in zip(live, self.steps, strict=True)), default=0)
-        self.bytes, self.held = 8 * most, 8 * max(stored, default=0)  # of a replica, and of each further one
+        late = {step.out for step in self.late}
+        size = stored = 0  # numbers of a replica, and of each further one: late draws are made one after the other
+        self.bytes = self.held = 0  # the most of them, in bytes
+        for step, (dead, _) in zip(self.steps, self.live, strict=True):
+            size += step.out.size
+            stored += 0 if step.out in late else step.out.size
+            self.bytes, self.held = max(self.bytes, 8 * (size + step.within)), max(self.held, 8 * stored)
+            size -= sum(register.size for register in dead)
+            stored -= sum(register.size for register in dead - late)
 
     @cached_property
     def loops(self) -> list[Loop]:
@@ -268,7 +238,6 @@ class Plan:
 
     def _summary(self) -> list[str]:
         """What it costs, in lines."""
-        total = f"{self.random_numbers:,} random numbers"
         taken = f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
         if self.constant:
             taken = "the law does not depend on random numbers: it is known without a draw"
@@ -277,7 +246,8 @@ class Plan:
         notes = [f"note: {note}" for note in self.notes]
         if self.place != CPU.place:
             notes.insert(0, f"made for {self.place}")
-        return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
+        numbers = f"{self.random_numbers:,} random numbers, {self.operations:,} operations"
+        return [f"{numbers} and {self.bytes:,} bytes a replica", taken, *notes]
 
     def _repr_html_(self) -> str:
         rows = [
@@ -333,15 +303,15 @@ def run(
     other step; `place` is the index of an array that no later step reads, so that the result may overwrite it, or None.
     """
     arrays: dict[Any, Array] = {}
-    for step, dead, place in zip(plan.steps, plan.last, plan.overwrites, strict=True):
+    for step, (dead, place) in zip(plan.steps, plan.live, strict=True):
         if step.kind in DRAWS:
             arrays[step.out] = draw(step)
         else:
             inputs = [arrays[arg] if arg.value is None else constant(arg) for arg in step.args]
             arrays[step.out] = compute(step, inputs, place)
             del inputs
-        for number in dead:
-            del arrays[plan.steps[number].out]
+        for register in dead:
+            del arrays[register]
     return tuple(arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns))
 
 

@@ -43,13 +43,10 @@ def simulate(
     coordinates: Coordinates = None,
 ) -> list[Floats]:
     """Draws of the outputs: an array (draws, *shape, coordinates) for vectors, (draws, *shape) for scalars."""
-    narrowed = narrow(outputs)
-    values = topological_order(narrowed)
-    draws, workers = sampling.draws, sampling.workers
-    work = _Chunk(narrowed, values, sources, widths, sampling.seed, coordinates)
-    # a batch of matrices is held twice while it acts
+    narrowed, draws, workers = narrow(outputs), sampling.draws, sampling.workers
+    work = _Chunk(narrowed, topological_order(narrowed), sources, widths, sampling.seed, coordinates)
     check_memory(
-        16.0 * work.numbers(),
+        16.0 * work.numbers(),  # a batch of matrices is held twice while it acts
         f"one draw at {', '.join(f'{name}={width}' for name, width in widths.items())}, every matrix of it,",
         "take smaller widths, or net.law, which draws no matrix",
     )

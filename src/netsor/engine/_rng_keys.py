@@ -1,16 +1,12 @@
 """Random-number keys: which generator makes which number, so that a law depends on its seed and on nothing else.
 
-A plan has one stream for each array that it draws. The key of a stream is
+Each array that a plan draws has a stream with the key (place of the value in the program as written, a count, which of
+its groups, purpose, a count); the purpose is one of the constants below. numpy's generator is keyed by (seed, *key,
+chunk). Chunks depend on neither the workers nor the number of draws: any number of workers gives the same bits, and 100
+draws are the first 100 of 1,000. JAX and PyTorch hash the same keys.
 
-    (place of the value in the program as written, a count, which of its groups, purpose, a count)
-
-where the purpose is one of the constants below. numpy's generator of a stream is keyed by (seed, *key, chunk): replicas
-are drawn in chunks whose boundaries depend on neither the workers nor the number of draws, so that any number of
-workers gives the same bits, and 100 draws are the first 100 of 1,000. JAX and PyTorch hash the same keys.
-
-χ have streams of their own. Their generator consumes a number of random bits that depends on the width, and normals
-drawn after them from one stream would differ between two widths with one seed. With streams of their own, laws at two
-widths share their normals, and differences between them have little noise (docs/theory.md, equation 8).
+χ have streams of their own, because their generator consumes a number of random bits that depends on the width. So laws
+at two widths share their normals, and differences between them have little noise (docs/theory.md, equation 8).
 """
 
 from __future__ import annotations
