@@ -1,19 +1,21 @@
 """Whether single precision is accurate enough for a law, and how to undo what its rounding adds.
 
-Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, numbers near 1e8 are 8 apart, and a
-difference of nearly equal numbers loses its digits. No array library reports any of that as an error. So before
-sampling, some replicas are computed in both precisions from the same random numbers, and compared output by output.
+Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, and differences of nearly equal
+numbers lose their digits. No array library reports that as an error. So some replicas are first computed in both
+precisions from the same random numbers, and compared output by output.
 
 If replicas are nearly the same in both, so is the law: the paired differences bound how far its mean and its standard
 deviation move, and the replicas that cross a point how far its distribution function does. The law may also be right
 although replicas differ: rounding decides the direction in which nearly equal vectors differ, and deep networks can be
 chaotic. So if replicas differ, as many as the law has must not tell the precisions apart.
 
-An audit reports draws rather than a law, and five digits of them are enough. If no precision was requested, it uses
-single precision where all outputs of a few replicas agree to five digits or to a hundredth of their spread. Positive
-outputs can range over orders of magnitude, like gradients behind a saturated softmax, and the smallest must be right
-too: the spread of such an output is that of its logarithm, and the observed error must be small compared with an output
-two spreads lower, which so few replicas may not contain.
+An audit reports draws, and five digits of them are enough. If no precision was requested, it uses single precision
+where all outputs of a few replicas agree to five digits or to a hundredth of their spread. Positive outputs can range
+over orders of magnitude, like gradients behind a saturated softmax, and the smallest must be right too: the spread of
+such an output is that of its logarithm, and the observed error must be small compared with an output two spreads lower.
+
+GPUs of data centres compute in double precision about as fast. If few draws are requested there, comparing would take
+longer than double precision, which is then used.
 
 Single precision has so few numbers that draws of a continuous law coincide. A value that occurs twice is an atom of the
 law only if draws in double precision coincide there too.
@@ -22,9 +24,9 @@ law only if draws in double precision coincide there too.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +40,7 @@ from .backends import AUTO, Backend, NoDeviceError, Numpy
 SINGLE = Numpy("cpu", "float32")
 LEAST, FEW, TRIED = 4, 64, 1024  # replicas that are compared: at least, if they cost little, and at most
 SHARE = 16  # draws for each replica that is compared: comparing takes a tenth of their time
+FIRST_BLOCKS = 4  # of an accelerator: so many draws take no longer in double precision than single and a comparison
 PATIENCE = 1.0  # seconds that a comparison may take if that is more than its share
 NUMBERS = 2**20  # outputs of all replicas that a comparison has room for
 MOVED = 1e-2  # how far single precision may move the mean, in standard deviations, or the variance, in itself
@@ -52,13 +55,21 @@ SPACINGS = 4  # of single precision, by which rounding in several steps may move
 DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single precision may differ by where it is chosen
 
 
-def resolve_precision(plan: Plan, backend: Backend, draws: int) -> Backend:
-    """The backend in the precision for so many draws of an audit: the requested one, which is checked, or AUTO's."""
+def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> tuple[Backend, float]:
+    """The backend in the precision for so many draws of a plan, and the error of the law in that precision.
+
+    The error is relative to the standard deviations of the outputs, and 0 if five digits are right. Single precision
+    is refused where it is not accurate enough. Outputs that agree to a relative error of `digits` always are, even if
+    their spread is rounded away.
+    """
     if backend.precision == AUTO:
         single = float32_suffices(plan, draws)
-        return replace(backend, precision="float32" if single else "float64", chosen=single)
-    check_single(plan, backend, draws, DIGITS)
-    return replace(backend, chosen=backend.precision == "float32")
+        return replace(backend, precision="float32" if single else "float64", chosen=single), 0.0
+    if backend.precision != "float32" or backend.chosen or plan.constant:
+        return backend, 0.0
+    if _runs_long(plan, backend) and draws <= FIRST_BLOCKS * backend.first_block(plan) and backend.fast_double:
+        return replace(backend, precision="float64"), 0.0
+    return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
@@ -95,28 +106,15 @@ def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     return np.concatenate(found)
 
 
-def check_single(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> float:
-    """Refuse single precision if it is not accurate enough for so many draws of a plan.
-
-    Outputs that agree to a relative error of `digits` are accurate enough, even if their spread is rounded away. The
-    result is the error of the law, relative to the standard deviations of the outputs: 0 if five digits are right.
-    """
-    if backend.precision != "float32" or backend.chosen or plan.constant:
-        return 0.0
+def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) -> float:
     affordable = int(min(PATIENCE / plan.seconds(2), NUMBERS / plan.mean.size))
     replicas = max(LEAST, min(draws // SHARE, SHARE), min(max(FEW, draws // SHARE), TRIED, affordable))
     found = _compared(plan, backend, replicas)
-    if found is None:
-        return 0.0  # not finite: reported when the law is made
-    error = np.where(found.close(draws), found.moved, np.inf)
-    error = np.where(found.digits <= digits, 0.0, error)
+    error = found.error(draws, digits)
     most = min(max(draws, 4 * TRIED), 5 * affordable)
     if np.isinf(error).any() and most >= max(draws, TRIED):
         found = _compared(plan, backend, most)
-        if found is None:
-            return 0.0
-        error = np.where(found.same, np.minimum(error, found.seen), error)
-        error = np.where(found.close(draws), np.minimum(error, found.moved), error)
+        error = np.minimum(np.minimum(error, found.error(draws, digits)), found.insignificant)
     if np.isinf(error).any():
         k = int(np.argmax(np.where(np.isinf(error), found.off, -1.0)))
         differs = (
@@ -133,40 +131,43 @@ def check_single(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) 
     return largest if largest > DIGITS else 0.0
 
 
-@dataclass(frozen=True)
-class _Compared:
+class _Compared(NamedTuple):
     """How far single precision is off, for each output, in standard deviations of it."""
 
     replicas: int
     off: Floats  # root mean square of the differences of all replicas
-    seen: Floats  # difference of the mean, or relative difference of the variance: the larger
-    moved: Floats  # the same, and two standard errors of it
+    moved: Floats  # difference of the mean, or relative difference of the variance, and two standard errors of it
     crossed: Floats  # largest difference of the distribution function
-    same: Bools  # none of these differences is significant
     digits: Floats  # largest relative difference of a replica
+    insignificant: Floats  # `moved` without its standard errors; infinite if a difference is significant
 
-    def close(self, draws: int) -> Bools:
-        """Outputs whose replicas are so close that their law is accurate enough for so many draws."""
-        made: Bools = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
-        return made
+    def error(self, draws: int, digits: float) -> Floats:
+        """Errors of the laws of outputs whose replicas are so close that so many draws are right; else infinity."""
+        close = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
+        return np.where(self.digits <= digits, 0.0, np.where(close, self.moved, np.inf))
+
+
+def _runs_long(plan: Plan, backend: Backend) -> bool:
+    """Whether a plan runs on an accelerator, and takes so long that it is compared there."""
+    return backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE
 
 
 @lru_cache(maxsize=4)  # once for all parts of a study
-def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared | None:
-    """Both precisions on the same random numbers; None if double precision is not finite either."""
-    # numpy compares, because the other libraries round alike. A plan that takes long and will run on an accelerator is
-    # compared there, if double precision fits in its memory.
+def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
+    """Both precisions on the same random numbers."""
+    # numpy compares, because the other libraries round alike. A plan that runs long is compared where it runs, if
+    # double precision fits in the memory there.
     exact: Backend = Numpy()
     single: Backend = SINGLE
-    if backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE:
+    if _runs_long(plan, backend):
         wide = replace(backend, precision="float64", rounded=True)
         with suppress(NoDeviceError):
             if wide.fits(plan, replicas) == replicas:
                 exact, single = wide, backend
     with np.errstate(all="ignore"):
         found = _outputs(plan, replicas, exact)
-        if not np.isfinite(found).all():
-            return None
+        if not np.isfinite(found).all():  # reported when the law is made
+            return _difference(np.zeros_like(found), np.zeros_like(found))
         try:
             return _difference(found, _outputs(plan, replicas, single))
         except TOO_LARGE:
@@ -198,21 +199,20 @@ def _difference(exact: Floats, single: Floats) -> _Compared:
     typical = np.where(typical > 0, np.minimum(typical, unit), unit)
     far = np.abs(other - y)
     other = np.where(far <= DIGITS * np.abs(y) + SAME * typical, y, other)
-    widened = np.mean(np.square((np.sqrt(other_variance) - np.sqrt(variance)) / unit), axis=0)
     crossed = np.zeros_like(unit)
     for k in np.flatnonzero((other != y).any(axis=0)):
         crossed[k], significance = _crossed(y[:, k], other[:, k])
         same[k] &= significance <= SIGNIFICANT
+    both = (other_mean - mean) / unit, (np.sqrt(other_variance) - np.sqrt(variance)) / unit
+    off = np.sqrt(sum(np.mean(np.square(part), axis=0) for part in both))
+    digits = np.max(np.where(far > 0, far / np.abs(y), 0.0), axis=0)
     return _Compared(
         replicas,
-        np.nan_to_num(
-            np.sqrt(np.mean(np.square((other_mean - mean) / unit), axis=0) + widened), nan=np.inf, posinf=np.inf
-        ),
-        seen,
+        np.nan_to_num(off, nan=np.inf, posinf=np.inf),
         moved,
         crossed,
-        same,
-        np.max(np.where(far > 0, far / np.abs(y), 0.0), axis=0),
+        digits,
+        np.where(same, seen, np.inf),
     )
 
 

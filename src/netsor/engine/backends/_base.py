@@ -23,6 +23,8 @@ DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}  # of a block's arrays: what 
 MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
+FIRST = 16  # replicas in the first block, at least
+FAST_DOUBLE = ("6.0", "7.0", "8.0", "9.0", "10.0")  # compute capabilities of NVIDIA's GPUs for data centres
 
 
 class NoDeviceError(ArgumentError):
@@ -60,6 +62,11 @@ class Backend(ABC):
     def kind(self) -> str:
         """The kind of its device: cpu or cuda."""
         return self.device.partition(":")[0]
+
+    @property
+    def fast_double(self) -> bool:
+        """Whether double precision takes about as long as single, as on GPUs of data centres."""
+        return False
 
     @property
     def prices(self) -> Prices:
@@ -100,6 +107,10 @@ class Backend(ABC):
         """The sums over cells of a block of replicas of one output: on the host, unless a backend overrides it."""
         m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
         return summed(cells, m, v)
+
+    def first_block(self, plan: Plan) -> int:
+        """Replicas in the first block: more hardly take longer, because an accelerator waits for its steps."""
+        return FIRST
 
     def seconds(self, plan: Plan, draws: int) -> float:
         """About the seconds that so many draws take on a CPU: on one core, or on all if the library uses them."""

@@ -49,6 +49,7 @@ class Library:
             self._span,
             self.recompute_where,
             (lambda rows: _gram_schmidt.wide_factor(self.xp, rows, self.factored_roughly)) if self.wide else None,
+            self._deflated if self.wide else None,
         )
 
     def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
@@ -167,6 +168,21 @@ class Library:
         good = xp.linalg.diagonal(lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
         made = self._orthonormal(self._lowered(lower, rows))
         return self.recompute_where(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
+
+    def _deflated(self, rows: Array) -> Array:
+        """C with C C^T the products of rows, by `wide_factor`; from an orthonormal basis where that is not accurate."""
+        xp = self.xp
+
+        def regular(products: Array, floor: Array) -> Array:
+            lower, lengths = self._tried(products), xp.linalg.diagonal(products)
+            sure = xp.linalg.diagonal(lower) ** 2 > xp.maximum(safe_pivot_ratio(xp, rows.dtype) * lengths, floor)
+            return xp.where(xp.all(sure | (lengths == 0), axis=-1)[..., None, None], lower, xp.nan)
+
+        made = _gram_schmidt.wide_factor(xp, rows, regular, _gram_schmidt.REST)
+        failed = ~xp.all(xp.linalg.diagonal(made) >= 0, axis=-1)
+        return self.recompute_where(
+            made, failed, lambda rows: _gram_schmidt.along(xp, rows, self._span(rows), own=True), rows
+        )
 
     def _span(self, rows: Array, *known: Array) -> Array:
         """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020)."""

@@ -22,7 +22,7 @@ from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import cores, memory
 from .._plan import Plan
-from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
+from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
 from ._jax_program import LIBRARY, Piece, block, pieces
 
 
@@ -65,6 +65,11 @@ class Jax(Device):
     def _device(self) -> Any:
         kind, _, number = self.device.partition(":")
         return jax.devices(kind)[int(number or 0)]
+
+    @property
+    def fast_double(self) -> bool:
+        """By the capability of the device."""
+        return getattr(self._device(), "compute_capability", None) in FAST_DOUBLE
 
     @contextmanager
     def _within(self) -> Iterator[None]:
