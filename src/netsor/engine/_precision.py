@@ -15,7 +15,7 @@ over orders of magnitude, like gradients behind a saturated softmax, and the sma
 such an output is that of its logarithm, and the observed error must be small compared with an output two spreads lower.
 
 GPUs of data centres compute in double precision about as fast. If few draws are requested there, comparing would take
-longer than double precision, which is then used.
+longer than double precision, which is then used, with the random numbers of single precision.
 
 Single precision has so few numbers that draws of a continuous law coincide. A value that occurs twice is an atom of the
 law only if draws in double precision coincide there too.
@@ -68,7 +68,7 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 
     if backend.precision != "float32" or backend.chosen or plan.constant:
         return backend, 0.0
     if _runs_long(plan, backend) and draws <= FIRST_BLOCKS * backend.first_block(plan) and backend.fast_double:
-        return replace(backend, precision="float64"), 0.0
+        return _in_double(backend), 0.0
     return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
 
 
@@ -152,6 +152,11 @@ def _runs_long(plan: Plan, backend: Backend) -> bool:
     return backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE
 
 
+def _in_double(backend: Backend) -> Backend:
+    """In double precision, with the random numbers of single precision."""
+    return replace(backend, precision="float64", rounded=True)
+
+
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     """Both precisions on the same random numbers."""
@@ -160,7 +165,7 @@ def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if _runs_long(plan, backend):
-        wide = replace(backend, precision="float64", rounded=True)
+        wide = _in_double(backend)
         with suppress(NoDeviceError):
             if wide.fits(plan, replicas) == replicas:
                 exact, single = wide, backend
@@ -241,7 +246,7 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
         at, which, count = np.unique(mean[point, k], return_inverse=True, return_counts=True)
         if not (count > 1).any():
             continue
-        known = _in_double(plan, seed, len(mean), backend) if known is None else known
+        known = _draws_in_double(plan, seed, len(mean), backend) if known is None else known
         points = np.sort(known[~np.isnan(known[:, k]), k])
         atoms = _atoms(points)
         nearest, near = _nearest(at, atoms)
@@ -289,7 +294,7 @@ def _nearest(values: Floats, atoms: Floats) -> tuple[Floats, Bools]:
     return nearest, np.abs(values - nearest) <= SPACINGS * np.spacing(np.abs(nearest).astype(np.float32))
 
 
-def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
+def _draws_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
     """Means of some replicas in double precision; NaN where an output has a variance."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")

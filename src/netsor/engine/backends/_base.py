@@ -139,7 +139,8 @@ class Backend(ABC):
         return replicas
 
     def __str__(self) -> str:
-        return f"{self.name} on {self.device} in {self.precision}"
+        drawn = " from random numbers in float32" if self.rounded else ""
+        return f"{self.name} on {self.device} in {self.precision}{drawn}"
 
 
 class Device(Backend):
