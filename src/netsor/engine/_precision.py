@@ -237,8 +237,7 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
     # A value without variance that several replicas share is an atom if two draws in double precision are equal there,
     # or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
     # random number among those that round to it, at the same relative position for all outputs of the replica, so that
-    # equal outputs stay equal. A value that is far more frequent than in double precision is refused: it may be too
-    # rare for the replicas of `check_single`.
+    # equal outputs stay equal.
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
@@ -246,25 +245,40 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
         at, which, count = np.unique(mean[point, k], return_inverse=True, return_counts=True)
         if not (count > 1).any():
             continue
-        known = _draws_in_double(plan, seed, len(mean), backend) if known is None else known
+        if known is None:
+            made, known = mean.copy(), _means_in_double(plan, seed, len(mean), backend)
         points = np.sort(known[~np.isnan(known[:, k]), k])
-        atoms = _atoms(points)
-        nearest, near = _nearest(at, atoms)
-        values, place = np.unique(np.where(near, nearest, at), return_inverse=True)
-        _check_frequent(values, np.bincount(place, count) / len(mean), points, atoms, len(known))
-        made = mean.copy() if made is mean else made
-        made[point, k] = values[place][which]
+        atom = _atoms(points, at)
+        near = np.abs(at - atom) <= SPACINGS * _spacing(atom)
+        values = np.where(near, atom, at)
+        _check_frequent(values, near, count / len(mean), points, len(known))
+        made[point, k] = values[which]
         loose = point[((count > 1) & ~near)[which]]
-        made[loose, k] += within[loose] * np.spacing(np.abs(mean[loose, k]).astype(np.float32))
+        made[loose, k] += within[loose] * _spacing(mean[loose, k])
     return made
 
 
-def _check_frequent(values: Floats, share: Floats, points: Floats, atoms: Floats, draws: int) -> None:
+def _spacing(values: Floats) -> Floats:
+    """The distance of numbers of single precision there."""
+    return np.spacing(np.abs(values).astype(np.float32)).astype(float)
+
+
+def _atoms(points: Floats, values: Floats) -> Floats:
+    """The nearest atom to each value, infinity if there is none; atoms are numbers that repeat among points."""
+    at, times = np.unique(points, return_counts=True)
+    at = at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
+    at = at[np.unique(at.astype(np.float32), return_index=True)[1]]  # the most frequent of those that are rounded alike
+    return np.append(at, np.inf)[np.searchsorted((at[1:] + at[:-1]) / 2, values)]
+
+
+def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats, draws: int) -> None:
     """Refuse values with a larger share of all draws than double precision has `points`, sorted, near them."""
-    spacing = SPACINGS * np.spacing(np.abs(values).astype(np.float32))
-    reach = np.where(np.isin(values, atoms), spacing, MOVED * points.std() if len(points) else 0.0)
-    first, last = np.searchsorted(points, values - reach), np.searchsorted(points, values + reach, side="right")
-    count = last - first
+    # They may be too rare for the replicas that are compared before.
+    values, first, place = np.unique(values, return_index=True, return_inverse=True)
+    share = np.bincount(place, share)
+    spread = points.std() if len(points) else 0.0
+    reach = np.where(atoms[first], SPACINGS * _spacing(values), MOVED * spread)
+    count = np.searchsorted(points, values + reach, side="right") - np.searchsorted(points, values - reach)
     excess = share * draws - count - SIGNIFICANT * np.sqrt(2.0 * (count + 1))
     k = int(np.argmax(excess))
     if excess[k] > 0:
@@ -276,25 +290,7 @@ def _check_frequent(values: Floats, share: Floats, points: Floats, atoms: Floats
         )
 
 
-def _atoms(known: Floats) -> Floats:
-    """The values that repeat, in order: one, the most frequent, of those that are the same in single precision."""
-    at, times = np.unique(known, return_counts=True)
-    at, times = at[times > 1], times[times > 1]
-    single = at.astype(np.float32)
-    order = np.lexsort((-times, single))
-    return at[order[np.unique(single[order], return_index=True)[1]]]
-
-
-def _nearest(values: Floats, atoms: Floats) -> tuple[Floats, Bools]:
-    """The atom that is nearest to each value of single precision, and whether rounding explains the difference."""
-    if not len(atoms):
-        return values, np.zeros(len(values), dtype=bool)
-    middle = (atoms[1:] + atoms[:-1]) / 2
-    nearest = atoms[np.searchsorted(middle, values)]
-    return nearest, np.abs(values - nearest) <= SPACINGS * np.spacing(np.abs(nearest).astype(np.float32))
-
-
-def _draws_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
+def _means_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
     """Means of some replicas in double precision; NaN where an output has a variance."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")
@@ -302,6 +298,5 @@ def _draws_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Flo
     found = []
     for part in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, part, size, Silent()):
-            spread = np.abs(exact.numpy(columns)).max(axis=-1, initial=0.0)
-            found.append(np.where(spread > 0, np.nan, exact.numpy(mean)))
+            found.append(np.where(exact.numpy(columns).any(axis=-1), np.nan, exact.numpy(mean)))
     return np.concatenate(found)
