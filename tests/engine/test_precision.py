@@ -175,7 +175,7 @@ def assert_compared_where_it_runs(backend, monkeypatch):
     )
     assert 0 < np.abs(single - exact).max() < 1e-2 * exact.max()
     monkeypatch.setattr(_precision, "PATIENCE", 0.0)
-    accelerator = {"kind": "cuda", "check": lambda _: None, "fits": lambda _, plan, replicas: replicas}
+    accelerator = {"kind": "cuda", "__post_init__": lambda _: None, "fits": lambda _, plan, replicas: replicas}
     for name, value in (accelerator | {"fast_double": False, "first_block": lambda *_: 16}).items():
         monkeypatch.setattr(type(where), name, value)
     monkeypatch.setattr(_precision.Numpy, "sample", None)

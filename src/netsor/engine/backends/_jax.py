@@ -49,7 +49,7 @@ class Jax(Device):
     slowness: ClassVar[float] = 4.4  # measured: 3.6 to 5.3
     library_bytes: ClassVar[float] = 2.0**29
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse a device that JAX does not see."""
         try:
             self._device()
@@ -64,7 +64,7 @@ class Jax(Device):
     @property
     def fast_double(self) -> bool:
         """By the capability of the device."""
-        return getattr(self._device(), "compute_capability", None) in FAST_DOUBLE
+        return getattr(self._device(), "compute_capability", None) in [f"{major}.{minor}" for major, minor in FAST_DOUBLE]
 
     @contextmanager
     def _within(self) -> Iterator[None]:

@@ -111,7 +111,7 @@ class Torch(Device):
     library_bytes: ClassVar[float] = 2.0**28
     working: ClassVar[float] = 4.0  # measured: 2.2 for gradients of Llama 3 8B
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse a device that PyTorch does not see."""
         if self.kind == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -134,7 +134,7 @@ class Torch(Device):
     @property
     def fast_double(self) -> bool:
         """By the capability of the device."""
-        return self.kind == "cuda" and "{}.{}".format(*torch.cuda.get_device_capability(self.device)) in FAST_DOUBLE
+        return self.kind == "cuda" and torch.cuda.get_device_capability(self.device) in FAST_DOUBLE
 
     def first_block(self, plan: Plan) -> int:
         """A power of 2, which depends on the plan and the kind of the device alone; later blocks double."""
