@@ -182,7 +182,10 @@ def assert_compared_where_it_runs(backend, monkeypatch):
     found, error = _precision.resolve_precision(plan, where, 64)
     assert (found.precision, error < 1e-2) == ("float32", True)
     monkeypatch.setattr(type(where), "fast_double", True)  # few draws: double precision takes no longer
-    assert [_precision.resolve_precision(plan, where, draws)[0].precision for draws in (64, 65)] == ["float64", "float32"]
+    assert [_precision.resolve_precision(plan, where, draws)[0].precision for draws in (64, 65)] == [
+        "float64",
+        "float32",
+    ]
 
 
 @pytest.mark.slow

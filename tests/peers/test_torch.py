@@ -186,7 +186,9 @@ def test_rows_in_double_precision_that_hardly_differ(delta, monkeypatch):
     monkeypatch.setattr(type(library), "_span", None)
     found = _gram_schmidt.reduced(library.xp, x @ x.mT, x, library.linalg).numpy()
     ours, exact = (a - a[:, :1] for a in (found, rows))
-    np.testing.assert_allclose(ours @ np.swapaxes(ours, 1, 2), exact @ np.swapaxes(exact, 1, 2), rtol=0, atol=1e-13 * delta)
+    np.testing.assert_allclose(
+        ours @ np.swapaxes(ours, 1, 2), exact @ np.swapaxes(exact, 1, 2), rtol=0, atol=1e-13 * delta
+    )
     assert not np.triu(found, 1).any()
 
 

@@ -173,9 +173,7 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
     return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
 
 
-def wide_factor(
-    xp: Any, rows: Array, factored: Callable[[Array, Array], Array], least: float = SINGLE_REST
-) -> Array:
+def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array], least: float = SINGLE_REST) -> Array:
     """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices."""
     # Without their part along the first row, rows that are nearly equal have products that tell how they differ. What
     # is left of a row counts as it does for `orthonormalise`.

@@ -275,7 +275,7 @@ def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats,
     """Refuse values with a larger share of all draws than double precision has `points`, sorted, near them."""
     # They may be too rare for the replicas that are compared before.
     values, first, place = np.unique(values, return_index=True, return_inverse=True)
-    share = np.bincount(place, share)
+    share = np.bincount(place, share).astype(float)
     spread = points.std() if len(points) else 0.0
     reach = np.where(atoms[first], SPACINGS * _spacing(values), MOVED * spread)
     count = np.searchsorted(points, values + reach, side="right") - np.searchsorted(points, values - reach)

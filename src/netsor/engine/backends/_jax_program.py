@@ -182,7 +182,9 @@ class Piece:
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
         keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
         made = np.array(keys, dtype=np.uint32).reshape(-1, 2)
-        return Inputs(np.uint32(first), made, *self._fixed, [arrays[register] for register in self.reads])
+        tables, factors, constants = self._fixed
+        earlier = [arrays[register] for register in self.reads]
+        return Inputs(np.uint32(first), made, tables, factors, constants, earlier)
 
     @cached_property
     def _fixed(self) -> tuple[Any, ...]:
@@ -226,7 +228,9 @@ def programs(found: Sequence[Piece], replicas: int, within: Callable[[], Abstrac
             return piece.compiled(replicas)
 
     with within():
-        keys = [None if piece.host else (piece.structure, replicas, jax.config.jax_default_device) for piece in found]
+        keys: list[Any] = [
+            None if piece.host else (piece.structure, replicas, jax.config.jax_default_device) for piece in found
+        ]
     with _lock:
         used = {key: _programs.pop(key, None) for key in keys if key}
         missing = {key: piece for key, piece in zip(keys, found, strict=True) if key and used[key] is None}
