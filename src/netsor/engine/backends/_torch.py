@@ -91,7 +91,7 @@ def library(device: str) -> Library:
 
 
 MOST_FIRST = 1024  # replicas in the first block, at most
-BEGIN = 1e-4  # seconds until a step has begun on an accelerator: in that time it may as well do more replicas
+BEGIN = 2e-4  # seconds of a step in the first block of an accelerator: twice as long as a step takes to begin
 FASTER = 2000.0  # times that it is as fast as the one core for which plans estimate seconds (800 to 3,000 on one H200)
 PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
 MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
