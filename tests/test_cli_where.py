@@ -152,7 +152,7 @@ def test_single_precision_is_refused_before_any_work(command, tmp_path, monkeypa
         raise ArgumentError("precision", backend.precision, "'float64': this is not accurate enough")
 
     for module in (audit_study, training_study):
-        monkeypatch.setattr(module, "check_single", refuse)
+        monkeypatch.setattr(module, "resolve_precision", refuse)
     words = ["--tokens", "2", "--draws", "15", *(["--widths", "16,32"] if command == "coord-check" else [])]
     found = netsor(command, "tiny.json", *words, "--precision", "float32", "--out", "out", cwd=tmp_path)
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)

@@ -98,7 +98,7 @@ class AtWidths:
 
     def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
         sampled = sampler.sample_conditional_law(self.question(places), how)
-        origin = self._provenance("exact engine", how.backend, how.seed, sampled, sampled.quadrature_error)
+        origin = self._provenance("exact engine", sampled.backend, how.seed, sampled, sampled.quadrature_error)
         if sampled.mean.shape[1] > 1:
             return Joint(sampled.mean, sampled.cov, origin)
         mean, var = sampled.mean[:, 0], sampled.cov[:, 0, 0]

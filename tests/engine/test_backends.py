@@ -2,7 +2,6 @@
 
 import pickle
 import time
-from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 
@@ -69,7 +68,7 @@ def test_jax_computes_what_numpy_computes(seeds):
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
-                    arrays |= _jax_program.block([piece], 0, 0, 16, "float64", arrays)
+                    arrays |= _jax_program.block([piece], [None], 0, 0, 16, arrays)
                 else:
                     arrays |= dict(zip(piece.writes, jax.jit(traced)([arrays[r] for r in piece.reads]), strict=True))
             assert_same(
@@ -125,7 +124,7 @@ def test_jax_factors_singular_matrices(precision, few):
 
 
 def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
-    monkeypatch.setattr(_jax_program, "_programs", OrderedDict())
+    monkeypatch.setattr(_jax_program, "_programs", {})
     monkeypatch.setattr(_chi.Chi, "of", lambda self, xp, z, *tables: 1.05 + 0.0 * z[..., : len(self.order)])
     assert smallest_p("few degrees of freedom", **JAX, precision="float32") < LEVEL
 
@@ -199,7 +198,7 @@ def test_jax_draws_what_is_not_random():
 
 @pytest.mark.slow
 def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
-    monkeypatch.setattr(_jax_program, "_programs", OrderedDict())  # none of other tests: the cache may be full of them
+    monkeypatch.setattr(_jax_program, "_programs", {})  # none of other tests: the cache may be full of them
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)
     first = set(_jax_program._programs)

@@ -177,6 +177,21 @@ def test_differences_that_single_precision_holds(rows, delta):
     assert np.sqrt(np.mean((found - expected) ** 2)) < 2e-7 * np.sqrt(np.mean((others @ np.swapaxes(x, -1, -2)) ** 2))
 
 
+@pytest.mark.parametrize("delta", [1e-4, 1e-7, 1e-10])
+def test_rows_in_double_precision_that_hardly_differ(delta, monkeypatch):
+    """Without their part along the first, their products tell how they differ: no basis is made."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((6, 1, 40)) + delta * rng.standard_normal((6, 12, 40))
+    library, x = _torch.library("cpu"), torch.tensor(rows)
+    monkeypatch.setattr(type(library), "_span", None)
+    found = _gram_schmidt.reduced(library.xp, x @ x.mT, x, library.linalg).numpy()
+    ours, exact = (a - a[:, :1] for a in (found, rows))
+    np.testing.assert_allclose(
+        ours @ np.swapaxes(ours, 1, 2), exact @ np.swapaxes(exact, 1, 2), rtol=0, atol=1e-13 * delta
+    )
+    assert not np.triu(found, 1).any()
+
+
 @pytest.mark.parametrize("noise", [1e-5, 0.3, 100.0])
 @pytest.mark.parametrize("case", device_cases.CASES)
 def test_torch_finds_numpys_likelihoods(case, noise):

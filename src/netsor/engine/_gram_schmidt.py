@@ -155,18 +155,18 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
         if single:
             assert linalg.wide is not None
             return xp.astype(linalg.wide(xp.astype(rows, xp.float64)), lower.dtype)
-        return along(xp, rows, linalg.gram_schmidt(rows), own=True)
+        return linalg.deflated(rows) if linalg.deflated else along(xp, rows, linalg.gram_schmidt(rows), own=True)
 
     weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), safe_pivot_ratio(xp, rows.dtype))
     made = linalg.recompute_where(lower, weak, again, rows)
     return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
 
 
-def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
+def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array], least: float = SINGLE_REST) -> Array:
     """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices."""
     # Without their part along the first row, rows that are nearly equal have products that tell how they differ. What
     # is left of a row counts as it does for `orthonormalise`.
-    first, floor = rows[..., :1, :], SINGLE_REST**2 * squares(xp, rows)
+    first, floor = rows[..., :1, :], least**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))
     found = gram(xp, rows, unit)

@@ -1,19 +1,21 @@
 """Whether single precision is accurate enough for a law, and how to undo what its rounding adds.
 
-Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, numbers near 1e8 are 8 apart, and a
-difference of nearly equal numbers loses its digits. No array library reports any of that as an error. So before
-sampling, some replicas are computed in both precisions from the same random numbers, and compared output by output.
+Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, and differences of nearly equal
+numbers lose their digits. No array library reports that as an error. So some replicas are first computed in both
+precisions from the same random numbers, and compared output by output.
 
 If replicas are nearly the same in both, so is the law: the paired differences bound how far its mean and its standard
 deviation move, and the replicas that cross a point how far its distribution function does. The law may also be right
 although replicas differ: rounding decides the direction in which nearly equal vectors differ, and deep networks can be
 chaotic. So if replicas differ, as many as the law has must not tell the precisions apart.
 
-An audit reports draws rather than a law, and five digits of them are enough. If no precision was requested, it uses
-single precision where all outputs of a few replicas agree to five digits or to a hundredth of their spread. Positive
-outputs can range over orders of magnitude, like gradients behind a saturated softmax, and the smallest must be right
-too: the spread of such an output is that of its logarithm, and the observed error must be small compared with an output
-two spreads lower, which so few replicas may not contain.
+An audit reports draws, and five digits of them are enough. If no precision was requested, it uses single precision
+where all outputs of a few replicas agree to five digits or to a hundredth of their spread. Positive outputs can range
+over orders of magnitude, like gradients behind a saturated softmax, and the smallest must be right too: the spread of
+such an output is that of its logarithm, and the observed error must be small compared with an output two spreads lower.
+
+GPUs of data centres compute in double precision about as fast. If few draws are requested there, comparing would take
+longer than double precision, which is then used, with the random numbers of single precision.
 
 Single precision has so few numbers that draws of a continuous law coincide. A value that occurs twice is an atom of the
 law only if draws in double precision coincide there too.
@@ -22,9 +24,9 @@ law only if draws in double precision coincide there too.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +40,7 @@ from .backends import AUTO, Backend, NoDeviceError, Numpy
 SINGLE = Numpy("cpu", "float32")
 LEAST, FEW, TRIED = 4, 64, 1024  # replicas that are compared: at least, if they cost little, and at most
 SHARE = 16  # draws for each replica that is compared: comparing takes a tenth of their time
+FIRST_BLOCKS = 4  # of an accelerator: so many draws take no longer in double precision than single and a comparison
 PATIENCE = 1.0  # seconds that a comparison may take if that is more than its share
 NUMBERS = 2**20  # outputs of all replicas that a comparison has room for
 MOVED = 1e-2  # how far single precision may move the mean, in standard deviations, or the variance, in itself
@@ -52,13 +55,21 @@ SPACINGS = 4  # of single precision, by which rounding in several steps may move
 DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single precision may differ by where it is chosen
 
 
-def resolve_precision(plan: Plan, backend: Backend, draws: int) -> Backend:
-    """The backend in the precision for so many draws of an audit: the requested one, which is checked, or AUTO's."""
+def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> tuple[Backend, float]:
+    """The backend in the precision for so many draws of a plan, and the error of the law in that precision.
+
+    The error is relative to the standard deviations of the outputs, and 0 if five digits are right. Single precision
+    is refused where it is not accurate enough. Outputs that agree to a relative error of `digits` always are, even if
+    their spread is rounded away.
+    """
     if backend.precision == AUTO:
         single = float32_suffices(plan, draws)
-        return replace(backend, precision="float32" if single else "float64", chosen=single)
-    check_single(plan, backend, draws, DIGITS)
-    return replace(backend, chosen=backend.precision == "float32")
+        return replace(backend, precision="float32" if single else "float64", chosen=single), 0.0
+    if backend.precision != "float32" or backend.chosen or plan.constant:
+        return backend, 0.0
+    if _runs_long(plan, backend) and draws <= FIRST_BLOCKS * backend.first_block(plan) and backend.fast_double:
+        return _in_double(backend), 0.0
+    return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
@@ -95,28 +106,15 @@ def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     return np.concatenate(found)
 
 
-def check_single(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> float:
-    """Refuse single precision if it is not accurate enough for so many draws of a plan.
-
-    Outputs that agree to a relative error of `digits` are accurate enough, even if their spread is rounded away. The
-    result is the error of the law, relative to the standard deviations of the outputs: 0 if five digits are right.
-    """
-    if backend.precision != "float32" or backend.chosen or plan.constant:
-        return 0.0
+def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) -> float:
     affordable = int(min(PATIENCE / plan.seconds(2), NUMBERS / plan.mean.size))
     replicas = max(LEAST, min(draws // SHARE, SHARE), min(max(FEW, draws // SHARE), TRIED, affordable))
     found = _compared(plan, backend, replicas)
-    if found is None:
-        return 0.0  # not finite: reported when the law is made
-    error = np.where(found.close(draws), found.moved, np.inf)
-    error = np.where(found.digits <= digits, 0.0, error)
+    error = found.error(draws, digits)
     most = min(max(draws, 4 * TRIED), 5 * affordable)
     if np.isinf(error).any() and most >= max(draws, TRIED):
         found = _compared(plan, backend, most)
-        if found is None:
-            return 0.0
-        error = np.where(found.same, np.minimum(error, found.seen), error)
-        error = np.where(found.close(draws), np.minimum(error, found.moved), error)
+        error = np.minimum(np.minimum(error, found.error(draws, digits)), found.insignificant)
     if np.isinf(error).any():
         k = int(np.argmax(np.where(np.isinf(error), found.off, -1.0)))
         differs = (
@@ -133,40 +131,48 @@ def check_single(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) 
     return largest if largest > DIGITS else 0.0
 
 
-@dataclass(frozen=True)
-class _Compared:
+class _Compared(NamedTuple):
     """How far single precision is off, for each output, in standard deviations of it."""
 
     replicas: int
     off: Floats  # root mean square of the differences of all replicas
-    seen: Floats  # difference of the mean, or relative difference of the variance: the larger
-    moved: Floats  # the same, and two standard errors of it
+    moved: Floats  # difference of the mean, or relative difference of the variance, and two standard errors of it
     crossed: Floats  # largest difference of the distribution function
-    same: Bools  # none of these differences is significant
     digits: Floats  # largest relative difference of a replica
+    insignificant: Floats  # `moved` without its standard errors; infinite if a difference is significant
 
-    def close(self, draws: int) -> Bools:
-        """Outputs whose replicas are so close that their law is accurate enough for so many draws."""
-        made: Bools = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
-        return made
+    def error(self, draws: int, digits: float) -> Floats:
+        """Errors of the laws of outputs whose replicas are so close that so many draws are right; else infinity."""
+        close = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
+        return np.where(self.digits <= digits, 0.0, np.where(close, self.moved, np.inf))
+
+
+def _runs_long(plan: Plan, backend: Backend) -> bool:
+    """Whether a plan runs on an accelerator, and takes so long that it is compared there."""
+    return backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE
+
+
+def _in_double(backend: Backend) -> Backend:
+    """In double precision, with the random numbers of single precision."""
+    return replace(backend, precision="float64", rounded=True)
 
 
 @lru_cache(maxsize=4)  # once for all parts of a study
-def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared | None:
-    """Both precisions on the same random numbers; None if double precision is not finite either."""
-    # numpy compares, because the other libraries round alike. A plan that takes long and will run on an accelerator is
-    # compared there, if double precision fits in its memory.
+def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
+    """Both precisions on the same random numbers."""
+    # numpy compares, because the other libraries round alike. A plan that runs long is compared where it runs, if
+    # double precision fits in the memory there.
     exact: Backend = Numpy()
     single: Backend = SINGLE
-    if backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE:
-        wide = replace(backend, precision="float64", rounded=True)
+    if _runs_long(plan, backend):
+        wide = _in_double(backend)
         with suppress(NoDeviceError):
             if wide.fits(plan, replicas) == replicas:
                 exact, single = wide, backend
     with np.errstate(all="ignore"):
         found = _outputs(plan, replicas, exact)
-        if not np.isfinite(found).all():
-            return None
+        if not np.isfinite(found).all():  # reported when the law is made
+            return _difference(np.zeros_like(found), np.zeros_like(found))
         try:
             return _difference(found, _outputs(plan, replicas, single))
         except TOO_LARGE:
@@ -198,21 +204,20 @@ def _difference(exact: Floats, single: Floats) -> _Compared:
     typical = np.where(typical > 0, np.minimum(typical, unit), unit)
     far = np.abs(other - y)
     other = np.where(far <= DIGITS * np.abs(y) + SAME * typical, y, other)
-    widened = np.mean(np.square((np.sqrt(other_variance) - np.sqrt(variance)) / unit), axis=0)
     crossed = np.zeros_like(unit)
     for k in np.flatnonzero((other != y).any(axis=0)):
         crossed[k], significance = _crossed(y[:, k], other[:, k])
         same[k] &= significance <= SIGNIFICANT
+    both = (other_mean - mean) / unit, (np.sqrt(other_variance) - np.sqrt(variance)) / unit
+    off = np.sqrt(sum(np.mean(np.square(part), axis=0) for part in both))
+    digits = np.max(np.where(far > 0, far / np.abs(y), 0.0), axis=0)
     return _Compared(
         replicas,
-        np.nan_to_num(
-            np.sqrt(np.mean(np.square((other_mean - mean) / unit), axis=0) + widened), nan=np.inf, posinf=np.inf
-        ),
-        seen,
+        np.nan_to_num(off, nan=np.inf, posinf=np.inf),
         moved,
         crossed,
-        same,
-        np.max(np.where(far > 0, far / np.abs(y), 0.0), axis=0),
+        digits,
+        np.where(same, seen, np.inf),
     )
 
 
@@ -232,8 +237,7 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
     # A value without variance that several replicas share is an atom if two draws in double precision are equal there,
     # or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
     # random number among those that round to it, at the same relative position for all outputs of the replica, so that
-    # equal outputs stay equal. A value that is far more frequent than in double precision is refused: it may be too
-    # rare for the replicas of `check_single`.
+    # equal outputs stay equal.
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
@@ -241,25 +245,40 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
         at, which, count = np.unique(mean[point, k], return_inverse=True, return_counts=True)
         if not (count > 1).any():
             continue
-        known = _in_double(plan, seed, len(mean), backend) if known is None else known
+        if known is None:
+            made, known = mean.copy(), _means_in_double(plan, seed, len(mean), backend)
         points = np.sort(known[~np.isnan(known[:, k]), k])
-        atoms = _atoms(points)
-        nearest, near = _nearest(at, atoms)
-        values, place = np.unique(np.where(near, nearest, at), return_inverse=True)
-        _check_frequent(values, np.bincount(place, count) / len(mean), points, atoms, len(known))
-        made = mean.copy() if made is mean else made
-        made[point, k] = values[place][which]
+        atom = _atoms(points, at)
+        near = np.abs(at - atom) <= SPACINGS * _spacing(atom)
+        values = np.where(near, atom, at)
+        _check_frequent(values, near, count / len(mean), points, len(known))
+        made[point, k] = values[which]
         loose = point[((count > 1) & ~near)[which]]
-        made[loose, k] += within[loose] * np.spacing(np.abs(mean[loose, k]).astype(np.float32))
+        made[loose, k] += within[loose] * _spacing(mean[loose, k])
     return made
 
 
-def _check_frequent(values: Floats, share: Floats, points: Floats, atoms: Floats, draws: int) -> None:
+def _spacing(values: Floats) -> Floats:
+    """The distance of numbers of single precision there."""
+    return np.spacing(np.abs(values).astype(np.float32)).astype(float)
+
+
+def _atoms(points: Floats, values: Floats) -> Floats:
+    """The nearest atom to each value, infinity if there is none; atoms are numbers that repeat among points."""
+    at, times = np.unique(points, return_counts=True)
+    at = at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
+    at = at[np.unique(at.astype(np.float32), return_index=True)[1]]  # the most frequent of those that are rounded alike
+    return np.append(at, np.inf)[np.searchsorted((at[1:] + at[:-1]) / 2, values)]
+
+
+def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats, draws: int) -> None:
     """Refuse values with a larger share of all draws than double precision has `points`, sorted, near them."""
-    spacing = SPACINGS * np.spacing(np.abs(values).astype(np.float32))
-    reach = np.where(np.isin(values, atoms), spacing, MOVED * points.std() if len(points) else 0.0)
-    first, last = np.searchsorted(points, values - reach), np.searchsorted(points, values + reach, side="right")
-    count = last - first
+    # They may be too rare for the replicas that are compared before.
+    values, first, place = np.unique(values, return_index=True, return_inverse=True)
+    share = np.bincount(place, share).astype(float)
+    spread = points.std() if len(points) else 0.0
+    reach = np.where(atoms[first], SPACINGS * _spacing(values), MOVED * spread)
+    count = np.searchsorted(points, values + reach, side="right") - np.searchsorted(points, values - reach)
     excess = share * draws - count - SIGNIFICANT * np.sqrt(2.0 * (count + 1))
     k = int(np.argmax(excess))
     if excess[k] > 0:
@@ -271,25 +290,7 @@ def _check_frequent(values: Floats, share: Floats, points: Floats, atoms: Floats
         )
 
 
-def _atoms(known: Floats) -> Floats:
-    """The values that repeat, in order: one, the most frequent, of those that are the same in single precision."""
-    at, times = np.unique(known, return_counts=True)
-    at, times = at[times > 1], times[times > 1]
-    single = at.astype(np.float32)
-    order = np.lexsort((-times, single))
-    return at[order[np.unique(single[order], return_index=True)[1]]]
-
-
-def _nearest(values: Floats, atoms: Floats) -> tuple[Floats, Bools]:
-    """The atom that is nearest to each value of single precision, and whether rounding explains the difference."""
-    if not len(atoms):
-        return values, np.zeros(len(values), dtype=bool)
-    middle = (atoms[1:] + atoms[:-1]) / 2
-    nearest = atoms[np.searchsorted(middle, values)]
-    return nearest, np.abs(values - nearest) <= SPACINGS * np.spacing(np.abs(nearest).astype(np.float32))
-
-
-def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
+def _means_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
     """Means of some replicas in double precision; NaN where an output has a variance."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")
@@ -297,6 +298,5 @@ def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
     found = []
     for part in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, part, size, Silent()):
-            spread = np.abs(exact.numpy(columns)).max(axis=-1, initial=0.0)
-            found.append(np.where(spread > 0, np.nan, exact.numpy(mean)))
+            found.append(np.where(exact.numpy(columns).any(axis=-1), np.nan, exact.numpy(mean)))
     return np.concatenate(found)

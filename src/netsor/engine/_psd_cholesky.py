@@ -37,6 +37,7 @@ class LinalgBackend:
     gram_schmidt: Callable[..., Array]  # of rows, and of known orthonormal ones
     recompute_where: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
     wide: Callable[[Array], Array] | None = None  # of rows of single precision, given in double: see `wide_factor`
+    deflated: Callable[[Array], Array] | None = None  # C with C C^T the products of rows that are nearly equal
 
 
 def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:

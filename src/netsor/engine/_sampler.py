@@ -16,7 +16,7 @@ from ..language._array import Value
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Silent, at_once, check_memory, run
 from ._plan import Plan
-from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
+from ._precision import RAISED, TOO_LARGE, remove_rounding_ties, resolve_precision
 from ._quadrature_error import (
     QUADRATURE_PROBE_REPLICAS,
     checked_quadrature_error,
@@ -97,25 +97,26 @@ class Conditional:
     quadrature_error: float  # relative: what errors of Gaussian expectations, or rounding, do to covariances, at most
     notes: tuple[str, ...]
     constant: bool  # nothing that was drawn matters
+    backend: Backend  # where it was computed, in which precision
     count: Floats | None = None  # replicas that each of these stands for, if there were too many to keep
     binning: float = 0.0  # and what that does to the density, relative to its largest value
 
 
 def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs."""
-    draws, seed, where = sampling.draws, sampling.seed, sampling.backend
-    question = replace(question, prices=where.prices)
+    question = replace(question, prices=sampling.backend.prices)
     plan = question.plan()
     error = checked_quadrature_error(moves(question))
+    size, draws = plan.mean.shape[0], plan.replicas(sampling.draws)
+    where, rounding = resolve_precision(plan, sampling.backend, draws)
+    seed, error = sampling.seed, max(error, rounding)
     if plan.constant:
         mean, columns = sample_block(plan, seed, 1)
         cov = Numpy().cov(columns)
         _check_finite(plan, seed, mean, cov)
-        return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
-    size, draws = plan.mean.shape[0], plan.replicas(draws)
-    error = max(error, check_single(plan, where, draws))
+        return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True, where)
     if size == 1 and draws > MAX_STORED_REPLICAS:
-        return _sample_binned(plan, sampling, error)
+        return _sample_binned(plan, replace(sampling, backend=where), error)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     # the law, and a byte a number that says whether it is finite; chunks that are under way or wait to be taken; and
     # what each one at work has in hand
@@ -137,19 +138,19 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if where.precision == "float32":
         means = remove_rounding_ties(plan, means, covs, seed, where)
     if plan.averaged:
-        return _average(plan, means, covs, error)
+        return _average(plan, means, covs, error, where)
     for array in (means, covs):
         array.flags.writeable = False  # the law takes it as it is, and no copy
-    return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
+    return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False, where)
 
 
-def _average(plan: Plan, means: Floats, covs: Floats, error: float) -> Conditional:
+def _average(plan: Plan, means: Floats, covs: Floats, error: float, where: Backend) -> Conditional:
     """The mean over replicas that differ in their quadrature nodes alone, with its standard error."""
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
     scale = relative_scale(mean[0], np.diagonal(cov[0]))
     spreads = np.max(means.std(axis=0, ddof=1) / scale), np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))
     error = float(np.hypot(error, max(spreads) / np.sqrt(len(means))))
-    return Conditional(mean, cov, plan.random_numbers, error, _notes(plan, mean, cov), True)
+    return Conditional(mean, cov, plan.random_numbers, error, _notes(plan, mean, cov), True, where)
 
 
 def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
@@ -166,13 +167,12 @@ def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
 
 def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
-    draws, seed, where = sampling.draws, sampling.seed, sampling.backend
-    question = replace(question, prices=where.prices)
-    plan = question.plan()
+    draws, seed = sampling.draws, sampling.seed
+    plan = replace(question, prices=sampling.backend.prices).plan()
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))
-    check_single(plan, where, draws)
+    where, _ = resolve_precision(plan, sampling.backend, draws)
     if where.threads:
         most = block_of(plan, where.itemsize)
         work, parts = _Chunk(plan, seed, where, 1), merge_chunks(growing_chunks(draws), most, sampling.at_once)
@@ -209,7 +209,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     means, variances, counts = tally.nodes()
     off = binning(cells, mean[:, 0], cov[:, 0, 0])
     made = means[:, None], variances[:, None, None]
-    return Conditional(*made, plan.random_numbers, error, plan.notes, False, counts, off)
+    return Conditional(*made, plan.random_numbers, error, plan.notes, False, where, counts, off)
 
 
 def _chunks_per_task(plan: Plan, size: int) -> int:

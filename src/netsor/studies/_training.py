@@ -20,7 +20,7 @@ from .._validate import ArgumentError, Positive, check_fields, choice, one_of, w
 from ..engine import Plan
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._parallel import check_memory
-from ..engine._precision import LEAST, PATIENCE, check_single
+from ..engine._precision import LEAST, PATIENCE, resolve_precision
 from ..engine.backends import Backend, Numpy
 from ..language import Width
 from ..language._graph import topological_order
@@ -313,7 +313,7 @@ class TrainingStudy(_study.Study[_study.Found]):
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
 def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
     if not case.empty and case.draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
-        check_single(case.plan, backend, draws)
+        resolve_precision(case.plan, backend, draws)
 
 
 NO_LIMIT = (

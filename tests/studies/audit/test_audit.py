@@ -128,7 +128,7 @@ WIDE = ns.models.read({**GPT2, "vocab_size": 6000})  # many logits: single preci
 
 def test_single_precision_where_it_is_enough(inline, unillustrated, monkeypatch, tmp_path):
     """The same draws, to five digits, and no part is checked again."""
-    monkeypatch.setattr(_sampler, "check_single", check := Checked())
+    monkeypatch.setattr(_sampler, "resolve_precision", check := Checked())
     asked = {"tokens": 13, "draws": 32, "widths": "both"}
     auto = ns.audit(WIDE, **asked, out=tmp_path)
     exact = ns.audit(WIDE, **asked, precision="float64")
@@ -166,7 +166,7 @@ class Checked:
 
     def __call__(self, plan, backend, draws):
         self.seen.append(backend)
-        return 0.0
+        return backend, 0.0
 
 
 @pytest.mark.parametrize("std", [1e-26, 1e26])

@@ -23,6 +23,8 @@ DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}  # of a block's arrays: what 
 MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
+FIRST = 16  # replicas in the first block, at least
+FAST_DOUBLE = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # compute capabilities of NVIDIA's GPUs for data centres
 
 
 class NoDeviceError(ArgumentError):
@@ -45,10 +47,7 @@ class Backend(ABC):
     working: ClassVar[float] = 8.0  # times the bytes of a block's arrays that it may need, with temporary arrays
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Refuse a library that is not installed, or a device that does not exist."""
+        """Refuse a device that does not exist."""
         return
 
     @property
@@ -60,6 +59,11 @@ class Backend(ABC):
     def kind(self) -> str:
         """The kind of its device: cpu or cuda."""
         return self.device.partition(":")[0]
+
+    @property
+    def fast_double(self) -> bool:
+        """Whether double precision takes about as long as single, as on GPUs of data centres."""
+        return False
 
     @property
     def prices(self) -> Prices:
@@ -101,6 +105,10 @@ class Backend(ABC):
         m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
         return summed(cells, m, v)
 
+    def first_block(self, plan: Plan) -> int:
+        """Replicas in the first block: more hardly take longer, because an accelerator waits for its steps."""
+        return FIRST
+
     def seconds(self, plan: Plan, draws: int) -> float:
         """About the seconds that so many draws take on a CPU: on one core, or on all if the library uses them."""
         return self.slowness * plan.seconds(draws)
@@ -128,7 +136,8 @@ class Backend(ABC):
         return replicas
 
     def __str__(self) -> str:
-        return f"{self.name} on {self.device} in {self.precision}"
+        drawn = " from random numbers in float32" if self.rounded else ""
+        return f"{self.name} on {self.device} in {self.precision}{drawn}"
 
 
 class Device(Backend):

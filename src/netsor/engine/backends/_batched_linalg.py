@@ -49,6 +49,7 @@ class Library:
             self._span,
             self.recompute_where,
             (lambda rows: _gram_schmidt.wide_factor(self.xp, rows, self.factored_roughly)) if self.wide else None,
+            self._deflated if self.wide else None,
         )
 
     def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
@@ -70,19 +71,27 @@ class Library:
         if gram.shape[-1] <= self.few:
             return self.columns(gram, floor[..., 0, :])
         made = self._dependent(gram, floor[..., 0, :])
-        unknown = ~self.xp.all(self.xp.linalg.diagonal(made) >= 0, axis=-1)
         return self.recompute_where(
-            made, unknown, lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor
+            made, self._failed(made), lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor
         )
+
+    def _failed(self, made: Array) -> Array:
+        """Which factors are NaN."""
+        return ~self.xp.all(self.xp.linalg.diagonal(made) >= 0, axis=-1)
 
     def _tried(self, gram: Array) -> Array:
         """The same where all rows but those of zeros add a direction; NaN elsewhere."""
-        xp = self.xp
+        xp, lengths = self.xp, self.xp.linalg.diagonal(gram)
         if gram.shape[-1] <= LEAF:
-            return by_columns(xp, gram, tolerance(xp, gram.dtype) * xp.linalg.diagonal(gram))
-        none = xp.astype(xp.linalg.diagonal(gram) == 0, gram.dtype)[..., None]
-        one = xp.eye(gram.shape[-1], dtype=gram.dtype) * none
-        return self.cholesky(gram + one) - one
+            return by_columns(xp, gram, tolerance(xp, gram.dtype) * lengths)
+        return self._cholesky(gram, lengths == 0)
+
+    def _cholesky(self, gram: Array, none: Array, more: Array | None = None) -> Array:
+        """The same where rows other than `none` are independent; with `more` on the diagonal, if given."""
+        xp = self.xp
+        one = xp.eye(gram.shape[-1], dtype=gram.dtype)
+        zero = one * xp.astype(none, gram.dtype)[..., None]
+        return self.cholesky(gram + zero if more is None else gram + zero + one * more[..., None]) - zero
 
     def factored_roughly(self, gram: Array, floor: Array) -> Array:
         """The same, for rows that have errors: one of whose square this or less is left may depend."""
@@ -92,31 +101,21 @@ class Library:
         xp = self.xp
         many = max(1.0, gram.shape[-1] / ROUNDED)
 
-        def failed(made: Array) -> Array:
-            return ~xp.all(xp.linalg.diagonal(made) >= 0, axis=-1)
-
         def again(gram: Array, floor: Array) -> Array:
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE)
-            return self.recompute_where(made, failed(made), undecided, gram, many * floor)
+            return self.recompute_where(made, self._failed(made), undecided, gram, many * floor)
 
         def undecided(gram: Array, floor: Array) -> Array:
-            regular = self._more_regular(gram, floor[..., 0, :])
+            regular = self._cholesky(gram, floor[..., 0, :] == 0, floor[..., 0, :])
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
-            made = xp.where(failed(made)[..., None, None], regular, made)
+            made = xp.where(self._failed(made)[..., None, None], regular, made)
             return self.recompute_where(
-                made, failed(made), lambda gram, floor: self._factored(gram, floor[..., 0, :]), gram, floor
+                made, self._failed(made), lambda gram, floor: self._factored(gram, floor[..., 0, :]), gram, floor
             )
 
         lower = self._tried(gram)
         weak = xp.any(~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0), axis=-1)
         return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
-
-    def _more_regular(self, gram: Array, more: Array) -> Array:
-        """The factor of Gram matrices with more on the diagonal, unless a row is 0."""
-        xp = self.xp
-        one = xp.eye(gram.shape[-1], dtype=gram.dtype)
-        none = one * xp.astype(more == 0, gram.dtype)[..., None]
-        return self.cholesky(gram + one * more[..., None] + none) - none
 
     def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
         """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones.
@@ -128,7 +127,7 @@ class Library:
         """
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
-        regular = self._more_regular(gram, floor) if regular is None else regular
+        regular = self._cholesky(gram, floor == 0, floor) if regular is None else regular
         adds = xp.linalg.diagonal(regular) ** 2 > MORE * floor
         whole = xp.astype(adds, gram.dtype)
         lower = self.cholesky(gram * whole[..., None] * whole[..., None, :] + one * (1.0 - whole)[..., None])
@@ -156,8 +155,7 @@ class Library:
         """Rows that are nearly orthonormal, or 0, made so: NaN where they are far from it."""
         xp = self.xp
         products = gram(xp, rows, rows)
-        none = xp.astype(xp.linalg.diagonal(products) == 0, rows.dtype)
-        return self._lowered(self.cholesky(products + xp.eye(rows.shape[-2], dtype=rows.dtype) * none[..., None]), rows)
+        return self._lowered(self._cholesky(products, xp.linalg.diagonal(products) == 0), rows)
 
     def _based(self, rows: Array) -> Array:
         """As `_psd_cholesky.basis`, by products; where needed by the library's QR, one matrix at a time."""
@@ -167,6 +165,21 @@ class Library:
         good = xp.linalg.diagonal(lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
         made = self._orthonormal(self._lowered(lower, rows))
         return self.recompute_where(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
+
+    def _deflated(self, rows: Array) -> Array:
+        """C with C C^T the products of rows, by `wide_factor`; from an orthonormal basis where that is not accurate."""
+        xp = self.xp
+
+        def regular(products: Array, floor: Array) -> Array:
+            lower, lengths = self._tried(products), xp.linalg.diagonal(products)
+            sure = xp.linalg.diagonal(lower) ** 2 > xp.maximum(safe_pivot_ratio(xp, rows.dtype) * lengths, floor)
+            return xp.where(xp.all(sure | (lengths == 0), axis=-1)[..., None, None], lower, xp.nan)
+
+        def by_basis(rows: Array) -> Array:
+            return _gram_schmidt.along(xp, rows, self._span(rows), own=True)
+
+        made = _gram_schmidt.wide_factor(xp, rows, regular, _gram_schmidt.REST)
+        return self.recompute_where(made, self._failed(made), by_basis, rows)
 
     def _span(self, rows: Array, *known: Array) -> Array:
         """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020)."""
@@ -181,12 +194,12 @@ class Library:
         real = squares(xp, left) > floor
         left = left * xp.astype(real, rows.dtype)[..., None]
         products = gram(xp, left, left)
-        more = xp.where(real, tolerance(xp, rows.dtype) * xp.linalg.diagonal(products), xp.ones_like(floor))
-        lower = self.cholesky(products + xp.eye(rows.shape[-2], dtype=rows.dtype) * more[..., None])
+        lower = self._cholesky(products, ~real, tolerance(xp, rows.dtype) * xp.linalg.diagonal(products))
         once = self._lowered(lower, left)
         products = gram(xp, once, once)
         rounding = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
-        lower = self._dependent(products, xp.maximum(floor / xp.linalg.diagonal(lower) ** 2, rounding))
+        squared = xp.where(real, xp.linalg.diagonal(lower) ** 2, xp.ones_like(floor))
+        lower = self._dependent(products, xp.maximum(floor / squared, rounding))
         made = self._orthonormal(_gram_schmidt.project_out(xp, self._lowered(lower, once), known))
         failed = ~xp.all(squares(xp, made) >= 0, axis=-1)
         return self.recompute_where(made, failed, self.gram_schmidt, rows, *known)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +19,8 @@ from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import cores, memory
 from .._plan import Plan
-from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
-from ._jax_program import LIBRARY, Piece, block, pieces
+from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
+from ._jax_program import LIBRARY, Piece, block, pieces, programs
 
 
 @lru_cache(maxsize=8)
@@ -42,8 +39,6 @@ def summed(cells: MomentGrid) -> Any:
 COMPILE_SECONDS = 0.067  # of one core, for each step that differs from all others: measured, 0.058 to 0.076
 
 _gram = jax.jit(lambda a: _ops.gram(jnp, a, a))  # from coefficients to covariances
-_ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
-_lock = threading.RLock()
 _cpu_lock = threading.Lock()
 
 
@@ -54,7 +49,7 @@ class Jax(Device):
     slowness: ClassVar[float] = 4.4  # measured: 3.6 to 5.3
     library_bytes: ClassVar[float] = 2.0**29
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse a device that JAX does not see."""
         try:
             self._device()
@@ -66,6 +61,13 @@ class Jax(Device):
         kind, _, number = self.device.partition(":")
         return jax.devices(kind)[int(number or 0)]
 
+    @property
+    def fast_double(self) -> bool:
+        """By the capability of the device."""
+        return getattr(self._device(), "compute_capability", None) in [
+            f"{major}.{minor}" for major, minor in FAST_DOUBLE
+        ]
+
     @contextmanager
     def _within(self) -> Iterator[None]:
         """Set JAX's precision and device for this thread; matrix products in full precision, not in TF32."""
@@ -75,28 +77,6 @@ class Jax(Device):
             jax.default_matmul_precision("highest"),
         ):
             yield
-
-    def _pieces(self, plan: Plan) -> list[Piece]:
-        """The pieces of the plan, made once for all its chunks."""
-        with _lock:
-            known = _ready.setdefault(plan, {})
-            if self not in known:
-                known[self] = pieces(plan, self.precision, self.rounded)
-            return known[self]
-
-    def _compile(self, found: Sequence[Piece], replicas: int) -> None:
-        """Compile all pieces at once, in a thread each: the compiler does not hold Python's lock."""
-
-        def compiled(piece: Piece) -> None:
-            with self._within():
-                piece.program(replicas).compile(piece.shapes(replicas))
-
-        with self._within():
-            programs = {piece.program(replicas): piece for piece in found if not piece.host}
-        missing = [piece for program, piece in programs.items() if program.compiled is None]
-        if missing:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(compiled, missing))
 
     def seconds(self, plan: Plan, draws: int) -> float:
         """Steps are compiled first, on all cores; those of equal blocks once."""
@@ -117,11 +97,11 @@ class Jax(Device):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block of `size` replicas, cut to the part."""
-        found = self._pieces(plan)
-        self._compile(found, size)
+        found = _pieces(plan, self)
+        compiled = programs(found, size, self._within)
         # On a CPU two blocks at once can wait for each other's threads of XLA forever.
         with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
-            made = block(found, seed, part.start, size, self.precision)
+            made = block(found, compiled, seed, part.start, size)
             results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
             mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
             if self.kind == "cpu":
@@ -138,11 +118,11 @@ class Jax(Device):
         def made(drawn: Mapping[Register, Any]) -> Any:
             asked = len(next(iter(drawn.values())))
             replicas = MIN_BLOCK_REPLICAS * 4 ** -(-(-(-asked // MIN_BLOCK_REPLICAS) - 1).bit_length() // 2)
-            self._compile(found, replicas)
+            compiled = programs(found, replicas, self._within)
             with self._within():
                 more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # the first again and again
                 before = {register: jnp.asarray(a[more], dtype=self.precision) for register, a in drawn.items()}
-                arrays = block(found, 0, 0, replicas, self.precision, before)
+                arrays = block(found, compiled, 0, 0, replicas, before)
                 results = [arrays[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
                 return self.numpy(last(*results))[:asked]
 
@@ -167,3 +147,9 @@ class Jax(Device):
         m, v = np.broadcast_arrays(m, v)
         found = np.flatnonzero(sums[0])
         return BlockMoments(found, sums[:, found], m[strays], v[strays])
+
+
+@lru_cache(maxsize=4)
+def _pieces(plan: Plan, backend: Jax) -> list[Piece]:
+    """The pieces of a plan, made once for all its chunks."""
+    return pieces(plan, backend.precision, backend.rounded)

@@ -11,9 +11,11 @@ with another seed nothing is compiled again.
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -143,8 +145,9 @@ LIBRARY = Library(
 # Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
 MAX_SHARED_NORMALS = 1024
 PROGRAMS = 256  # compiled programs that are kept in memory
+LONGEST = 40  # steps of a piece
 
-_programs: OrderedDict[Any, CompiledFunction] = OrderedDict()
+_programs: dict[Any, Any] = {}  # compiled, the one that was used last at the end
 _lock = threading.Lock()
 
 
@@ -162,37 +165,26 @@ class Inputs(NamedTuple):
 class Piece:
     """Consecutive steps of a plan that are compiled together, or one step that numpy does on the host."""
 
-    def __init__(self, steps: Sequence[Step], host: bool, precision: str, rounded: bool = False) -> None:
-        self.steps, self.host, self.precision = list(steps), host, precision
-        self.drawn = "float32" if rounded else precision  # the precision of random numbers
+    def __init__(self, steps: Sequence[Step], host: bool, precision: str, drawn: str, after: set[Register]) -> None:
+        """`drawn` is the precision of random numbers, `after` are the arrays that are read after it."""
+        self.steps, self.host, self.precision, self.drawn, self.after = list(steps), host, precision, drawn, after
         self.draws = [step for step in steps if step.kind in ("normals", "chi")]
-        self.chi = {step: chi(step.params["freedom"], self.drawn) for step in self.draws if step.kind == "chi"}
-        self.reads: list[Register] = []  # arrays of earlier pieces that it reads
-        self.writes: list[Register] = []  # arrays of this piece that later pieces read
-        self.after: set[Register] = set()  # arrays that are read after it
-        self.constants: list[Register] = []
-        self._keys: tuple[tuple[int, int], Any] | None = None
-
-    def link(self, after: set[Register]) -> set[Register]:
-        """Set what it reads and writes, from the arrays read `after` it; return the arrays read from it on."""
-        self.after = after
-        made = {step.out for step in self.steps}
-        used = list(dict.fromkeys(arg for step in self.steps for arg in step.args))
+        self.chi = {step: chi(step.params["freedom"], drawn) for step in self.draws if step.kind == "chi"}
+        made = {step.out for step in steps}
+        used = list(dict.fromkeys(arg for step in steps for arg in step.args))
         self.constants = [register for register in used if register.value is not None]
         self.reads = [register for register in used if register.value is None and register not in made]
-        self.writes = [step.out for step in self.steps if step.out in after]
-        return (after - made) | set(self.reads)
+        self.writes = [step.out for step in steps if step.out in after]
+        self.needed = (after - made) | set(self.reads)  # arrays that are read from it on
 
     def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
         """The inputs for one seed and a block that begins with replica `start`."""
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
-        if self._keys is None or self._keys[0] != (seed, era):
-            keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
-            made = np.array(keys, dtype=np.uint32).reshape(-1, 2)
-            self._keys = (seed, era), jax.device_put(made)
+        keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
+        made = np.array(keys, dtype=np.uint32).reshape(-1, 2)
         tables, factors, constants = self._fixed
         earlier = [arrays[register] for register in self.reads]
-        return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, earlier)
+        return Inputs(np.uint32(first), made, tables, factors, constants, earlier)
 
     @cached_property
     def _fixed(self) -> tuple[Any, ...]:
@@ -202,23 +194,11 @@ class Piece:
         factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
         return jax.device_put((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
-    def shapes(self, replicas: int) -> Inputs:
-        """Inputs for any seed and block, with shapes instead of the arrays that earlier pieces make."""
-        made = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
-        return self.inputs(0, 0, made)
-
-    def program(self, replicas: int) -> CompiledFunction:
-        """The program for a block of so many replicas, which may have to be compiled."""
-        key = self.structure, replicas, self.precision, self.drawn
-        with _lock:
-            if key not in _programs:
-                _programs[key] = CompiledFunction(
-                    jax.jit(partial(_traced, self, replicas), compiler_options=_options())
-                )
-                if len(_programs) > PROGRAMS:
-                    _programs.popitem(last=False)
-            _programs.move_to_end(key)
-            return _programs[key]
+    def compiled(self, replicas: int) -> Any:
+        """The program for any seed and any block of so many replicas."""
+        shapes = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
+        traced = jax.jit(partial(_traced, self, replicas), compiler_options=_options())
+        return traced.lower(self.inputs(0, 0, shapes)).compile()
 
     @cached_property
     def structure(self) -> Any:
@@ -236,24 +216,31 @@ class Piece:
                 params = {} if step.kind == "scale" else step.params
                 parts.append((args, step.out.shape, key_of(step.kind, (), params) or id(step)))
         inputs = tuple(register.shape for register in [*self.constants, *self.reads])
-        return tuple(parts), inputs, tuple(number[register] for register in self.writes)
+        return tuple(parts), inputs, tuple(number[register] for register in self.writes), self.precision, self.drawn
 
 
-class CompiledFunction:
-    """A function that JAX compiles once, in one thread while others wait."""
+def programs(found: Sequence[Piece], replicas: int, within: Callable[[], AbstractContextManager[None]]) -> list[Any]:
+    """The compiled programs of pieces, None for those of the host; `within` sets JAX's precision and device."""
+    # All are compiled at once, in a thread each: the compiler does not hold Python's lock.
 
-    def __init__(self, function: Any) -> None:
-        self.function, self.lock, self.compiled = function, threading.Lock(), None
+    def compiled(piece: Piece) -> Any:
+        with within():
+            return piece.compiled(replicas)
 
-    def compile(self, inputs: Inputs) -> None:
-        """Compile it for inputs of these shapes."""
-        with self.lock:
-            if self.compiled is None:
-                self.compiled = self.function.lower(inputs).compile()
-
-    def __call__(self, inputs: Inputs) -> Any:
-        self.compile(inputs)
-        return self.compiled(inputs)  # type: ignore[misc]
+    with within():
+        keys: list[Any] = [
+            None if piece.host else (piece.structure, replicas, jax.config.jax_default_device) for piece in found
+        ]
+    with _lock:
+        used = {key: _programs.pop(key, None) for key in keys if key}
+        missing = {key: piece for key, piece in zip(keys, found, strict=True) if key and used[key] is None}
+        if missing:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                used |= zip(missing, pool.map(compiled, missing.values()), strict=True)
+        _programs.update(used)
+        for key in list(_programs)[:-PROGRAMS]:
+            del _programs[key]
+        return [used.get(key) for key in keys]
 
 
 def _options() -> dict[str, Any]:
@@ -311,9 +298,6 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
     return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 
 
-LONGEST = 40  # steps of a piece
-
-
 def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
     """The plan cut at the steps that JAX cannot trace: user functions in numpy, kernels by quadrature.
 
@@ -328,10 +312,12 @@ def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
     ends = [*begins[1:], len(traced)]
     begins = [k for begin, end in zip(begins, ends, strict=True) for k in range(begin, end, LONGEST)]
     ends = [*begins[1:], len(traced)]
-    found = [Piece(plan.steps[k:end], not traced[k], precision, rounded) for k, end in zip(begins, ends, strict=True)]
+    found: list[Piece] = []
     needed = {plan.mean, plan.columns}
-    for piece in reversed(found):
-        needed = piece.link(needed)
+    for begin, end in reversed(list(zip(begins, ends, strict=True))):
+        drawn = "float32" if rounded else precision
+        found.insert(0, Piece(plan.steps[begin:end], not traced[begin], precision, drawn, needed))
+        needed = found[0].needed
     for loop in plan.loops:  # the last block may be asked for less than the others: it makes the same
         inside = [(begin, piece) for begin, piece in zip(begins, found, strict=True) if loop.start <= begin < loop.stop]
         written = {
@@ -360,23 +346,23 @@ def _native(step: Step, precision: str) -> bool:
 
 def block(
     found: Sequence[Piece],
+    compiled: Sequence[Any],
     seed: int,
     start: int,
     replicas: int,
-    precision: str,
     before: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
     """All arrays that the pieces of a plan write, for a block of replicas, and those that were there `before`."""
     arrays = dict(before)
-    for piece in found:
-        if piece.host:
+    for piece, program in zip(found, compiled, strict=True):
+        if program is None:
             (step,) = piece.steps
             inputs = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
             made = RULES[step.kind](np, *(inputs[register] for register in step.args), **step.params)
             made = np.broadcast_to(made, (replicas, *step.out.shape))
-            arrays[step.out] = jnp.asarray(made, dtype=precision)
+            arrays[step.out] = jnp.asarray(made, dtype=piece.precision)
         else:
-            results = piece.program(replicas)(piece.inputs(seed, start, arrays))
-            arrays |= dict(zip(piece.writes, results, strict=True))
+            results = program(piece.inputs(seed, start, arrays))
+            arrays |= zip(piece.writes, results, strict=True)
         arrays = {register: array for register, array in arrays.items() if register in piece.after}
     return arrays

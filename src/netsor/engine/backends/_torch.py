@@ -26,7 +26,7 @@ from .._ir import Register, Step
 from .._parallel import memory
 from .._plan import RULES, Plan, run
 from .._rng_keys import key_words
-from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
+from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
 from ._batched_linalg import LEAF, Library
 from ._chi import Chi, chi
 
@@ -90,8 +90,8 @@ def library(device: str) -> Library:
     )
 
 
-FIRST, MOST_FIRST = 16, 1024  # replicas in the first block: later ones double, so that few draws cost little
-BEGIN = 1e-4  # seconds until a step has begun on an accelerator: in that time it may as well do more replicas
+MOST_FIRST = 1024  # replicas in the first block, at most
+BEGIN = 2e-4  # seconds of a step in the first block of an accelerator: twice as long as a step takes to begin
 FASTER = 2000.0  # times that it is as fast as the one core for which plans estimate seconds (800 to 3,000 on one H200)
 PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
 MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
@@ -111,7 +111,7 @@ class Torch(Device):
     library_bytes: ClassVar[float] = 2.0**28
     working: ClassVar[float] = 4.0  # measured: 2.2 for gradients of Llama 3 8B
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse a device that PyTorch does not see."""
         if self.kind == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -131,8 +131,13 @@ class Torch(Device):
         least = 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS
         return self.fits(plan, largest_block(plan, self.itemsize, self.kind, least))
 
-    def _first(self, plan: Plan) -> int:
-        """Replicas in the first block: a power of 2, which depends on the plan and the kind of the device alone."""
+    @property
+    def fast_double(self) -> bool:
+        """By the capability of the device."""
+        return self.kind == "cuda" and torch.cuda.get_device_capability(self.device) in FAST_DOUBLE
+
+    def first_block(self, plan: Plan) -> int:
+        """A power of 2, which depends on the plan and the kind of the device alone; later blocks double."""
         if self.kind == "cpu":
             return FIRST
         free = BEGIN * len(plan.steps) / max(plan.seconds(1) / FASTER, 1e-12)
@@ -144,7 +149,7 @@ class Torch(Device):
         """One block, cut to the part; the first chunk in blocks that double."""
         start = part.start
         while start < part.stop:
-            replicas = min(size, max(self._first(plan), start))
+            replicas = min(size, max(self.first_block(plan), start))
             needed = min(replicas, part.stop - start)
             with torch.no_grad():
                 work = _Block(self, seed, start, replicas, needed)

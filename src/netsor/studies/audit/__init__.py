@@ -14,7 +14,7 @@ import numpy as np
 from ..._program import Program
 from ..._validate import ArgumentError, Rng
 from ...engine._parallel import Progress, check_memory
-from ...engine._precision import DIGITS, check_single
+from ...engine._precision import DIGITS, resolve_precision
 from ...engine._quadrature_error import FEW
 from ...engine.backends import AUTO
 from ...models import Transformer, read
@@ -231,7 +231,7 @@ class AuditStudy(Study[Audit | Comparison]):
         """Refuse single precision that does not hold a law."""
         if self.request.backend.precision == "float32":
             for subject in self.request.subjects:
-                check_single(subject.plan, self.request.backend, self.request.draws_of(subject.tokens), DIGITS)
+                resolve_precision(subject.plan, self.request.backend, self.request.draws_of(subject.tokens), DIGITS)
 
     def refuse_unmeasured(self, rules: Sequence[str]) -> None:
         """Refuse rules on what will not be measured, before anything is drawn."""

@@ -13,7 +13,7 @@ from ..._validate import ArgumentError, check_fields, choice, whole
 from ...engine import ExactError
 from ...engine._draw_cost import planning_bytes
 from ...engine._parallel import check_memory
-from ...engine._precision import resolve_precision
+from ...engine._precision import DIGITS, resolve_precision
 from ...engine.backends import AUTO, PRECISIONS, Backend, Numpy
 from ...models import Transformer
 from ...models._description import SCALAR_STDS
@@ -249,7 +249,7 @@ class Request(_study.Request):
     def tasks(self, subject: AuditCase) -> list[AuditTask]:
         """The work for a subject."""
         draws = self.draws_of(subject.tokens)
-        backend = resolve_precision(subject.plan, self.backend, draws)
+        backend, _ = resolve_precision(subject.plan, self.backend, draws, DIGITS)
         sizes = _study.part_sizes(draws, subject.part_draws)
         return [AuditTask(subject, i, size, self.seed, backend) for i, size in enumerate(sizes)]
 
