@@ -169,7 +169,7 @@ def _gathered(origin: Ints, d: Any) -> Part:
     for count in np.unique(counts):  # a sum of so many
         chosen = counts == count
         rows = order[starts[chosen][:, None] + np.arange(count)]
-        entries = d.take(rows, "index")
+        entries = d.take(rows)
         parts.append(entries.sum(-1) if count > 1 else entries[..., 0])
         targets.append(places[chosen])
     return np.concatenate(targets), parts[0] if len(parts) == 1 else join(parts)
@@ -200,13 +200,13 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     for number, pattern in enumerate(patterns.T):
         entries = np.flatnonzero(which.ravel() == number)
         order.append(entries)
-        terms = [groups[k][1].take(at[k, wanted[entries]], "index") for k in np.flatnonzero(pattern)]
+        terms = [groups[k][1].take(at[k, wanted[entries]]) for k in np.flatnonzero(pattern)]
         if not terms:
             first = groups[0][1]
-            terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp), "index"))]
+            terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp)))]
         pieces.append(reduce(operator.add, terms))
     joined: Any = pieces[0] if len(pieces) == 1 else join(pieces)
-    return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape), "index")
+    return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape))
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
@@ -251,7 +251,7 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     gradients = []
     for x, leaf in zip(listed, leaves, strict=True):
         whole = reverse.of(leaf)
-        gradients.append(whole if leaf is x else whole.take(x.op.flat, "index"))
+        gradients.append(whole if leaf is x else whole.take(x.op.flat))
     return tuple(gradients) if several else gradients[0]
 
 

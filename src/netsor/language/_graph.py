@@ -232,7 +232,7 @@ def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
         case ops.Take(x, flat):
             (needed,) = (need for _, need in demand(value, keep))
             places = within(flat[box(keep)].ravel(), x.shape, needed)
-            return cast(Value, inputs[0].take(places.reshape(shape), "index"))
+            return cast(Value, inputs[0].take(places.reshape(shape)))
         case ops.Join() if len(inputs) == 1:
             return cast(Value, inputs[0])
     return replace(value, op=value.op.at(keep).with_inputs(*inputs), shape=shape)

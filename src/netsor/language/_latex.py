@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ def formula(outputs: Sequence[Value], report: Report) -> str:
     return "\\begin{gathered}\n" + " \\\\\n".join([status, *lines]) + "\n\\end{gathered}"
 
 
-def _status(report: Report, sentence: str, escape: Any) -> str:
+def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
     """What is known of the limit."""
     if report.verdict == NO_LIMIT:
         return f"There is no limit: {escape('; '.join(report.reasons))}."

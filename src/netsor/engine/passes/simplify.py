@@ -38,7 +38,7 @@ from ... import activations as known
 from ..._array_api import array_namespace
 from ...activations import Function
 from ...language import _operation as ops
-from ...language._array import Value, field_names
+from ...language._array import Value
 from ...language._check_function import content_of
 from ...language._graph import widths_of
 from ...language._operation import (
@@ -74,7 +74,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
         match new.op:
             case MatMul(weight, x, each):
                 members = weight.members.ravel()
-                fields = {name: getattr(weight, name) for name in field_names(Weight)}
+                fields = {name: getattr(weight, name) for name in Weight.__match_args__}
                 key = *({**fields, "members": content_of(weight.members)}.values()), x, each
                 if key in products:
                     return products[key]
