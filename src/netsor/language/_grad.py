@@ -21,7 +21,7 @@ from ._array import Ints, Keep, Source, Value, around, box, every
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
 from ._graph import demand, topological_order, weights_of, whole_axes
 from ._parameters import Weight
-from ._scalar import Scalar, ScalarLike, as_scalar, broadcast, constant
+from ._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ._score import join
 from ._vector import Vector
 from ._width import Width
@@ -59,6 +59,7 @@ class Reverse:
         self.leaves, self.chosen, self.constants = set(leaves), chosen, set(constants)
         self.uses: list[Use] = []
         self._live: set[Value] = set()  # what depends on a leaf, or on a matrix that counts
+        self._passing: set[Value] = set()  # what has a live input, or counts
         self._units: dict[Value, tuple[Unit, ...]] = {}
         for value in self.values:
             self._prepare(value)
@@ -83,10 +84,10 @@ class Reverse:
         return self._parts.get((leaf, None), [])
 
     def _prepare(self, value: Value) -> None:
-        inputs, op = value.op.inputs, value.op
-        counts = isinstance(op, ops.Acting) and self.chosen(op)
-        passes = value not in self.constants and (counts or any(x in self._live for x in inputs))
-        if value in self.leaves or passes:
+        op, inputs = value.op, value.op.inputs
+        if value not in self.constants and (self._counts(op) or any(x in self._live for x in inputs)):
+            self._passing.add(value)
+        if value in self.leaves or value in self._passing:
             self._live.add(value)
         units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
         if isinstance(op, ops.Dot):
@@ -97,6 +98,9 @@ class Reverse:
                     units |= dict.fromkeys(self._units[x])
         self._units[value] = tuple(units)
 
+    def _counts(self, op: ops.Operation) -> bool:
+        return isinstance(op, ops.Acting) and self.chosen(op)
+
     def _wanted(self, x: Value) -> tuple[Unit, ...]:
         return self._units[x] if x in self._live else ()
 
@@ -106,8 +110,7 @@ class Reverse:
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
         by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
-        counts = isinstance(value.op, ops.Acting) and self.chosen(value.op)
-        if not by_unit or value in self.constants or not (counts or any(x in self._live for x in value.op.inputs)):
+        if not by_unit or value not in self._passing:
             return
         touched = [places.ravel() for parts in by_unit.values() for places, _ in parts]
         keep = whole_axes(value, around(np.concatenate(touched), value.shape))
@@ -118,7 +121,7 @@ class Reverse:
         needs = list(demand(value, keep))
         inputs = [_part(x, need) for x, need in needs]
         op = value.op.at(keep).with_inputs(*inputs)
-        if counts:
+        if self._counts(value.op):
             self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
         wants = [self._wanted(x) for x, _ in needs]
         rule = RULES.get(type(op))
@@ -243,16 +246,15 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     >>> net.law(n=16, draws=100).dim
     3
     """
-    p, by = as_loss(p, "grad"), _weights(weights, p)
+    p = as_loss(p, "grad")
+    by = as_scalar(1.0 if weights is None else weights, "grad")
+    if broadcast("grad", by, p) != p.shape:
+        raise TraceError("grad", f"weights of shape {by.shape} must broadcast to the shape {p.shape} of p")
     several = isinstance(wrt, list | tuple)
-    listed = list(wrt) if several else [wrt]
-    leaves = [_leaf(x, p) for x in listed]
-    reverse = Reverse([(p, by)], leaves)
-    gradients = []
-    for x, leaf in zip(listed, leaves, strict=True):
-        whole = reverse.of(leaf)
-        gradients.append(whole if leaf is x else whole.take(x.op.flat))
-    return tuple(gradients) if several else gradients[0]
+    leaves = [(x, _leaf(x, p)) for x in (wrt if several else [wrt])]
+    reverse = Reverse([(p, by.broadcast_to(p.shape))], [leaf for _, leaf in leaves])
+    gradients = tuple(reverse.of(leaf) if leaf is x else reverse.of(leaf).take(x.op.flat) for x, leaf in leaves)
+    return gradients if several else gradients[0]
 
 
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
@@ -262,15 +264,6 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):
         raise TraceError(operation, name, p, "a scalar of the program")
     return p
-
-
-def _weights(weights: ScalarLike | None, p: Scalar) -> Scalar:
-    if weights is None:
-        return constant(np.ones(p.shape))
-    by = as_scalar(weights, "grad")
-    if broadcast("grad", by, p) != p.shape:
-        raise TraceError("grad", f"weights of shape {by.shape} must broadcast to the shape {p.shape} of p")
-    return by.broadcast_to(p.shape)
 
 
 def _leaf(x: object, p: Scalar) -> Value:
@@ -301,11 +294,8 @@ class Parameters:
             first, count = ops.initial_value(value)
             if first not in latest or count > ops.initial_value(latest[first])[1]:
                 latest[first] = value
-        if given is None:
-            listed: Iterable[Any] = weights_of(values)
-        else:
-            listed = given if isinstance(given, list | tuple) else [given]
-        for parameter in listed:
+        listed = weights_of(values) if given is None else given
+        for parameter in listed if isinstance(listed, list | tuple) else [listed]:
             match parameter:
                 case Weight(source=Source(by=Scalar())):
                     raise TraceError(operation, f"weights={shown(parameter)} has a scalar as std: give it a number")
