@@ -90,6 +90,16 @@ def within(places: npt.NDArray[np.intp], shape: Shape, keep: Keep) -> npt.NDArra
     return np.ravel_multi_index(among, [int(axis.sum()) for axis in keep])
 
 
+def is_all(keep: Keep) -> bool:
+    """Whether everything is kept."""
+    return all(axis.all() for axis in keep)
+
+
+def kept(array: npt.NDArray[np.intp], keep: Keep) -> npt.NDArray[np.intp]:
+    """The kept entries of an array; the array itself if these are all."""
+    return array if is_all(keep) else array[box(keep)]
+
+
 def box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
     """The index that selects the kept positions of every axis."""
     return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()

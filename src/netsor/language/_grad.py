@@ -17,7 +17,7 @@ import numpy as np
 
 from .._validate import TraceError, shown
 from . import _operation as ops
-from ._array import Ints, Keep, Source, Value, around, box, every
+from ._array import Ints, Keep, Source, Value, around, box, every, is_all, kept
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
 from ._graph import demand, topological_order, weights_of, whole_axes
 from ._parameters import Weight
@@ -133,7 +133,7 @@ class Reverse:
         for k, cotangent in rule(op, _part(value, keep), d, wants.__getitem__):
             if wants[k]:
                 x, need = needs[k]
-                places = _places(x)[box(need)] if x.shape else _places(x)
+                places = kept(_places(x), need)
                 for unit, part in (cotangent if isinstance(x, Scalar) else {None: cotangent}).items():
                     self._add(x, unit, places, unbroadcast(part, inputs[k].shape))
 
@@ -147,7 +147,7 @@ class Reverse:
                 origin = np.full(value.shape, -1)
                 origin[start : start + x.shape[0]] = _places(x)
                 start += x.shape[0]
-            origin = origin[box(keep)] if value.shape else origin
+            origin = kept(origin, keep)
             for unit, part in d.items():
                 if unit in self._wanted(x) and (origin >= 0).any():
                     self._add(x, unit, *_gathered(origin, part))
@@ -158,7 +158,7 @@ def _places(value: Value) -> Ints:
 
 
 def _part(x: Value, keep: Keep) -> Value:
-    return x[box(keep)] if x.shape and not all(axis.all() for axis in keep) else x
+    return x if is_all(keep) else x[box(keep)]
 
 
 def _gathered(origin: Ints, d: Any) -> Part:
@@ -180,7 +180,7 @@ def _gathered(origin: Ints, d: Any) -> Part:
 
 def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     """The sum of contributions on a box of entries, 0 where there is none."""
-    whole = _places(value)[box(keep)] if value.shape else _places(value)
+    whole = kept(_places(value), keep)
     groups: list[Part] = []
     for places, d in parts:  # those for the same entries are summed at once
         for k, (known, total) in enumerate(groups):
