@@ -199,7 +199,7 @@ class Gradients(NamedTuple):
     """The gradient of a loss with respect to each parameter, in parts of one unit each."""
 
     terms: dict[Source, list[Term]]  # of each matrix
-    leaves: dict[Value, list[tuple[str | None, Any]]]
+    leaves: dict[Value, list[tuple[str | None, Any]]]  # equal initial vectors have the sum of their gradients
     latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
 
 
@@ -224,7 +224,9 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
         for use in reverse.uses:
             terms.setdefault(use.op.weight.source, []).extend(terms_of(0, use, chosen, unit))
         for leaf in chosen.leaves:
-            leaves.setdefault(leaf, []).append((unit, _sum_tied(leaf, reverse.of(leaf))))
+            d, same = reverse.of(leaf), _tied(leaf)
+            total = d if same is None else mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
+            leaves.setdefault(leaf, []).append((unit, total))
     return Gradients(terms, leaves, latest)
 
 
@@ -244,22 +246,11 @@ def _tied(leaf: Value) -> np.ndarray | None:
     return None if same.sum() == leaf.size else same.astype(np.float64)
 
 
-def _sum_tied(leaf: Value, d: Value) -> Value:
-    """The gradients of initial vectors, those of equal ones summed."""
-    same = _tied(leaf)
-    if same is None:
-        return d
-    assert isinstance(d, Vector)
-    return mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
-
-
 def clipped(whole: Gradients, most: float) -> Gradients:
     """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
-    squares = []
+    squares: list[Scalar] = []
     for own in whole.terms.values():
-        for same, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
-            left, right = pooled([scale(_unit(t, True), t.left) for t in same]), pooled([t.right for t in same])
-            squares.append((mean_dot(left, left) * mean_dot(right, right)).sum())
+        squares += [_matrix_term(pair, (1, 1), standard=True)[0, 0] for pair in _paired(own, own)]
     squares += [_square_of_leaf(leaf, parts) for leaf, parts in whole.leaves.items()]
     total = sum(squares[1:], start=squares[0])
     by = applied(Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True), (total,), ())
