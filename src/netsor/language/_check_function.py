@@ -129,7 +129,7 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
 
     The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    trial = _Trial(f, operation, cores)
+    trial = _Trial(f, operation, cores, scalars)
     if is_builtin(f) and sum(map(math.prod, cores)) > MAX_CHECKED_NUMBERS:
         known = getattr(base(f), "output_shape", None)
         return tuple(known(*cores)) if known else trial.call([np.ones((1, 1, *core)) for core in cores]).shape[2:]
@@ -138,10 +138,10 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
         if key in _shapes:
             return _shapes[key][1]
     except TypeError:  # an object without a hash is checked again
-        return trial.shape(scalars)
+        return trial.shape()
     if len(_shapes) >= MAX_KNOWN_SHAPES:
         _shapes.clear()
-    shape = trial.shape(scalars)
+    shape = trial.shape()
     _shapes[key] = f, shape
     return shape
 
@@ -153,15 +153,15 @@ class _Raised(Exception):
 class _Trial:
     """A function called on a few numbers."""
 
-    def __init__(self, f: Function, operation: str, cores: Sequence[Shape]) -> None:
-        self.f, self.operation, self.cores = f, operation, cores
+    def __init__(self, f: Function, operation: str, cores: Sequence[Shape], scalars: int) -> None:
+        self.f, self.operation, self.cores, self.scalars = f, operation, cores, scalars
         self.elementwise = not any(cores)
 
-    def shape(self, scalars: int) -> Shape:
+    def shape(self) -> Shape:
         """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
         rng = np.random.default_rng(0)
         normal = [rng.standard_normal((*LEADING, *core)) for core in self.cores]
-        for k in range(1, scalars + 1):
+        for k in range(1, self.scalars + 1):
             normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
         positive = [_make_definite(np.abs(x) + 0.1) for x in normal]
         try:
