@@ -248,9 +248,11 @@ def _tied(leaf: Value) -> np.ndarray | None:
 
 def clipped(whole: Gradients, most: float) -> Gradients:
     """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
-    squares: list[Scalar] = []
+    squares = []
     for own in whole.terms.values():
-        squares += [_matrix_term(pair, (1, 1), standard=True)[0, 0] for pair in _paired(own, own)]
+        for same, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
+            left, right = pooled([scale(_unit(t, True), t.left) for t in same]), pooled([t.right for t in same])
+            squares.append((mean_dot(left, left) * mean_dot(right, right)).sum())
     squares += [_square_of_leaf(leaf, parts) for leaf, parts in whole.leaves.items()]
     total = sum(squares[1:], start=squares[0])
     by = applied(Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True), (total,), ())
