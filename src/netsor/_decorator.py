@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec
 
 from ._program import Program, key_text
 from ._validate import TraceError, shown
-from .language._probe import watching
+from .language._probe import Probe, watching
 
 P = ParamSpec("P")
 
@@ -26,7 +26,8 @@ class Traced(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
         name = f"{self._name}({self._arguments(args, kwargs)})"  # first: the arguments may be wrong
-        with watching() as probes:
+        probes: list[Probe] = []
+        with watching(probes):
             return Program(self._function(*args, **kwargs), name, probes)
 
     def _arguments(self, args: Any, kwargs: Any) -> str:

@@ -25,8 +25,7 @@ from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value, index_positions
 from .language._graph import bind_names, source_order, topological_order, widths_of
-from .language._latex import latex
-from .language._latex_paper import display, formula, paper
+from .language._latex import formula, latex
 from .language._notation import parts, text
 from .language._probe import Probe
 from .language._theorem_check import NO_LIMIT, Report, verdict_of
@@ -129,7 +128,7 @@ class Program:
         return text(self.name, self.outputs, self.probes)
 
     def _repr_latex_(self) -> str:
-        return display(self.outputs, self.check())
+        return f"$${formula(self.outputs, self.check())}$$"
 
     def _repr_html_(self) -> str:
         return self._listed() + scrolled(self._repr_latex_())
@@ -160,9 +159,8 @@ class Program:
         """
         if style not in ("full", "paper"):
             raise ArgumentError("style", style, "'full' or 'paper'")
-        if style == "paper":
-            return paper(self.name, self.outputs, self.check(), document)
-        return latex(self.name, self.outputs, self.check(), document, self.probes)
+        probes = self.probes if style == "full" else ()
+        return latex(self.name, self.outputs, self.check(), document, probes, paper=style == "paper")
 
     def check(self) -> Report:
         """Check Assumption 3.1 of the paper point by point; the verdict is proved, conjectured, or no limit."""

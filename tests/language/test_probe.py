@@ -182,20 +182,19 @@ def test_functions_with_axes():
 
 def test_a_function_is_probed_once():
     """A network with thousands of activations asks its function once for each way of calling it."""
-    calls = 0
+    calls = []
 
     def f(u):
-        nonlocal calls
-        calls += 1
+        calls.append(u.shape)
         return np.tanh(u)
 
     y = ns.nonlin(f, x(2))
-    asked = calls
+    asked = len(calls)
     for _ in range(100):
         y = ns.nonlin(f, y)
-    assert calls == asked > 0
+    assert len(calls) == asked > 0
     ns.apply(f, scores(2))
-    assert calls == 2 * asked
+    assert len(calls) == 2 * asked
 
 
 def test_numpys_functions_are_probed_once(monkeypatch):
@@ -229,7 +228,7 @@ def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
         asked.append(p.shape)
         return by * p
 
-    large = ns.normal((2, _check_function.MAX_RESCALED_ARGUMENTS // 10))
+    large = ns.normal((2, 10_000))
     ns.apply(partial(scaled, by=2.0), large, axes=2)
     assert len(asked) > 10
     scaled.__module__ = "netsor.models"

@@ -106,14 +106,12 @@ def nonlin(
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
     if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
         given = ", ".join(map(shown, arguments[:4]))
-        raise TraceError("nonlin", f"{f.name} needs one vector or more, then scalars, got {given}{REMEDY}")
+        remedy = "given vectors are written ns.data(…), functions of scalars ns.apply"
+        raise TraceError("nonlin", f"{f.name} needs one vector or more, then scalars, got {given}; {remedy}")
     scalars = tuple(as_scalar(value, "nonlin") for value in arguments[len(vectors) :])
     width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
     infer_output_shape(f, "nonlin", [()] * len(arguments), scalars=len(scalars))
     return Vector(Nonlin(f, vectors, scalars), shape, width)
-
-
-REMEDY = "; given vectors are written ns.data(…), functions of scalars ns.apply"
 
 
 def as_vector(x: object, operation: str) -> Vector:
@@ -134,27 +132,24 @@ def as_function(
     arguments: int = 1,
 ) -> Function:
     """A Function from a callable and what the user declared about it."""
-    if isinstance(f, Function):
-        function, again = f, not (name is None and bounded is None and lipschitz is None and derivative is None)
-    else:
+    if not isinstance(f, Function):
         called = getattr(f, "__name__", None)
-        known = (called if isinstance(called, str) else "f").replace("<lambda>", "f")
-        function, again = Function(known if name is None else name, f, bounded, lipschitz, derivative=derivative), False
-    if as_name(function.name, operation) is None:
-        raise TraceError(operation, f"name=None of the Function of {shown(function.f)} must be a string")
-    if again:
-        raise TraceError(operation, f"{function.name} is a Function: declare what is known of it in ns.Function(…)")
-    one_of(function.bounded, "bounded", operation, (True, False, None))
-    one_of(function.lipschitz, "lipschitz", operation, (True, False, None))
-    if not callable(function.f):
-        raise TraceError(operation, f"needs a function, got f={shown(function.f)}")
-    declared = function.derivative if isinstance(function.derivative, tuple) else (function.derivative,)
-    if not all(g is None or isinstance(g, Function | float) or callable(g) for g in declared) or (
-        function.derivative is not None and len(declared) != arguments
-    ):
+        default = called.replace("<lambda>", "f") if isinstance(called, str) else "f"
+        f = Function(default if name is None else name, f, bounded, lipschitz, derivative=derivative)
+    elif any(declared is not None for declared in (name, bounded, lipschitz, derivative)):
+        raise TraceError(operation, f"{f.name} is a Function: declare what is known of it in ns.Function(…)")
+    if as_name(f.name, operation) is None:
+        raise TraceError(operation, f"name=None of the Function of {shown(f.f)} must be a string")
+    one_of(f.bounded, "bounded", operation, (True, False, None))
+    one_of(f.lipschitz, "lipschitz", operation, (True, False, None))
+    if not callable(f.f):
+        raise TraceError(operation, f"needs a function, got f={shown(f.f)}")
+    slopes = f.derivative if isinstance(f.derivative, tuple) else (f.derivative,)
+    known = all(g is None or isinstance(g, float) or callable(g) for g in slopes)
+    if not known or (f.derivative is not None and len(slopes) != arguments):
         needed = "a function" if arguments == 1 else f"a tuple of {arguments} functions, one for each argument"
-        raise TraceError(operation, f"derivative={shown(function.derivative)} of {function.name} must be {needed}")
-    return function
+        raise TraceError(operation, f"derivative={shown(f.derivative)} of {f.name} must be {needed}")
+    return f
 
 
 # The named activations

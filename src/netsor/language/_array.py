@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from itertools import islice
@@ -90,6 +90,16 @@ def within(places: npt.NDArray[np.intp], shape: Shape, keep: Keep) -> npt.NDArra
     return np.ravel_multi_index(among, [int(axis.sum()) for axis in keep])
 
 
+def is_all(keep: Keep) -> bool:
+    """Whether everything is kept."""
+    return all(axis.all() for axis in keep)
+
+
+def kept(array: npt.NDArray[np.intp], keep: Keep) -> npt.NDArray[np.intp]:
+    """The kept entries of an array; the array itself if these are all."""
+    return array if is_all(keep) else array[box(keep)]
+
+
 def box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
     """The index that selects the kept positions of every axis."""
     return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
@@ -133,22 +143,11 @@ class VectorAccess(Enum):
         return self in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
 
 
-_names: dict[Any, tuple[str, ...]] = {}
-
-
-def field_names(kind: Any) -> tuple[str, ...]:
-    """The names of the fields of a dataclass, in order: found once."""
-    if kind not in _names:
-        _names[kind] = tuple(each.name for each in fields(kind))
-    return _names[kind]
-
-
 @dataclass(frozen=True, eq=False)
 class Operation:
     """What a value was made by. Its inputs are those of its fields that are values, or tuples of them.
 
-    The class says what all readings of a program need to know of an operation. Everything else is a row in the table of
-    a reading (see `rule_for`).
+    What only one reading of a program needs to know is a row in the table of that reading (see `rule_for`).
     """
 
     acts: ClassVar[VectorAccess | None] = None  # None: it reads and makes scalars alone
@@ -158,10 +157,7 @@ class Operation:
     indexed: ClassVar[tuple[str, ...]] = ()  # fields that are arrays, with the axes of the result in front
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """Which entries of each input make an entry of the result, which has `ndim` axes; axes of size 1 broadcast.
-
-        Unless an operation says so, all entries of its inputs.
-        """
+        """Which entries of each input make an entry of the result, which has `ndim` axes: by default all of them."""
         return tuple((None,) * x.ndim for x in self.inputs)
 
     def whole(self, ndim: int) -> Sequence[int]:
@@ -176,12 +172,15 @@ class Operation:
         """The operation that makes entries of `whole`, what this one makes, at flat positions."""
         return Take(whole, flat)
 
+    def _fields(self) -> list[tuple[str, Any]]:
+        names: tuple[str, ...] = self.__match_args__  # what dataclasses call their fields, in order
+        return [(name, getattr(self, name)) for name in names]
+
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
         """The values that the operation reads, in the order of its fields."""
         read: list[Value] = []
-        for name in field_names(type(self)):
-            entry = getattr(self, name)
+        for _, entry in self._fields():
             if isinstance(entry, Value):
                 read.append(entry)
             elif isinstance(entry, tuple):
@@ -192,8 +191,7 @@ class Operation:
         """The same operation on other values, given in the order of `inputs`."""
         given = iter(inputs)
         changed: dict[str, Any] = {}
-        for name in field_names(type(self)):
-            entry = getattr(self, name)
+        for name, entry in self._fields():
             if isinstance(entry, Value):
                 changed[name] = next(given)
             elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):
@@ -203,10 +201,7 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class Entrywise(Operation):
-    """An operation whose entries can be computed one by one.
-
-    It reads the entries that are broadcast to it, in numpy's way, unless an operation says otherwise.
-    """
+    """An operation whose entries can be computed one by one, by default from those that are broadcast to them."""
 
     parted = True
 
@@ -303,7 +298,7 @@ class Value:
 
     def __getitem__(self, key: Any) -> Self:
         places = Places(self.shape) if MAX_ENUMERATED_ENTRIES < self.size <= NUMBERS else self._positions()
-        return self.take(index_positions(places, key, "index"), "index")
+        return self.take(index_positions(places, key, "index"))
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
         """The same values in another shape, in numpy's order."""
@@ -316,7 +311,7 @@ class Value:
             return self  # without making all positions: there may be many millions
         positions = self._positions()
         try:
-            return self.take(positions.reshape(wanted), "reshape")
+            return self.take(positions.reshape(wanted))
         except (ValueError, OverflowError):
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}") from None
 
@@ -326,7 +321,7 @@ class Value:
         order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(self.ndim)[::-1]
         if sorted(order) != list(range(self.ndim)):
             raise TraceError("transpose", f"axes {shown(given)} do not reorder shape {self.shape}: name each axis once")
-        return self.take(self._positions().transpose(order), "transpose")
+        return self.take(self._positions().transpose(order))
 
     @property
     def T(self) -> Self:
@@ -337,7 +332,7 @@ class Value:
         """Repeat the values over new or singleton axes."""
         sizes = as_shape(shape, "broadcast_to")
         try:
-            return self.take(np.broadcast_to(self._positions(), sizes), "broadcast_to")
+            return self.take(np.broadcast_to(self._positions(), sizes))
         except ValueError:
             raise TraceError("broadcast_to", f"shape {self.shape} does not broadcast to {sizes}") from None
 
@@ -346,23 +341,15 @@ class Value:
             raise TraceError("index", f"shape {self.shape} has {self.size:,} entries, more than {NUMBERS:,}")
         return np.arange(self.size).reshape(self.shape)
 
-    def take(self, flat: npt.ArrayLike, operation: str) -> Self:
-        """The entries at flat positions, in the shape of `flat`.
-
-        Parameters
-        ----------
-        flat : array_like of int
-            Positions in the flattened array.
-        operation : str
-            What errors name.
-        """
+    def take(self, flat: npt.ArrayLike) -> Self:
+        """The entries at these positions of the flattened array, in the shape of `flat`."""
         flat = np.asarray(flat, dtype=np.intp)
         if flat.size == 0:
-            raise TraceError(operation, f"nothing is left of shape {self.shape}")
+            raise TraceError("take", f"nothing is left of shape {self.shape}")
         if flat.shape == self.shape and np.array_equal(flat, self._positions()):
             return self
         if isinstance(self.op, Take):  # an index of an index is one index
-            return cast(Self, self.op.x).take(self.op.flat.ravel()[flat], operation)
+            return cast(Self, self.op.x).take(self.op.flat.ravel()[flat])
         return self._like(self.op.taken(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -76,8 +75,6 @@ def _captured(value: Any) -> Any:
     return id(value)
 
 
-Array = npt.NDArray[np.float64]
-
 LEADING = (2, 3)  # the axes in front, over which a function is vectorised
 # Other places for the six positions: another order, some of them, one, and more axes
 REARRANGED: tuple[Callable[[NumpyArray], NumpyArray], ...] = (
@@ -89,11 +86,10 @@ REARRANGED: tuple[Callable[[NumpyArray], NumpyArray], ...] = (
 AGAIN = "gives other numbers when it is called again: functions are deterministic; ns.gaussian makes random numbers"
 SCALES = (1.0, 1e-6, 1e3)
 MAX_CHECKED_NUMBERS = 1000  # in the arguments of a function of this package above which only its shape is asked for
-MAX_RESCALED_ARGUMENTS = 10**5  # numbers in the arguments above which they are tried at one scale alone, to save time
+MAX_KNOWN_SHAPES = 256  # above which all are forgotten: each keeps its function alive
 
-_found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
-_equal: WeakValueDictionary[object, Callable[..., Any]] = WeakValueDictionary()  # the first function of each content
-_of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
+# The shapes that functions return, by their content; with the function, since identities of objects are in its content
+_shapes: dict[object, tuple[Function, Shape]] = {}
 
 
 def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -133,84 +129,70 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
 
     The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    shapes, given = _known_shapes(f.f)
-    key = operation, tuple(cores), scalars, given
-    if key not in shapes:
-        shapes[key] = _Trial(f, operation, tuple(cores), scalars).shape()
-    return shapes[key]
-
-
-def _known_shapes(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
-    """Known shapes of a function, and a key for the arguments of a partial: each block of a network makes its own."""
-    if isinstance(f, np.ufunc):
-        return _of_numpy.setdefault(f, {}), None
-    function, given = (f.func, content(f)[1:]) if isinstance(f, partial) else (f, None)
+    trial = _Trial(f, operation, cores, scalars)
+    if is_builtin(f) and sum(map(math.prod, cores)) > MAX_CHECKED_NUMBERS:
+        known = getattr(base(f), "output_shape", None)
+        return tuple(known(*cores)) if known else trial.call([np.ones((1, 1, *core)) for core in cores]).shape[2:]
+    key = content(f.f), operation, tuple(cores), scalars
     try:
-        hash(given)
-        if isinstance(function, FunctionType) and function not in _found:
-            function = _equal.setdefault(content(function), function)
-        return _found.setdefault(function, {}), given
-    except TypeError:  # an object without a hash or a weak reference is checked again
-        return {}, None
+        if key in _shapes:
+            return _shapes[key][1]
+    except TypeError:  # an object without a hash is checked again
+        return trial.shape()
+    if len(_shapes) >= MAX_KNOWN_SHAPES:
+        _shapes.clear()
+    shape = trial.shape()
+    _shapes[key] = f, shape
+    return shape
 
 
 class _Raised(Exception):
     """The function raised an exception, its cause."""
 
 
-@dataclass(frozen=True)
 class _Trial:
-    f: Function
-    operation: str
-    cores: tuple[Shape, ...]
-    scalars: int
+    """A function called on a few numbers."""
+
+    def __init__(self, f: Function, operation: str, cores: Sequence[Shape], scalars: int) -> None:
+        self.f, self.operation, self.cores, self.scalars = f, operation, cores, scalars
+        self.elementwise = not any(cores)
 
     def shape(self) -> Shape:
         """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
-        if is_builtin(self.f) and sum(map(math.prod, self.cores)) > MAX_CHECKED_NUMBERS:
-            if known := getattr(base(self.f), "output_shape", None):
-                return tuple(known(*self.cores))
-            return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
-        expected: Shape | None = None
-        for arguments in self._arguments():
-            try:
-                shape = self._check(arguments)
-            except _Raised as raised:
-                if expected is None:
-                    given = ", ".join(str(x.shape) for x in arguments)
-                    self._refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
-                continue
-            if expected is not None and shape != expected:
-                self._refuse(f"gives arrays of shape {expected} and of shape {shape}, depending on the numbers")
-            expected = shape
-        assert expected is not None
-        return expected
-
-    def _arguments(self) -> Iterator[list[Array]]:
         rng = np.random.default_rng(0)
         normal = [rng.standard_normal((*LEADING, *core)) for core in self.cores]
         for k in range(1, self.scalars + 1):
             normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
-        yield [_make_definite(np.abs(x) + 0.1) for x in normal]
-        for scale in SCALES if sum(x.size for x in normal) < MAX_RESCALED_ARGUMENTS else SCALES[:1]:
-            yield [scale * x for x in normal]
+        positive = [_make_definite(np.abs(x) + 0.1) for x in normal]
+        try:
+            expected = self._check(positive)
+        except _Raised as raised:
+            given = ", ".join(str(x.shape) for x in positive)
+            self._refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
+        for scale in SCALES:
+            try:
+                shape = self._check([scale * x for x in normal])
+            except _Raised:
+                continue
+            if shape != expected:
+                self._refuse(f"gives arrays of shape {expected} and of shape {shape}, depending on the numbers")
+        return expected
 
-    def _check(self, x: list[Array]) -> Shape:
-        result = self._call(x)
-        if result.shape[:2] != LEADING or (self._elementwise and result.shape != LEADING):
-            self._refuse(self._not_vectorised(f"became {result.shape}"))
-        self._same(result, self._call(x), AGAIN)
-        apart = self._not_vectorised("gives other numbers when its arguments stand elsewhere in the array")
+    def _check(self, x: list[NumpyArray]) -> Shape:
+        result = self.call(x)
+        if result.shape[:2] != LEADING or (self.elementwise and result.shape != LEADING):
+            self._refuse(self._not_vectorised(f"of shape {LEADING} became {result.shape}"))
+        self._same(result, self.call(x), AGAIN)
         for moved in REARRANGED:
-            self._same(moved(result), self._call([moved(a) for a in x]), apart)
+            self._same(moved(result), self.call([moved(a) for a in x]), self._not_vectorised())
         for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
             column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
             repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
-            self._same(self._call(repeated), self._call(column), "does not broadcast its arguments, as np.add does")
-        self._same(result, self._call(x), AGAIN)
+            self._same(self.call(repeated), self.call(column), "does not broadcast its arguments, as np.add does")
+        self._same(result, self.call(x), AGAIN)
         return result.shape[2:]
 
-    def _call(self, arguments: list[Array]) -> Array:
+    def call(self, arguments: list[NumpyArray]) -> NumpyArray:
         """f of copies of the arguments, which it must leave unchanged."""
         given = [a.copy() for a in arguments]
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -219,13 +201,13 @@ class _Trial:
                 result = np.asarray(self.f.f(*given))
             except Exception as error:
                 raise _Raised from error
-            if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
-                self._refuse("writes into its argument, which other operations read too: let it make a new array")
-            if result.dtype.kind not in "biuf":
-                self._refuse(f"gives {result.dtype} numbers; real ones are allowed (float, int or bool)")
-            return result.copy()
+        if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
+            self._refuse("writes into its argument, which other operations read too: let it make a new array")
+        if result.dtype.kind not in "biuf":
+            self._refuse(f"gives {result.dtype} numbers; real ones are allowed (float, int or bool)")
+        return result.copy()
 
-    def _same(self, first: Array, second: Array, problem: str) -> None:
+    def _same(self, first: NumpyArray, second: NumpyArray, problem: str) -> None:
         """Refuse f unless the arrays agree, up to what the order of its operations may change."""
         if first.shape == second.shape:
             single = first.dtype.kind == "f" and first.dtype.itemsize < 8
@@ -236,27 +218,22 @@ class _Trial:
                 return
         self._refuse(problem)
 
-    @property
-    def _elementwise(self) -> bool:
-        return not any(self.cores)
-
-    def _not_vectorised(self, problem: str) -> str:
-        of_coordinates = self.operation == "nonlin"
-        symptom = "arrays of shape" if of_coordinates else "the leading axes"
-        symptom = f"{symptom} {LEADING} {problem}" if problem.startswith("became") else f"it {problem}"
-        if of_coordinates:
-            return f"is not coordinatewise: {symptom}; ns.mean_dot and ns.layer_norm are for what needs all coordinates"
-        whole = "with axes=1 it sees the last axis whole"
-        alone = "let it act on the last axes alone, as with axis=-1"
-        return f"is not vectorised: {symptom}; {whole if self._elementwise else alone}"
+    def _not_vectorised(self, became: str = "") -> str:
+        apart = "it gives other numbers when its arguments stand elsewhere in the array"
+        if self.operation == "nonlin":
+            remedy = "ns.mean_dot and ns.layer_norm are for what needs all coordinates"
+            return f"is not coordinatewise: {f'arrays {became}' if became else apart}; {remedy}"
+        whole, alone = "with axes=1 it sees the last axis whole", "let it act on the last axes alone, as with axis=-1"
+        symptom = f"the leading axes {became.removeprefix('of shape ')}" if became else apart
+        return f"is not vectorised: {symptom}; {whole if self.elementwise else alone}"
 
     def _refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(self.operation, f"{self.f.name} {problem}") from cause
 
 
-def _make_definite(x: Array) -> Array:
+def _make_definite(x: NumpyArray) -> NumpyArray:
     """Square matrices made symmetric and positive definite, which functions of Gram matrices may ask for."""
     if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
         return x
-    symmetric: Array = (x + np.swapaxes(x, -1, -2)) / 2
+    symmetric = (x + np.swapaxes(x, -1, -2)) / 2
     return np.asarray(symmetric + 4 * x.shape[-1] * np.eye(x.shape[-1]))

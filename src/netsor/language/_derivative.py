@@ -12,6 +12,8 @@ of an input and its cotangent (of a scalar, by units), in the shape of the input
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -40,16 +42,13 @@ Rule = Callable[[Any, Any, Any, Wants], Found]
 
 def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
     """√(n_1 … / (m_1 …)); a number if all symbols cancel."""
-    number = np.prod([float(w.factor) for w in over]) / np.prod([float(w.factor) for w in under])
-    top, bottom = ([w.name for w in widths if w.name is not None] for widths in (over, under))
-    for name in list(top):
-        if name in bottom:
-            top.remove(name)
-            bottom.remove(name)
-    if not top and not bottom:
-        return float(np.sqrt(number))
-    left = Scalar(ops.Root(tuple(map(Width, top)), tuple(map(Width, bottom))), ())
-    return left if number == 1 else float(np.sqrt(number)) * left
+    number = math.sqrt(math.prod(float(w.factor) for w in over) / math.prod(float(w.factor) for w in under))
+    top, bottom = (Counter(w.name for w in widths if w.name is not None) for widths in (over, under))
+    if top == bottom:
+        return number
+    left = (tuple(map(Width, names.elements())) for names in (top - bottom, bottom - top))
+    root: Scalar = scale(number, Scalar(ops.Root(*left), ()))
+    return root
 
 
 def scale(c: Scalar | float, x: Any) -> Any:
@@ -59,10 +58,11 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
-    products: Units = {}
-    for unit in units:
-        products[unit] = dot(d, x) if unit is None else scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
-    return products
+
+    def product(unit: Unit) -> Scalar:
+        return dot(d, x) if unit is None else scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
+
+    return {unit: product(unit) for unit in units}
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
@@ -94,17 +94,15 @@ def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
         if op.f is MULTIPLY:  # a gate
             yield k, arguments[1 - k] * d
             continue
-        slope = _slope(op.f, k, "nonlin")
+        slope: Any = _slope(op.f, k, "nonlin")
+        number = not isinstance(slope, Function)
+        if number and slope == 0:
+            continue
         if k < len(op.vectors):
-            if isinstance(slope, Function):
-                yield k, nonlin(slope, *arguments) * d
-            elif slope:
-                yield k, scale(float(slope), d)
-        elif isinstance(slope, Function):
-            yield k, along(d, nonlin(slope, *arguments).broadcast_to(d.shape), units)
-        elif slope:
-            one = ones(d.width).broadcast_to(d.shape)
-            yield k, {unit: scale(float(slope), p) for unit, p in along(d, one, units).items()}
+            yield k, scale(float(slope), d) if number else nonlin(slope, *arguments) * d
+        else:
+            bent = scale(float(slope), ones(d.width)) if number else nonlin(slope, *arguments)
+            yield k, along(d, bent.broadcast_to(d.shape), units)
 
 
 def _scale(op: ops.Scale, made: Vector, d: Vector, wants: Wants) -> Found:
@@ -139,10 +137,9 @@ def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
 
 def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
     """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; of a mean, n^(−1/2) times that."""
-    unit, width = dot_unit(op), op.x.width
-    by = d[unit]
+    by = d[dot_unit(op)]
     if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
-        by = scale(width.factor**-0.5, by)
+        by = scale(op.x.width.factor**-0.5, by)
     if wants(0):
         yield 0, _mixed(by, op.y)
     if wants(1):
@@ -162,18 +159,15 @@ def dot_unit(op: ops.Dot) -> Unit:
 def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
     rule = FUNCTIONS.get(op.f) or known(FUNCTIONS, op.f)
     for unit, by in d.items():
-        wanted = [k for k in range(len(op.scalars)) if unit in wants(k)]
-        for k in wanted:
+        for k in (k for k in range(len(op.scalars)) if unit in wants(k)):
             if rule is not None:
                 yield k, {unit: rule(op, made, by, k)}
             elif op.axes:
                 yield k, {unit: _pulled_back(op, by, k)}
-            else:
-                slope = _slope(op.f, k, "apply")
-                if isinstance(slope, Function):
-                    yield k, {unit: by * apply(slope, *op.scalars)}
-                elif slope:
-                    yield k, {unit: scale(float(slope), by)}
+            elif isinstance(slope := _slope(op.f, k, "apply"), Function):
+                yield k, {unit: by * apply(slope, *op.scalars)}
+            elif slope:
+                yield k, {unit: scale(float(slope), by)}
 
 
 def _matrices(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
@@ -223,10 +217,8 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
     if declared is None:
         raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes}, derivative=g)")
-    leading = max(p.ndim for p in op.scalars) - axes
-    core = d.shape[leading:]
-    flat = d.reshape(*d.shape[:leading], *(1,) * (axes - 1), -1)  # as many axes as the arguments have
-    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes))
+    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)  # as many axes as the arguments have
+    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=d.shape[op.leading :], axes=axes))
     return apply(pulled, *op.scalars, flat, axes=axes)
 
 

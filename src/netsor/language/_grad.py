@@ -17,11 +17,11 @@ import numpy as np
 
 from .._validate import TraceError, shown
 from . import _operation as ops
-from ._array import Ints, Keep, Source, Value, around, box, every
+from ._array import Ints, Keep, Source, Value, around, box, every, is_all, kept
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
 from ._graph import demand, topological_order, weights_of, whole_axes
 from ._parameters import Weight
-from ._scalar import Scalar, ScalarLike, as_scalar, broadcast, constant
+from ._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ._score import join
 from ._vector import Vector
 from ._width import Width
@@ -59,6 +59,7 @@ class Reverse:
         self.leaves, self.chosen, self.constants = set(leaves), chosen, set(constants)
         self.uses: list[Use] = []
         self._live: set[Value] = set()  # what depends on a leaf, or on a matrix that counts
+        self._passing: set[Value] = set()  # what has a live input, or counts
         self._units: dict[Value, tuple[Unit, ...]] = {}
         for value in self.values:
             self._prepare(value)
@@ -83,10 +84,10 @@ class Reverse:
         return self._parts.get((leaf, None), [])
 
     def _prepare(self, value: Value) -> None:
-        inputs, op = value.op.inputs, value.op
-        counts = isinstance(op, ops.Acting) and self.chosen(op)
-        passes = value not in self.constants and (counts or any(x in self._live for x in inputs))
-        if value in self.leaves or passes:
+        op, inputs = value.op, value.op.inputs
+        if value not in self.constants and (self._counts(op) or any(x in self._live for x in inputs)):
+            self._passing.add(value)
+        if value in self.leaves or value in self._passing:
             self._live.add(value)
         units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
         if isinstance(op, ops.Dot):
@@ -97,6 +98,9 @@ class Reverse:
                     units |= dict.fromkeys(self._units[x])
         self._units[value] = tuple(units)
 
+    def _counts(self, op: ops.Operation) -> bool:
+        return isinstance(op, ops.Acting) and self.chosen(op)
+
     def _wanted(self, x: Value) -> tuple[Unit, ...]:
         return self._units[x] if x in self._live else ()
 
@@ -106,8 +110,7 @@ class Reverse:
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
         by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
-        counts = isinstance(value.op, ops.Acting) and self.chosen(value.op)
-        if not by_unit or value in self.constants or not (counts or any(x in self._live for x in value.op.inputs)):
+        if not by_unit or value not in self._passing:
             return
         touched = [places.ravel() for parts in by_unit.values() for places, _ in parts]
         keep = whole_axes(value, around(np.concatenate(touched), value.shape))
@@ -118,7 +121,7 @@ class Reverse:
         needs = list(demand(value, keep))
         inputs = [_part(x, need) for x, need in needs]
         op = value.op.at(keep).with_inputs(*inputs)
-        if counts:
+        if self._counts(value.op):
             self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
         wants = [self._wanted(x) for x, _ in needs]
         rule = RULES.get(type(op))
@@ -130,7 +133,7 @@ class Reverse:
         for k, cotangent in rule(op, _part(value, keep), d, wants.__getitem__):
             if wants[k]:
                 x, need = needs[k]
-                places = _places(x)[box(need)] if x.shape else _places(x)
+                places = kept(_places(x), need)
                 for unit, part in (cotangent if isinstance(x, Scalar) else {None: cotangent}).items():
                     self._add(x, unit, places, unbroadcast(part, inputs[k].shape))
 
@@ -144,7 +147,7 @@ class Reverse:
                 origin = np.full(value.shape, -1)
                 origin[start : start + x.shape[0]] = _places(x)
                 start += x.shape[0]
-            origin = origin[box(keep)] if value.shape else origin
+            origin = kept(origin, keep)
             for unit, part in d.items():
                 if unit in self._wanted(x) and (origin >= 0).any():
                     self._add(x, unit, *_gathered(origin, part))
@@ -155,7 +158,7 @@ def _places(value: Value) -> Ints:
 
 
 def _part(x: Value, keep: Keep) -> Value:
-    return x[box(keep)] if x.shape and not all(axis.all() for axis in keep) else x
+    return x if is_all(keep) else x[box(keep)]
 
 
 def _gathered(origin: Ints, d: Any) -> Part:
@@ -169,7 +172,7 @@ def _gathered(origin: Ints, d: Any) -> Part:
     for count in np.unique(counts):  # a sum of so many
         chosen = counts == count
         rows = order[starts[chosen][:, None] + np.arange(count)]
-        entries = d.take(rows, "index")
+        entries = d.take(rows)
         parts.append(entries.sum(-1) if count > 1 else entries[..., 0])
         targets.append(places[chosen])
     return np.concatenate(targets), parts[0] if len(parts) == 1 else join(parts)
@@ -177,7 +180,7 @@ def _gathered(origin: Ints, d: Any) -> Part:
 
 def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     """The sum of contributions on a box of entries, 0 where there is none."""
-    whole = _places(value)[box(keep)] if value.shape else _places(value)
+    whole = kept(_places(value), keep)
     groups: list[Part] = []
     for places, d in parts:  # those for the same entries are summed at once
         for k, (known, total) in enumerate(groups):
@@ -200,13 +203,13 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     for number, pattern in enumerate(patterns.T):
         entries = np.flatnonzero(which.ravel() == number)
         order.append(entries)
-        terms = [groups[k][1].take(at[k, wanted[entries]], "index") for k in np.flatnonzero(pattern)]
+        terms = [groups[k][1].take(at[k, wanted[entries]]) for k in np.flatnonzero(pattern)]
         if not terms:
             first = groups[0][1]
-            terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp), "index"))]
+            terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp)))]
         pieces.append(reduce(operator.add, terms))
     joined: Any = pieces[0] if len(pieces) == 1 else join(pieces)
-    return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape), "index")
+    return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape))
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
@@ -243,16 +246,15 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     >>> net.law(n=16, draws=100).dim
     3
     """
-    p, by = as_loss(p, "grad"), _weights(weights, p)
+    p = as_loss(p, "grad")
+    by = as_scalar(1.0 if weights is None else weights, "grad")
+    if broadcast("grad", by, p) != p.shape:
+        raise TraceError("grad", f"weights of shape {by.shape} must broadcast to the shape {p.shape} of p")
     several = isinstance(wrt, list | tuple)
-    listed = list(wrt) if several else [wrt]
-    leaves = [_leaf(x, p) for x in listed]
-    reverse = Reverse([(p, by)], leaves)
-    gradients = []
-    for x, leaf in zip(listed, leaves, strict=True):
-        whole = reverse.of(leaf)
-        gradients.append(whole if leaf is x else whole.take(x.op.flat, "index"))
-    return tuple(gradients) if several else gradients[0]
+    leaves = [(x, _leaf(x, p)) for x in (wrt if several else [wrt])]
+    reverse = Reverse([(p, by.broadcast_to(p.shape))], [leaf for _, leaf in leaves])
+    gradients = tuple(reverse.of(leaf) if leaf is x else reverse.of(leaf).take(x.op.flat) for x, leaf in leaves)
+    return gradients if several else gradients[0]
 
 
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
@@ -262,15 +264,6 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):
         raise TraceError(operation, name, p, "a scalar of the program")
     return p
-
-
-def _weights(weights: ScalarLike | None, p: Scalar) -> Scalar:
-    if weights is None:
-        return constant(np.ones(p.shape))
-    by = as_scalar(weights, "grad")
-    if broadcast("grad", by, p) != p.shape:
-        raise TraceError("grad", f"weights of shape {by.shape} must broadcast to the shape {p.shape} of p")
-    return by.broadcast_to(p.shape)
 
 
 def _leaf(x: object, p: Scalar) -> Value:
@@ -301,11 +294,8 @@ class Parameters:
             first, count = ops.initial_value(value)
             if first not in latest or count > ops.initial_value(latest[first])[1]:
                 latest[first] = value
-        if given is None:
-            listed: Iterable[Any] = weights_of(values)
-        else:
-            listed = given if isinstance(given, list | tuple) else [given]
-        for parameter in listed:
+        listed = weights_of(values) if given is None else given
+        for parameter in listed if isinstance(listed, list | tuple) else [listed]:
             match parameter:
                 case Weight(source=Source(by=Scalar())):
                     raise TraceError(operation, f"weights={shown(parameter)} has a scalar as std: give it a number")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from .._validate import Shape, real
 from . import _operation as ops
-from ._array import Axes, Keep, Value, align_axes, around, box, every, within
+from ._array import Axes, Keep, Value, align_axes, around, box, every, is_all, kept, within
 from ._parameters import Weight
 from ._scalar import Scalar
 from ._softmax import MASKED_SOFTMAX
@@ -148,70 +148,48 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
 def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
     """The same outputs, narrowed, and for each value of the narrower program the one that it is a part of."""
     values = topological_order(outputs)
-    keeps: dict[Value, Keep | None] = dict.fromkeys(outputs)  # None: all of it, as mostly
-    needs: dict[Value, list[tuple[Value, Keep | None]]] = {}
+    keeps = {output: every(output.shape) for output in outputs}
+    needs: dict[Value, list[tuple[Value, Keep]]] = {}
     for value in reversed(values):
         if value in keeps:
-            keep = keeps[value]
-            if keep is not None:
-                keep = keeps[value] = _unless_all(whole_axes(value, keep))
-            if keep is None and isinstance(value.op, ops.Take):
-                needs[value] = [(value.op.x, _unless_all(around(value.op.flat.ravel(), value.op.x.shape)))]
-            elif keep is None and not isinstance(value.op, ops.Join):
-                needs[value] = [(x, None) for x in value.op.inputs]
-            else:
-                demands = demand(value, every(value.shape) if keep is None else keep)
-                needs[value] = [(x, _unless_all(need)) for x, need in demands]
+            keeps[value] = whole_axes(value, keeps[value])
+            needs[value] = list(demand(value, keeps[value]))
             for x, need in needs[value]:
-                before = keeps.get(x, need)
-                if need is None or before is None:
-                    keeps[x] = None
-                else:
-                    keeps[x] = _unless_all(tuple(map(operator.or_, before, need)))
+                keeps[x] = tuple(map(operator.or_, keeps[x], need)) if x in keeps else need
     new: dict[Value, Value] = {}
     parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
 
-    def part(x: Value, keep: Keep | None) -> Value:
+    def part(x: Value, keep: Keep) -> Value:
         """The entries of x that one use of it needs, out of those that any use needs."""
-        if keep is None:
+        if keep is keeps[x]:
             return new[x]
         key = x, b"".join(axis.tobytes() for axis in keep)
         if key not in parts:
-            known = keeps[x]
-            among = keep if known is None else tuple(axis[kept] for axis, kept in zip(keep, known, strict=True))
-            parts[key] = new[x] if all(axis.all() for axis in among) else new[x][box(among)]
+            among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
+            parts[key] = new[x] if is_all(among) else new[x][box(among)]
         return parts[key]
 
+    made_from: dict[Value, Value] = {}
     for value in values:
         if value in keeps:
-            keep = keeps[value]
             inputs = [part(x, need) for x, need in needs[value]]
             same = len(inputs) == len(value.op.inputs) and all(map(operator.is_, inputs, value.op.inputs))
-            if same and keep is None:
-                new[value] = value
-            else:
-                new[value] = rebuilt(value, every(value.shape) if keep is None else keep, inputs)
-    made_from: dict[Value, Value] = {}
-    for value, narrowed in new.items():
-        made_from.setdefault(narrowed, value)
+            new[value] = value if same and is_all(keeps[value]) else rebuilt(value, keeps[value], inputs)
+            made_from.setdefault(new[value], value)
     return [new[output] for output in outputs], made_from
-
-
-def _unless_all(keep: Keep) -> Keep | None:
-    return None if all(axis.all() for axis in keep) else keep
 
 
 def whole_axes(value: Value, keep: Keep) -> Keep:
     """What is made of a value if these entries of it are needed: some operations make all of an axis, or nothing."""
     whole = value.op.whole(value.ndim)
-    return tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep))
+    return tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep)) if whole else keep
 
 
 def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
     """For each input of the operation that made `value`: the entries that it needs."""
     match value.op:
         case ops.Take(x, flat):
-            yield x, around(flat[box(keep)].ravel(), x.shape)
+            yield x, around(kept(flat, keep).ravel(), x.shape)
         case ops.Join(parts):
             start = 0
             for part in parts:
@@ -231,8 +209,7 @@ def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
     match value.op:
         case ops.Take(x, flat):
             (needed,) = (need for _, need in demand(value, keep))
-            places = within(flat[box(keep)].ravel(), x.shape, needed)
-            return cast(Value, inputs[0].take(places.reshape(shape), "index"))
+            return cast(Value, inputs[0].take(within(kept(flat, keep).ravel(), x.shape, needed).reshape(shape)))
         case ops.Join() if len(inputs) == 1:
             return cast(Value, inputs[0])
     return replace(value, op=value.op.at(keep).with_inputs(*inputs), shape=shape)

@@ -1,13 +1,19 @@
 """A program and its limit law as LaTeX: Definition 3.1 of the paper, applied.
 
-An array of vectors is written with an index for each axis, g^{(2)}_{ij}; a batch of matrices likewise.
+An array of vectors is written with an index for each axis, g^{(2)}_{ij}; a batch of matrices likewise. The full style
+has a line for each operation. The style of a paper has the lines that the law of the outputs needs, and this law in a
+box: E[Z^x Z^y] of outputs of matrices, combinations and concatenations is written by E[Z Z] of what they are made of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from . import _notation as tex
 from . import _operation as ops
@@ -23,77 +29,129 @@ from ._theorem_check import CONJECTURED, NO_LIMIT, Report
 from ._vector import Vector
 from ._width import Width
 
+FULL = (
+    r"(%s.) As the widths go to infinity, coordinates of the vectors $h$ converge in distribution to $Z^{h}$ and the "
+    r"scores $p$ to $\mathring p$; Gaussian variables of different matrices, of initial vectors and of scores are "
+    "independent unless a covariance is given."
+)
+PAPER = "As the widths go to infinity (%s):"
+EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matrices are the same
 
-def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Probe] = ()) -> str:
+
+def latex(
+    name: str,
+    outputs: Sequence[Value],
+    report: Report,
+    document: bool,
+    probes: Sequence[Probe] = (),
+    paper: bool = False,
+) -> str:
     """The program with these outputs, its probes, and its limit law; a whole document, or its body."""
-    count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
-    outputs = every[:count]
-    values = topological_order(every)
-    writer = Writer(values)
-    program = [line for value in values for line in writer.program(value)]
-    result = ", ".join(writer.ref(value, tex.letters(value.shape)) for value in outputs)
-    body = [rf"\paragraph{{Program}} \texttt{{{tex.escape(name)}}} returns ${result}$, where", tex.gathered(program)]
+    every = narrow([*outputs, *(probe.value for probe in probes)])
+    writer = Writer(topological_order(every), paper)
+    names = [writer.ref(value, tex.letters(value.shape)) for value in every]
+    program = [line for value in writer.values for line in writer.program(value)]
+    title, law = ("Network", "Limit") if paper else ("Program", "Limit law")
+    result = ", ".join(names[: len(outputs)])
+    body = [rf"\paragraph{{{title}}} \texttt{{{tex.escape(name)}}} returns ${result}$, where", tex.gathered(program)]
     if probes:
-        shown = zip(probes, every[count:], strict=True)
-        watched = (rf"{each.name} ${writer.ref(value, tex.letters(value.shape))}$" for each, value in shown)
-        body.append(f"Watched: {', '.join(watched)}.")
-    body.append(r"\paragraph{Limit law}")
-    if verdict.verdict == NO_LIMIT:
-        body.append("There is no limit: " + tex.escape("; ".join(verdict.reasons)) + ".")
-    else:
-        status = "conjectured" if verdict.verdict == CONJECTURED else f"proved, {verdict.theorem}"
-        body.append(
-            f"({tex.escape(status)}.) As the widths go to infinity, coordinates of the vectors $h$ converge in "
-            r"distribution to $Z^{h}$ and the scores $p$ to $\mathring p$; Gaussian variables of different matrices, "
-            "of initial vectors and of scores are independent unless a covariance is given."
-        )
-        limits = [line for value in values for line in writer.limit(value)]
-        body.append(tex.gathered(limits + writer.shared(values)))
+        watched = zip(probes, names[len(outputs) :], strict=True)
+        body.append(f"Watched: {', '.join(f'{probe.name} ${shown}$' for probe, shown in watched)}.")
+    body += [rf"\paragraph{{{law}}}", _status(report, PAPER if paper else FULL, tex.escape)]
+    if lines := writer.limits(every[: len(outputs)], report):
+        body.append(tex.gathered(lines))
     text = "\n".join(body)
     return tex.DOCUMENT % text if document else text
 
 
+def formula(outputs: Sequence[Value], report: Report) -> str:
+    """The law alone, for math mode; between $$ it is a displayed formula for MathJax and KaTeX."""
+    outputs = narrow(outputs)
+    lines = Writer(topological_order(outputs), paper=True).limits(outputs, report)
+    status = rf"\text{{{_status(report, PAPER, _plain)}}}"
+    return "\\begin{gathered}\n" + " \\\\\n".join([status, *lines]) + "\n\\end{gathered}"
+
+
+def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
+    """What is known of the limit."""
+    if report.verdict == NO_LIMIT:
+        return f"There is no limit: {escape('; '.join(report.reasons))}."
+    return sentence % escape("conjectured" if report.verdict == CONJECTURED else f"proved, {report.theorem}")
+
+
+def _plain(text: str) -> str:
+    """Text within a formula, for renderers that take nothing but letters there."""
+    return "".join(c if c.isalnum() or c in " .,:;()+-=/" else " " for c in text).encode("ascii", "replace").decode()
+
+
+class _Sum(NamedTuple):
+    """Σ over letters of a product of factors and one expectation."""
+
+    over: tuple[str, ...]
+    factors: tuple[str, ...]
+    core: str
+
+    def times(self, *factors: str, over: tuple[str, ...] = ()) -> _Sum:
+        """With more factors in front, and further sums."""
+        return _Sum((*over, *self.over), (*(f for f in factors if f), *self.factors), self.core)
+
+    def __str__(self) -> str:
+        total = [rf"\sum_{{{','.join(self.over)}}}"] if self.over else []
+        signed = [f"({f})" if f.startswith("-") else f for f in self.factors]
+        numbers = [f for f in signed if f.startswith((r"\frac", "(-")) or f[0].isdigit()]
+        equal = dict.fromkeys(f for f in signed if f.startswith(EQUAL))  # 1 or 0, so that one of each is enough
+        rest = [f for f in signed if f not in numbers and f not in equal]
+        return " ".join([*numbers, *total, *equal, *rest, self.core])
+
+
 class Writer:
-    def __init__(self, values: Sequence[Value]) -> None:
-        self.values = values
+    def __init__(self, values: Sequence[Value], paper: bool) -> None:
+        self.values, self.paper = values, paper
         self.names = names_of(values)
+        self.letters = Counter(self.names[value][0] for value in values)
         self.transposed = transposed(values)  # sources with a matrix that acts transposed
+        self.uses: dict[Source, list[Any]] = {}  # the values that a matrix made
         self.rotated: set[Value] = set()  # vectors whose coordinates were turned by angles of their own
         self.random: set[Value] = set()  # what depends on scores or random scalars, and so is random in the limit
+        self.needed: set[Value] = set()  # values whose limit was written
         normals = any(isinstance(value.op, ops.Normal) for value in values)
         self.known = r"\text{scalars}" if normals else r"\mathring p"  # all that is random there
         for value in values:
-            score = isinstance(value.op, ops.Normal) or (isinstance(value.op, Dot) and value.op.power == 0.5)
-            if score or any(x in self.random for x in value.op.inputs):
+            op = value.op
+            score = isinstance(op, ops.Normal) or (isinstance(op, Dot) and op.power == 0.5)
+            if score or any(x in self.random for x in op.inputs):
                 self.random.add(value)
-            passed = not isinstance(value.op, MatMul | Dot) and any(x in self.rotated for x in value.op.inputs)
-            if passed or isinstance(value.op, Rotate):
+            passed = not isinstance(op, MatMul | Dot) and any(x in self.rotated for x in op.inputs)
+            if passed or isinstance(op, Rotate):
                 self.rotated.add(value)
+            if isinstance(op, MatMul):
+                self.uses.setdefault(op.weight.source, []).append(value)
+
+    # Names
 
     def given(self, *values: Value) -> str:
         """What an expectation of such values is conditional on."""
         return rf" \mid {self.known}" if any(value in self.random for value in values) else ""
 
-    # Names
-
     def ref(self, value: Value, indices: Indices) -> str:
-        """A value, with its indices."""
+        """A value, with its indices; a paper has numbers only where there are several values of a letter."""
         if isinstance(value.op, Constant) and value.size == 1:
             return tex.decimal(value.op.numbers.ravel()[0])
-        letter, number = re.fullmatch(r"([a-zA-Z])(\d+)", self.names[value]).groups()  # type: ignore[union-attr]
-        return letter + self.above(letter, number) + tex.below(indices, value.shape)
+        letter, number = self.names[value][0], self.names[value][1:]
+        above = "" if self.paper and self.letters[letter] == 1 else f"^{{({number})}}"
+        return letter + above + tex.below(indices, value.shape)
 
-    def above(self, letter: str, number: str) -> str:
-        """What distinguishes values of one letter."""
-        return f"^{{({number})}}"
+    def limit_name(self, value: Value, indices: Indices) -> str:
+        """The limit of a value: Z^h of a vector, the limit p° of a score; means and functions of scores likewise."""
+        name = self.ref(value, indices)
+        if isinstance(value, Vector):
+            return f"Z^{{{name}}}"
+        return name if isinstance(value.op, Constant) else rf"\mathring{{{name[0]}}}{name[1:]}"
 
     def z(self, value: Value, indices: Indices) -> str:
-        """The limit of a value: Z^h of a vector, the limit p° of a score; means and functions of scores likewise."""
-        if isinstance(value, Vector):
-            return f"Z^{{{self.ref(value, indices)}}}"
-        if isinstance(value.op, Constant):
-            return self.ref(value, indices)
-        return re.sub(r"^([a-zA-Z])", r"\\mathring{\1}", self.ref(value, indices))
+        """The limit of a value, which must then be defined."""
+        self.needed.add(value)
+        return self.limit_name(value, indices)
 
     def matrix(self, weight: Weight, indices: Indices) -> str:
         match = re.fullmatch(r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?", self.names[weight.source])
@@ -105,7 +163,18 @@ class Writer:
         top = ",".join(filter(None, [above, shown]))
         return base + (f"^{{{top}}}" if top else "") + tex.below(indices, weight.batch)
 
-    # The program, one line an operation
+    def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
+        """1 if two matrices of one batch are the same, else 0; nothing for a single matrix.
+
+        A paper has Kronecker's δ of the indices, if each matrix of the batch stands in it once.
+        """
+        distinct = weight.members is other.members and weight.members.size == np.unique(weight.members).size
+        if self.paper and len(i) == len(j) and distinct:
+            return " ".join(rf"\delta_{{{a} {b}}}" for a, b in zip(i, j, strict=True) if a != b)
+        first, second = self.matrix(weight, i), self.matrix(other, j)
+        return "" if first == second else rf"\mathbf 1_{{{first} = {second}}} \,"
+
+    # The program
 
     def program(self, value: Value) -> list[str]:
         """The line of a value; a weight is introduced where it first acts."""
@@ -118,11 +187,11 @@ class Writer:
             case Data(vectors):
                 return [rf"{name} \in {tex.space(Width(vectors.shape[-1]))} \text{{ given}} {where}"]
             case ops.Gaussian(_, mean, factor) if isinstance(value, Vector):
-                law = tex.escape(tex.initial_law(mean, factor).replace("…", r"..."))
                 given = " with independent coordinates" if factor.any() else " given"
+                law = tex.escape(tex.initial_law(mean, factor))
                 return [rf"{name} \in {tex.space(value.width)} \text{{{given}, {law}}} {where}"]
-            case ops.Normal():
-                return [rf"{self.drawn(value, name)} {where}"]
+            case ops.Normal(std=std):
+                return [rf"{name} {tex.normal(std)} {where}"]
             case ops.Hyperparameter(given):
                 return [rf"{name} = \text{{{tex.escape(given)}}} \text{{ given}}"]
             case ops.Root(over, under):
@@ -140,18 +209,37 @@ class Writer:
         turned = rf"({after})^{{\top}}" if op.weight.transposed else after
         if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
             turned = rf"\sqrt{{{tex.dimension(weight.fan)}/{tex.dimension(op.weight.fan)}}} \, {turned}"
-        line = f"{self.ref(value, i)} = {turned} {self.ref(op.x, self.multiplied(value, i))} {where}"
+        line = f"{self.ref(value, i)} = {turned} {self.ref(op.x, _multiplied(op, i))} {where}"
         if isinstance(op, SteppedMatMul):
             dots = [r"\cdot"] * 2
             pairs = zip(op.left, op.right, strict=True)
             along = ", ".join(rf"{self.ref(a, dots)} {self.ref(b, dots)}^{{\top}}" for a, b in pairs)
             steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser.name}"
             return [line, rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {along}"]
-        if self.uses(weight.source)[0] is not value:
+        if self.uses[weight.source][0] is not value:
             return [line]
         entries = rf"\mathcal N(0, {tex.decimal(weight.std**2)}/{tex.dimension(weight.fan)})"
         size = rf"\mathbb R^{{{tex.dimension(weight.out_width)} \times {tex.dimension(weight.in_width)}}}"
         return [rf"{matrix} \in {size} \text{{ with independent entries }} {entries}", line]
+
+    # The limit
+
+    def limits(self, outputs: Sequence[Value], report: Report) -> list[str]:
+        """The lines of the limit law; of a paper, the last is the box."""
+        if report.verdict == NO_LIMIT:
+            return []
+        if not self.paper:
+            return [line for value in self.values for line in self.limit(value)] + self.shared(self.values)
+        laws = [line for value in outputs for line in self.law(value)]
+        before = -1
+        while before < len(self.needed):  # what a line speaks of needs a line itself
+            before = len(self.needed)
+            needed = [value for value in self.values if value in self.needed]
+            lines = [line for value in needed if value not in outputs for line in self.limit(value)]
+            lines += self.shared(needed)
+        inside = r" \\ ".join(laws)
+        boxed = rf"\boxed{{\begin{{gathered}} {inside} \end{{gathered}}}}"
+        return [*lines, boxed] if laws else lines
 
     def limit(self, value: Value) -> list[str]:
         """The law of the limit of a value, by the rule of Definition 3.1 for its operation."""
@@ -164,104 +252,66 @@ class Writer:
                 if not factor.any():  # a multiple of (1, …, 1)
                     one = (mean == mean.ravel()[0]).all()
                     return [f"{z} = " + (tex.decimal(mean.ravel()[0]) if one else r"\text{ its mean}")]
-                law = tex.escape(tex.initial_law(mean, factor).replace("…", "..."))
-                return [rf"{z} \text{{ distributed as {law}}}"]
-            case ops.Normal():
-                return [self.drawn(value, z)]
+                return [rf"{z} \text{{ distributed as {tex.escape(tex.initial_law(mean, factor))}}}"]
+            case ops.Normal(std=std):
+                return [f"{z} {tex.normal(std)}"]
             case MatMul(weight):
-                return self.both_ways(value) if weight.source in self.transposed else [self.covariance(value, value)]
+                return self._both_ways(value) if weight.source in self.transposed else [self.covariance(value, value)]
             case Dot(x, y, 1.0):
                 left, right = tex.factors(op, i)
                 return [rf"{z} = {self.product(x, left, y, right)}"]
             case Dot():
-                cov = rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {self.score_covariance(value, i, j)}"
+                cov = rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {self._score_covariance(op, i, j)}"
                 return [rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z", cov]
-            case ops.Concat(x, axis) if isinstance(value, Vector):
-                # (1/n) Σ_α over the joint space is the mean over its parts
-                k = LETTERS[len(i)]
-                of, with_ = ([*index[:axis], k, *index[axis:]] for index in (i, j))
-                average = rf"\frac{{1}}{{{x.shape[axis]}}} \sum_{{{k}}} {self.product(x, of, x, with_)}"
-                return [rf"{self.product(value, i, value, j)} = {average}"]
+            case ops.Concat() if isinstance(value, Vector):
+                return [f"{self.expectation(value, i, value, j)} = {self.expanded(value, i, value, j)}"]
             case Rotate(x, _, base, fraction, stretch) if isinstance(value, Vector):
                 turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {self.product(x, i, x, j)}"
                 return [rf"{self.product(value, i, value, j)} = {turned}, \quad {tex.kappa(base, fraction, stretch)}"]
         known = op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES) and not isinstance(op, Pool)
         return [f"{z} = {tex.formula(value, i, self.z)}" if known else rf"{z} \text{{ is not known}}"]
 
-    def drawn(self, value: Value, name: str) -> str:
-        """The law of random scalars."""
-        assert isinstance(value.op, ops.Normal)
-        return rf"{name} \sim \mathcal N(0, {tex.decimal(value.op.std**2)}) \text{{ independent}}"
+    def law(self, value: Value) -> list[str]:
+        """What the box of a paper says of an output."""
+        base = tex.unindexed(value).op
+        if not (isinstance(value, Vector) and isinstance(base, MatMul)) or base.weight.source in self.transposed:
+            return self.limit(value)
+        i = tex.letters(value.shape)
+        j = tex.primed(i)
+        given = self.given(value)
+        z, other = self.limit_name(value, i), self.limit_name(value, j)
+        condition = rf"\text{{ given }} {self.known} " if given else ""
+        cov = rf"\operatorname{{Var}}({z}" if z == other else rf"\operatorname{{Cov}}({z}, {other}"
+        return [rf"{z} {condition}\text{{ Gaussian, mean 0}}", f"{cov}{given}) = {self.expanded(value, i, value, j)}"]
 
-    def multiplied(self, value: Value, i: Indices) -> Indices:
-        """The indices of x in W x."""
-        assert isinstance(value.op, Acting)
-        return i if value.op.each else i[len(value.op.weight.batch) :]
-
-    def gaussian(self, value: Value, i: Indices) -> str:
+    def gaussian(self, value: Any, i: Indices) -> str:
         """The Gaussian part of Z^{Wx}: all of it, unless the matrix acts transposed too."""
-        assert isinstance(value.op, MatMul)
         return ("\\hat " if value.op.weight.source in self.transposed else "") + self.z(value, i)
 
-    def both_ways(self, value: Value) -> list[str]:
+    def _both_ways(self, value: Any) -> list[str]:
         """Z^{Wx} of a matrix that acts transposed too: a Gaussian part, and what x has of W^T y, by Stein's lemma."""
-        assert isinstance(value.op, MatMul)
-        weight, x, i = value.op.weight, value.op.x, tex.letters(value.shape)
+        weight, i = value.op.weight, tex.letters(value.shape)
         terms = [self.gaussian(value, i)]
-        for other in self.uses(weight.source):
-            assert isinstance(other.op, MatMul)
+        for other in self.uses[weight.source]:
             if other.op.weight.transposed != weight.transposed:
                 j = tex.primed(tex.letters(other.shape))
                 over = ",".join(index for index in j if index != "1")
-                of, by = self.z(x, self.multiplied(value, i)), self.z(other.op.x, self.multiplied(other, j))
+                of, by = self.z(value.op.x, _multiplied(value.op, i)), self.z(other.op.x, _multiplied(other.op, j))
                 slope = rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial {self.gaussian(other, j)}}}\right]"
                 total = rf"\sum_{{{over}}} " if over else ""
                 terms.append(f"{tex.variance(weight)} {total}{slope} {by}")
         return [self.covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
 
-    def score_covariance(self, value: Value, i: Indices, j: Indices) -> str:
-        """The covariance of two scores: Wick's formula, unless their factors are rotated."""
-        assert isinstance(value.op, Dot)
-        x, y = value.op.x, value.op.y
-        (x1, y1), (x2, y2) = tex.factors(value.op, i), tex.factors(value.op, j)
-        wick = rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"
-        if not tex.different_matrices(x, y):
-            wick += rf" + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
-        if x not in self.rotated and y not in self.rotated:
-            return wick
-        pairs = ((x1, y1), (x2, y2))
-        dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
-        cov = rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
-        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and tex.different_matrices(x.op.x, y.op.x):
-            apart = [f"(t({b[-1]}) - t({a[-1]}))" for a, b in pairs]
-            kernels = rf"{self.product(x.op.x, x1, x.op.x, x2)} \, {self.product(y.op.x, y1, y.op.x, y2)}"
-            cov += rf" = \kappa({apart[0]} - {apart[1]}) \, {kernels}"
-        return cov
-
-    def product(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
-        """E[Z^x Z^y] given the scores; for data, the mean over its coordinates."""
-        if isinstance(x.op, Data) and isinstance(y.op, Data):
-            return rf"{tex.dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
-        given = self.given(x, y)
-        return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{given}]"
-
-    def covariance(self, value: Value, other: Value) -> str:
+    def covariance(self, value: Any, other: Any) -> str:
         """Cov(Z^{Wx}, Z^{Wx'}) = σ_W² E[Z^x Z^x'], zero between different matrices of the batch."""
-        assert isinstance(value.op, MatMul)
-        assert isinstance(other.op, MatMul)
-        weight, x, y = value.op.weight, value.op.x, other.op.x
+        op, by = value.op, other.op
         i, j = tex.letters(value.shape), tex.primed(tex.letters(other.shape))
         given = self.given(value, other)
         cov = rf"\operatorname{{Cov}}({self.gaussian(value, i)}, {self.gaussian(other, j)}{given})"
-        same = self.same(weight, i[: len(weight.batch)], other.op.weight, j[: len(other.op.weight.batch)])
-        of = self.product(x, self.multiplied(value, i), y, self.multiplied(other, j))
+        same = self.same(op.weight, i[: len(op.weight.batch)], by.weight, j[: len(by.weight.batch)])
+        of = self.product(op.x, _multiplied(op, i), by.x, _multiplied(by, j))
         mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
-        return f"{mean}{cov} = {' '.join(filter(None, (same, tex.variance(weight), of)))}"
-
-    def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
-        """1 if two matrices of one batch are the same, else 0; nothing for a single matrix."""
-        first, second = self.matrix(weight, i), self.matrix(other, j)
-        return "" if first == second else rf"\mathbf 1_{{{first} = {second}}} \,"
+        return f"{mean}{cov} = {' '.join(filter(None, (same, tex.variance(op.weight), of)))}"
 
     def shared(self, values: Sequence[Value]) -> list[str]:
         """The covariances between those of the values that one matrix made.
@@ -274,6 +324,91 @@ class Writer:
                 uses.setdefault((value.op.weight.source, value.op.weight.transposed), []).append(value)
         return [self.covariance(*pair) for same in uses.values() for pair in combinations(same, 2)]
 
-    def uses(self, source: Source) -> list[Value]:
-        """The values that a matrix made."""
-        return [v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is source]
+    def _score_covariance(self, op: Dot, i: Indices, j: Indices) -> str:
+        """The covariance of two scores: Wick's formula, unless their factors are rotated."""
+        x, y = op.x, op.y
+        (x1, y1), (x2, y2) = tex.factors(op, i), tex.factors(op, j)
+        rotated, different = x in self.rotated or y in self.rotated, tex.different_matrices(x, y)
+        if self.paper and different and not rotated:
+            left, right = self.expanded(x, x1, x, x2), self.expanded(y, y1, y, y2)
+            if not left.over and not right.over:  # the δ of both factors is written once
+                return str(_Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}"))
+        wick = rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"
+        if not different:
+            wick += rf" + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
+        if not rotated:
+            return wick
+        pairs = ((x1, y1), (x2, y2))
+        dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
+        cov = rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
+        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and tex.different_matrices(x.op.x, y.op.x):
+            apart = [f"(t({b[-1]}) - t({a[-1]}))" for a, b in pairs]
+            kernels = rf"{self.product(x.op.x, x1, x.op.x, x2)} \, {self.product(y.op.x, y1, y.op.x, y2)}"
+            cov += rf" = \kappa({apart[0]} - {apart[1]}) \, {kernels}"
+        return cov
+
+    # E[Z^x Z^y]
+
+    def expectation(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
+        """E[Z^x Z^y] given the scores; for data, the mean over its coordinates."""
+        if isinstance(x.op, Data) and isinstance(y.op, Data):
+            return rf"{tex.dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
+        return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{self.given(x, y)}]"
+
+    def product(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
+        """E[Z^x Z^y]; in a paper, with linear steps carried out."""
+        return str(self.expanded(x, i, y, j)) if self.paper else self.expectation(x, i, y, j)
+
+    def expanded(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
+        """E[Z^x Z^y] as a sum over what x and y are made of; `used` are the letters of sums around it."""
+        a, b = x.op, y.op
+        if isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is b.weight.source:
+            weight, other = a.weight, b.weight
+            if weight.source not in self.transposed:
+                same = self.same(weight, i[: len(weight.batch)], other, j[: len(other.batch)])
+                inner = self.expanded(a.x, _multiplied(a, i), b.x, _multiplied(b, j), used)
+                return inner.times(tex.variance(weight), same)
+        letter = _unused_letter(i, j, used)
+        if isinstance(a, ops.Concat) and x is y and letter:  # (1/n) Σ_α over the joint space is the mean over its parts
+            count, axis = a.x.shape[a.axis], a.axis
+            k = letter if count > 1 else "1"
+            of, with_ = ([*e[:axis], k, *e[axis:]] for e in (i, j))
+            if self.paper:
+                inner = self.expanded(a.x, of, a.x, with_, (*used, k))
+            else:  # the part has a line of its own
+                inner = _Sum((), (), self.expectation(a.x, of, a.x, with_))
+            return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,)) if count > 1 else inner
+        if (step := self._combination(x, i, letter)) is not None:
+            factor, over, part, at = step
+            return self.expanded(part, at, y, j, (*used, *over)).times(factor, over=over)
+        if (step := self._combination(y, j, letter)) is not None:
+            factor, over, part, at = step
+            return self.expanded(x, i, part, at, (*used, *over)).times(factor, over=over)
+        return _Sum((), (), self.expectation(x, i, y, j))
+
+    def _combination(
+        self, value: Vector, i: Indices, letter: str | None
+    ) -> tuple[str, tuple[str, ...], Vector, Indices] | None:
+        """A vector as Σ over letters of a factor times an entry of another; None if it is no such combination."""
+        match value.op:
+            case ops.Mix(a, x) if letter:
+                k = letter if x.shape[-1] > 1 else "1"
+                row = "1" if a.shape[-2] == 1 else i[-1]
+                coefficient = self.z(a, [*tex.broadcast_to(a.shape[:-2], i[:-1]), row, k])
+                return coefficient, (k,) if k != "1" else (), x, [*tex.broadcast_to(x.shape[:-1], i[:-1]), k]
+            case ops.Scale(c, x):
+                return self.z(c, tex.broadcast_to(c.shape, i)), (), x, tex.broadcast_to(x.shape, i)
+            case ops.Take(Vector() as x) as op if (taken := tex.taken_indices(op, i)) is not None:
+                return "", (), x, taken
+        return None
+
+
+def _multiplied(op: Acting, i: Indices) -> Indices:
+    """The indices of x in W x."""
+    return i if op.each else i[len(op.weight.batch) :]
+
+
+def _unused_letter(i: Indices, j: Indices, used: Iterable[str]) -> str | None:
+    """A letter that no index is written with; None, if all are taken."""
+    taken = {character for index in (*i, *j, *used) for character in index}
+    return next((letter for letter in LETTERS if letter not in taken), None)

@@ -189,7 +189,7 @@ def broadcast_to(shape: Shape, indices: Indices) -> list[str]:
 
 def escape(text: str) -> str:
     """Text as LaTeX sets it, in ASCII."""
-    for special, written in (("−", "-"), ("·", " "), ("\\", r"\textbackslash ")):
+    for special, written in (("−", "-"), ("·", " "), ("…", "..."), ("\\", r"\textbackslash ")):
         text = text.replace(special, written)
     text = re.sub(r"([_&%$#{}])", r"\\\1", text)
     text = re.sub(r"[\^~]", lambda match: rf"\{match[0]}{{}}", text)
@@ -200,6 +200,11 @@ def decimal(number: float) -> str:
     """A number, with its exponent as a power of ten."""
     mantissa, _, exponent = f"{number:g}".partition("e")
     return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
+
+
+def normal(std: float) -> str:
+    """The law of random scalars."""
+    return rf"\sim \mathcal N(0, {decimal(std**2)}) \text{{ independent}}"
 
 
 def space(width: Width) -> str:
@@ -233,13 +238,17 @@ def variance(weight: Weight) -> str:
     return number + ("" if many == few else rf"\frac{{{many}}}{{{few}}} \,")
 
 
-def different_matrices(x: Value, y: Value) -> bool:
-    """Whether both are MatMul outputs (or indexed ones), of independent matrices: then E[Z^x Z^y] = 0."""
+def unindexed(x: Value) -> Value:
+    """What x is an index of; x itself if it is none."""
     while isinstance(x.op, Take):
         x = x.op.x
-    while isinstance(y.op, Take):
-        y = y.op.x
-    return isinstance(x.op, MatMul) and isinstance(y.op, MatMul) and x.op.weight.source is not y.op.weight.source
+    return x
+
+
+def different_matrices(x: Value, y: Value) -> bool:
+    """Whether both are MatMul outputs (or indexed ones), of independent matrices: then E[Z^x Z^y] = 0."""
+    a, b = unindexed(x).op, unindexed(y).op
+    return isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is not b.weight.source
 
 
 OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}

@@ -22,17 +22,15 @@ class Weight:
     """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
 
     `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b], `W[0]` is one of
-    the matrices of `W`, not a new one. `W.T` are the same matrices transposed: its widths are exchanged, and its
-    entries are those of W, so that fan is then the width out.
+    the matrices of `W`, not a new one. `W.T` are the same matrices transposed, with the same entries: fan is then the
+    width out.
 
     Attributes
     ----------
     source : Source
         Where the matrices were made, and their name.
-    out_width : Width
-        Of W x.
-    in_width : Width
-        Of x.
+    out_width, in_width : Width
+        Of W x, and of x.
     std : float
         σ in entries N(0, σ²/fan).
     members : numpy.ndarray
@@ -60,9 +58,9 @@ class Weight:
     in_width: Width
     std: float
     members: npt.NDArray[np.intp]
-    count: int  # of matrices in the source
-    fan: Width  # what the variance of the entries is divided by
-    transposed: bool = False  # the matrices of the source are those of R^{in × out}
+    count: int
+    fan: Width
+    transposed: bool = False
     by: Scalar | None = None
 
     __array_ufunc__ = None  # array @ W is then a TypeError of Python
@@ -110,16 +108,17 @@ class Weight:
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
         self._accept("W.T @ x" if self.transposed else "W @ x", x)
-        return self._scaled(Vector(MatMul(replace(self, by=None), x, each=False), self.batch + x.shape, self.out_width))
+        return self._product(x, self.batch + x.shape, each=False)
 
     def each(self, x: Vector) -> Vector:
         """Matrix b on the vectors x[b]."""
         self._accept("W.each(x)", x)
         if x.shape[: len(self.batch)] != self.batch:
             raise TraceError("W.each(x)", f"the batch {self.batch} is not how the shape {x.shape} of x begins")
-        return self._scaled(Vector(MatMul(replace(self, by=None), x, each=True), x.shape, self.out_width))
+        return self._product(x, x.shape, each=True)
 
-    def _scaled(self, product: Vector) -> Vector:
+    def _product(self, x: Vector, shape: Shape, each: bool) -> Vector:
+        product = Vector(MatMul(replace(self, by=None), x, each), shape, self.out_width)
         return product if self.by is None else self.by * product
 
     def _accept(self, operation: str, x: object) -> None:
@@ -191,21 +190,17 @@ def weight(
     if by is not None and (by.shape or entry_std is not None):
         raise TraceError("weight", "std", std, "a number, or a single scalar of the program without entry_std")
     sigma = 1.0 if isinstance(std, Scalar) else scale(std, "std", "weight")
-    members = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
+    members = np.arange(math.prod(shape)).reshape(shape)
     out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
     if entry_std is not None:
-        sigma = _absolute(scale(entry_std, "entry_std", "weight"), sigma, in_)
+        each = scale(entry_std, "entry_std", "weight")
+        if sigma != 1:
+            raise TraceError("weight", f"std={sigma:g} and entry_std={each:g} say the same thing: give one of them")
+        if in_.name is not None:
+            remedy = f"write std={each:g} * N**0.5 with N the number that the model has"
+            raise TraceError("weight", f"entry_std={each:g} needs a number as in_width, got {in_}: {remedy}")
+        sigma = scale(each * in_.factor**0.5, "entry_std", "weight")
     return Weight(Source(as_name(name, "weight"), by), out, in_, sigma, members, members.size, in_, by=by)
-
-
-def _absolute(entry_std: float, std: float, in_width: Width) -> float:
-    """σ of entries N(0, σ²/in) that have this standard deviation."""
-    if std != 1:
-        raise TraceError("weight", f"std={std:g} and entry_std={entry_std:g} say the same thing: give one of them")
-    if in_width.name is not None:
-        remedy = f"write std={entry_std:g} * N**0.5 with N the number that the model has"
-        raise TraceError("weight", f"entry_std={entry_std:g} needs a number as in_width, got {in_width}: {remedy}")
-    return scale(entry_std * in_width.factor**0.5, "entry_std", "weight")
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +254,7 @@ def gaussian(
     <Vector of shape (2,) in R^n, by Gaussian>
     """
     shape = as_shape(shape, "gaussian")
-    size = int(np.prod(shape, dtype=int))
+    size = math.prod(shape)
     given = scaled(mean, "gaussian", "mean")
     try:
         means = np.array(np.broadcast_to(given, shape))
@@ -324,8 +319,7 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
     4.0
     """
     shape = as_shape(shape, "normal")
-    sigma = scale(std, "std", "normal")
-    return Scalar(Normal(Source(as_name(name, "normal")), sigma, shape), shape)
+    return Scalar(Normal(Source(as_name(name, "normal")), scale(std, "std", "normal"), shape), shape)
 
 
 def hyperparameter(name: str) -> Scalar:

@@ -114,20 +114,9 @@ def _allowed(name: str, x: Value, mask: npt.ArrayLike) -> Bools:
 
 
 @contextmanager
-def watching() -> Iterator[list[Probe]]:
-    """Collect the probes that are set inside the context; nested programs have their own."""
-    probes: list[Probe] = []
+def watching(probes: list[Probe] | str) -> Iterator[None]:
+    """Add the probes that are set inside the context to a list, or refuse them for a reason."""
     before = _open.set(probes)
-    try:
-        yield probes
-    finally:
-        _open.reset(before)
-
-
-@contextmanager
-def unwatched(why: str) -> Iterator[None]:
-    """Refuse probes inside the context."""
-    before = _open.set(why)
     try:
         yield
     finally:

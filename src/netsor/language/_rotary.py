@@ -26,10 +26,8 @@ class Stretch(NamedTuple):
     ----------
     factor : float
         The divisor of low frequencies.
-    low : float
-        Turns below which a frequency is low.
-    high : float
-        Turns above which a frequency is high.
+    low, high : float
+        Turns below which a frequency is low, and above which it is high.
     original : float
         The length of the original context.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -50,6 +50,19 @@ def power(exponent: float) -> Function:
 
 
 Floats = npt.NDArray[np.float64]
+Operator = Callable[["Scalar", "ScalarLike"], "Scalar"]
+
+
+def _operators(f: Function) -> tuple[Operator, Operator]:
+    """The methods of p ∘ q and q ∘ p."""
+
+    def made(*arguments: ScalarLike) -> Scalar:
+        if any(map(_other_value, arguments)):
+            return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__ and the like
+        values = tuple(as_scalar(argument, f.name) for argument in arguments)
+        return applied(f, values, broadcast(f.name, *values))
+
+    return lambda p, q: made(p, q), lambda p, q: made(q, p)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,29 +85,15 @@ class Scalar(Value):
     def __repr__(self) -> str:
         return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"
 
-    def __add__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(ADD, self, other)
-
-    def __radd__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(ADD, other, self)
-
-    def __sub__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(SUBTRACT, self, other)
-
-    def __rsub__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(SUBTRACT, other, self)
-
-    def __mul__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(MULTIPLY, self, other)
-
-    def __rmul__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(MULTIPLY, other, self)
+    __add__, __radd__ = _operators(ADD)
+    __sub__, __rsub__ = _operators(SUBTRACT)
+    __mul__, __rmul__ = _operators(MULTIPLY)
 
     def __truediv__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(MULTIPLY, self, reciprocal(other))
+        return self * reciprocal(other)
 
     def __rtruediv__(self, other: ScalarLike) -> Scalar:
-        return _arithmetic(MULTIPLY, other, reciprocal(self))
+        return other * reciprocal(self)
 
     def __neg__(self) -> Scalar:
         return self * -1.0
@@ -222,13 +221,6 @@ def _matmul(a: Scalar, b: Scalar) -> Scalar:
         raise TraceError("@", problem)
     batch = broadcast_shapes("@", problem, a.shape[:-2], b.shape[:-2])
     return applied(MATMUL, (a, b), (*batch, a.shape[-2], b.shape[-1]), axes=2)
-
-
-def _arithmetic(f: Function, *arguments: ScalarLike) -> Scalar:
-    if any(map(_other_value, arguments)):
-        return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__ and the like
-    values = tuple(as_scalar(argument, f.name) for argument in arguments)
-    return applied(f, values, broadcast(f.name, *values))
 
 
 def _other_value(argument: object) -> bool:

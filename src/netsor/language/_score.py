@@ -139,10 +139,7 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     >>> ns.layer_norm(ns.gaussian(ns.Width("n"), 3), eps=1e-5).shape
     (3,)
     """
-    x = as_vector(x, "layer_norm")
-    eps = real(eps, "eps", "layer_norm", least=0)
-    gain = scale(gain, "gain", "layer_norm")
-    one = ones(x.width)
+    one = ones(as_vector(x, "layer_norm").width)
     return rms_norm(x - mean_dot(x, one) * one, eps, gain)
 
 
@@ -163,10 +160,10 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     (5,)
     """
     parts = _checked_values(values, "join")
-    ndim, axis = parts[0].ndim, as_axis(axis, parts[0].shape, "join")
+    axis = as_axis(axis, parts[0].shape, "join")
     if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) > 1:
         raise TraceError("join", f"shapes {_shapes(parts)} do not join along axis {axis}")
-    order = [axis, *(a for a in range(ndim) if a != axis)]
+    order = [axis, *(a for a in range(parts[0].ndim) if a != axis)]
     moved = tuple(part.transpose(*order) for part in parts)
     shape = (sum(part.shape[0] for part in moved), *moved[0].shape[1:])
     return moved[0]._like(Join(moved), shape).transpose(*np.argsort(order).tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from ._graph import topological_order
 from ._parameters import Weight
 from ._scalar import Scalar
 from ._tangent_kernel import clipped, gradients
-from ._vector import Vector
 from ._width import Width
 
 NAMELESS = "a parameter without a name"
@@ -146,7 +145,9 @@ def step(
         elif factor != 1:
             rate = partial(_times, factor=factor, rate=rate)
         there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
-        return ops.OptimiserStep(name, own, rate, decay, there, *_sizes(of))
+        if isinstance(of, Weight):
+            return ops.OptimiserStep(name, own, rate, decay, there, of.in_width, of.out_width)
+        return ops.OptimiserStep(name, own, rate, decay, there, Width(1), getattr(of, "width", Width(1)))
 
     moved = gradients(p, listed, chosen)
     if not moved.terms and not moved.leaves:
@@ -160,7 +161,7 @@ def step(
     matrices: dict[Source, _Move] = {}
     for source, terms in moved.terms.items():
         scalars: list[Scalar] = []
-        matrices[source] = _Move(rule(terms[0].used.drawn, scalars), terms, tuple(scalars))
+        matrices[source] = rule(terms[0].used.drawn, scalars), terms, scalars
     shifted: dict[Value, Value] = {}
     for leaf, parts in moved.leaves.items():
         units, d = zip(*parts, strict=True)
@@ -219,26 +220,22 @@ def train(
     return history
 
 
-class _Move(NamedTuple):
-    """A step of a matrix."""
+_Move = tuple[ops.OptimiserStep, list[Term], list[Scalar]]  # a step of a matrix
 
-    rule: ops.OptimiserStep
-    terms: list[Term]
-    scalars: tuple[Scalar, ...]
 
-    def applied(self, op: ops.Acting) -> ops.SteppedMatMul:
-        """The operation with its matrices moved."""
-        if not isinstance(op, ops.SteppedMatMul):
-            op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
-        number = len(op.steps)
-        return replace(
-            op,
-            left=op.left + tuple(term.left for term in self.terms),
-            right=op.right + tuple(term.right for term in self.terms),
-            scalars=op.scalars + self.scalars,
-            parts=op.parts + tuple(ops.GradientTerm(number, t.members, t.used, t.unit) for t in self.terms),
-            steps=(*op.steps, self.rule),
-        )
+def _stepped(op: ops.Acting, rule: ops.OptimiserStep, terms: list[Term], scalars: list[Scalar]) -> ops.SteppedMatMul:
+    """An operation with its matrices moved."""
+    if not isinstance(op, ops.SteppedMatMul):
+        op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
+    number = len(op.steps)
+    return replace(
+        op,
+        left=(*op.left, *(term.left for term in terms)),
+        right=(*op.right, *(term.right for term in terms)),
+        scalars=(*op.scalars, *scalars),
+        parts=(*op.parts, *(ops.GradientTerm(number, t.members, t.used, t.unit) for t in terms)),
+        steps=(*op.steps, rule),
+    )
 
 
 def _rebuilt(
@@ -255,10 +252,10 @@ def _rebuilt(
             continue
         current = ops.current_inputs(value.op)
         made = value.with_inputs(*(new[x] for x in current), *value.op.inputs[len(current) :])
-        op = made.op
-        if isinstance(op, ops.Acting) and ops.steps_of(op) == latest.get(op.weight.source):
-            move = matrices.get(op.weight.source)
-            made = replace(made, op=move.applied(op)) if move else made
+        op: Any = made.op
+        move = matrices.get(op.weight.source) if isinstance(op, ops.Acting) else None
+        if move and ops.steps_of(op) == latest[op.weight.source]:
+            made = replace(made, op=_stepped(op, *move))
         new[value] = made
     return [new[output] for output in outputs]
 
@@ -289,8 +286,8 @@ class _ByParameter:
 
     def of(self, parameter: Weight | Value) -> Any:
         source = _source(parameter)
-        names = [*([source.name] if source.name else []), *([MATRICES] if isinstance(parameter, Weight) else [])]
-        for key in (source, *names, None):
+        keys = source, source.name, MATRICES if isinstance(parameter, Weight) else None
+        for key in (*filter(None, keys), None):
             if key in self.given:
                 return self.given[key]
         remedy = "add its name, the weight itself, or None for all others"
@@ -335,10 +332,3 @@ def _rate(rate: Any, name: str) -> Any:
 
 def _times(fan_in: float, fan_out: float, *, factor: float, rate: Callable[[float, float], float]) -> float:
     return factor * rate(fan_in, fan_out)
-
-
-def _sizes(parameter: Weight | Value) -> tuple[Width, Width]:
-    """Fan-in and fan-out: a vector of R^n is n × 1."""
-    if isinstance(parameter, Weight):
-        return parameter.in_width, parameter.out_width
-    return Width(1), parameter.width if isinstance(parameter, Vector) else Width(1)

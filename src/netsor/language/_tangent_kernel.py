@@ -68,10 +68,9 @@ def ntk(
     second = first if q is None else as_loss(q, "ntk", "q")
     one_of(parametrisation, "parametrisation", "ntk", ("ntk", "standard"))
     chosen = Parameters(weights, topological_order([first, second], past=False), "ntk")
-    sides = [_backward(first, chosen)]
-    sides.append(sides[0] if second is first else _backward(second, chosen))
-    total = _kernel(sides[0], sides[1], chosen, parametrisation == "standard")
-    return total.reshape(*first.shape, *second.shape) if total.shape != first.shape + second.shape else total
+    one = _backward(first, chosen)
+    other = one if second is first else _backward(second, chosen)
+    return _kernel(one, other, chosen, parametrisation == "standard").reshape(*first.shape, *second.shape)
 
 
 @also_spelled(parametrization="parametrisation")
@@ -119,17 +118,12 @@ def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]],
 
 def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scalar:
     shape = len(first[1]), len(second[1])
-    terms_found: list[Scalar] = []
+    found: list[Scalar] = []
     for version, terms in first[0].items():
-        terms_found += [_matrix_term(pair, shape, standard) for pair in _paired(terms, second[0].get(version, []))]
+        found += [_matrix_term(pair, shape, standard) for pair in _paired(terms, second[0].get(version, []))]
     for k, leaf in enumerate(chosen.leaves):
-        terms_found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
-    if not terms_found:
-        return constant(np.zeros(shape))
-    total = terms_found[0]
-    for part in terms_found[1:]:
-        total = total + part
-    return total
+        found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
+    return sum(found[1:], start=found[0]) if found else constant(np.zeros(shape))
 
 
 def _paired(terms: Sequence[Term], others: Sequence[Term]) -> Iterator[list[list[Term]]]:
@@ -151,8 +145,7 @@ def _matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standar
         sizes = [max(t.left.shape[1], t.right.shape[1]) for t in side]
         belongs = np.repeat([t.output for t in side], sizes)
         sums.append(np.eye(outputs)[:, belongs])  # (outputs, K): which of them a term belongs to
-    gram = mean_dot(*lefts) * mean_dot(*rights)
-    gram = gram.sum(0)
+    gram = (mean_dot(*lefts) * mean_dot(*rights)).sum(0)
     kernel: Scalar = constant(sums[0]) @ gram @ constant(sums[1].T.copy())
     return kernel
 
@@ -206,7 +199,7 @@ class Gradients(NamedTuple):
     """The gradient of a loss with respect to each parameter, in parts of one unit each."""
 
     terms: dict[Source, list[Term]]  # of each matrix
-    leaves: dict[Value, list[tuple[str | None, Any]]]
+    leaves: dict[Value, list[tuple[str | None, Any]]]  # equal initial vectors have the sum of their gradients
     latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
 
 
@@ -231,7 +224,9 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
         for use in reverse.uses:
             terms.setdefault(use.op.weight.source, []).extend(terms_of(0, use, chosen, unit))
         for leaf in chosen.leaves:
-            leaves.setdefault(leaf, []).append((unit, _sum_tied(leaf, reverse.of(leaf))))
+            d, same = reverse.of(leaf), _tied(leaf)
+            total = d if same is None else mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
+            leaves.setdefault(leaf, []).append((unit, total))
     return Gradients(terms, leaves, latest)
 
 
@@ -249,15 +244,6 @@ def _tied(leaf: Value) -> np.ndarray | None:
     if (np.abs(between) > 1e-12 * size)[~same].any():
         raise TraceError("step", f"weights={leaf!r} are correlated: write them as sums of independent ones")
     return None if same.sum() == leaf.size else same.astype(np.float64)
-
-
-def _sum_tied(leaf: Value, d: Value) -> Value:
-    """The gradients of initial vectors, those of equal ones summed."""
-    same = _tied(leaf)
-    if same is None:
-        return d
-    assert isinstance(d, Vector)
-    return mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
 
 
 def clipped(whole: Gradients, most: float) -> Gradients:

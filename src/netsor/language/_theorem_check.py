@@ -1,7 +1,7 @@
 """The checker: is the limit of this program proved by the paper?
 
-Goes through Assumption 3.1 of the paper point by point. A point that does not hold, or is not known to, makes the limit
-law a conjecture; a score of correlated factors has no limit at all, if an output depends on it.
+It goes through Assumption 3.1 of the paper point by point. A point that does not hold, or is not known to, makes the
+limit law a conjecture; a score of correlated factors has no limit at all, if an output depends on it.
 
 The theorem speaks of dots of two MatMul outputs. Three identities carry it further, and the points below use them.
 ⟨x, y⟩ is bilinear, so scores of combinations of MatMul outputs by fixed numbers (scaled queries, say) are combinations
@@ -38,7 +38,7 @@ COLOURS = {PROVED: GOOD, CONJECTURED: OPEN, NO_LIMIT: BAD}
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a `Report`: whether it holds, and for each finding against it a sentence.
+    """A point of a `Report`.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Point:
     """
 
     name: str
-    verdict: str  # what follows for the limit: proved (without findings), conjectured, or no limit
+    verdict: str
     findings: tuple[str, ...] = ()
 
 
@@ -138,7 +138,7 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
     """
     facts = _CheckContext(outputs)
     not_covered = list(_not_covered(facts))
-    diverging = () if not_covered else correlated(outputs, facts.scores)
+    diverging = () if not_covered else correlated(outputs, list(facts.scores))
     points = (
         _point("factors of scores are MatMul outputs", _not_matmul(facts)),
         _point("the two factors of a score have different matrices", _tied(facts)),
@@ -175,30 +175,23 @@ class _CheckContext:
         self.outputs = outputs
         self.values = topological_order(outputs)
         self.names = names_of(self.values)
-        self.scores = [v for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5]
+        self.scores = {v: v.op for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5}
         self.expansion = Expansion(self.values)
         self.depends = dict.fromkeys(self.values, False)  # on a score
         self.linear = dict.fromkeys(self.values, True)  # a vector linear in vectors free of scores
         self.bounded: dict[Value, bool | None] = {}
         self.fixed: set[Value] = set()  # data and numbers, and what is made of them alone
         for value in self.values:
-            self._classify(value)
-
-    def _classify(self, value: Value) -> None:
-        inputs = value.op.inputs
-        self.depends[value] = any(self.depends[x] for x in inputs)
-        if isinstance(value.op, Dot):
-            self.depends[value] |= value.op.power == 0.5
-        rule = BOUNDED.get(type(value.op))
-        self.bounded[value] = rule(value.op, _all(self.bounded[x] for x in inputs)) if rule else None
-        if isinstance(value, Vector):
-            vectors = [x for x in inputs if isinstance(x, Vector)]
-            self.linear[value] = not self.depends[value] or (
-                not isinstance(value.op, Nonlin) and all(self.linear[x] for x in vectors)
-            )
-        random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
-        if not random and all(x in self.fixed for x in inputs):
-            self.fixed.add(value)
+            op, inputs = value.op, value.op.inputs
+            self.depends[value] = value in self.scores or any(self.depends[x] for x in inputs)
+            rule = BOUNDED.get(type(op))
+            self.bounded[value] = rule(op, _all(self.bounded[x] for x in inputs)) if rule else None
+            if isinstance(value, Vector) and self.depends[value]:
+                passed = all(self.linear[x] for x in inputs if isinstance(x, Vector))
+                self.linear[value] = passed and not isinstance(op, Nonlin)
+            random = isinstance(op, Gaussian | MatMul | Dot | Normal)
+            if not random and all(x in self.fixed for x in inputs):
+                self.fixed.add(value)
 
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
@@ -213,10 +206,6 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
     """Three-valued: False if one is, else None (unknown) if one is."""
     listed = list(truths)
     return False if False in listed else None if None in listed else True
-
-
-def _if_inputs_are(op: Any, inputs: bool | None) -> bool | None:
-    return inputs
 
 
 def _of_function(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
@@ -240,8 +229,8 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Dot: lambda op, inputs: inputs if op.power == 1 else False,
     Nonlin: _of_function,
     Apply: _of_function,
-    **dict.fromkeys((ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, Add, Scale, Mix), _if_inputs_are),
-    **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _if_inputs_are),
+    **dict.fromkeys((ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root), lambda op, inputs: inputs),
+    **dict.fromkeys((Add, Scale, Mix, ops.Concat, ops.Split, Take, Join, Rotate), lambda op, inputs: inputs),
 }
 
 
@@ -260,9 +249,8 @@ def _not_matmul(facts: _CheckContext) -> Iterator[str]:
 
 
 def _tied(facts: _CheckContext) -> Iterator[str]:
-    for score in facts.scores:
-        assert isinstance(score.op, Dot)
-        x, y = score.op.x, score.op.y
+    for score, op in facts.scores.items():
+        x, y = op.x, op.y
         first, second = (facts.expansion.matrices(v) for v in (x, y))
         if not np.setdiff1d(np.intersect1d(first, second), [-1]).size or not facts.asked[score].any():
             continue
@@ -304,8 +292,8 @@ def _score_inputs(facts: _CheckContext) -> dict[Value, None]:
     for score in facts.scores:
         for x in score.op.inputs:
             used[facts.expansion.columns(x)] = True
-    factors = [v for v in facts.values if isinstance(v.op, MatMul) and used[facts.expansion.columns(v)].any()]
-    return dict.fromkeys(v.op.x for v in factors if isinstance(v.op, MatMul))
+    products = ((v, v.op.x) for v in facts.values if isinstance(v.op, MatMul))
+    return {x: None for product, x in products if used[facts.expansion.columns(product)].any()}
 
 
 def _unbounded(facts: _CheckContext) -> Iterator[str]:
@@ -334,10 +322,8 @@ def _deep(facts: _CheckContext) -> Iterator[str]:
     # no second multiplication; it is one after a nonlinearity, and for the factors of another score.
     inputs = _score_inputs(facts)
     for value in facts.values:
-        if not isinstance(value.op, MatMul):
-            continue
-        x = value.op.x
-        if facts.depends[x] and (x in inputs or not facts.linear[x]):
+        x = value.op.x if isinstance(value.op, MatMul) else None
+        if x is not None and facts.depends[x] and (x in inputs or not facts.linear[x]):
             yield f"{facts.at(value)}: multiplies {facts.names[x]}, which depends on a score (the deep case)"
 
 

@@ -43,8 +43,7 @@ class Vector(Value):
             other = as_scalar(other, "+") * ones(self.width)
         return Vector(Add(self, other), broadcast("+", self, other), same_width("+", self, other))
 
-    def __radd__(self, other: ScalarLike) -> Vector:
-        return self + other
+    __radd__ = __add__
 
     def __sub__(self, other: Vector | ScalarLike) -> Vector:
         return self + (-1.0) * (other if isinstance(other, Vector) else as_scalar(other, "-"))
@@ -60,8 +59,7 @@ class Vector(Value):
         c = _factor(as_scalar(other, "*"), "*")
         return Vector(Scale(c, self), broadcast("*", c, self), self.width)
 
-    def __rmul__(self, other: ScalarLike) -> Vector:
-        return self * other
+    __rmul__ = __mul__
 
     def __truediv__(self, other: ScalarLike) -> Vector:
         if isinstance(other, Vector):

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._validate import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, whole
-from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, normal, rotary, softmax, tanh
+from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, normal, softmax, tanh
+from ..language import rotary as rotate
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, broadcast_shapes, constant
 from ..language._width import as_width
@@ -104,7 +105,12 @@ def relative_bias(
         raise TraceError("relative_bias", "buckets", buckets, "2 or more, and with bidirectional even, 4 or more")
     half = buckets // 2 if bidirectional else buckets
     max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
-    place = _bucket(np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half, max_distance)
+    # half of the buckets for the distances 0, 1, …, the others for log(distance) up to log(max_distance)
+    distance, exact = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half // 2
+    logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(max_distance / exact)
+    # rounding of the logarithm must not move a distance that begins a bucket into the one below
+    coarse = exact + np.floor(logarithm * (half - exact) + 1e-9).astype(np.intp)
+    place = np.where(distance < exact, distance, np.minimum(coarse, half - 1))
     table = normal((heads, buckets), scale(std, "std", "relative_bias"), name="relative bias")
     return table[:, np.where(bidirectional & (ahead > 0), half + place, place)]
 
@@ -115,15 +121,6 @@ def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     if tokens**2 > NUMBERS:
         raise TraceError(operation, f"tokens={tokens} must be at most {int(NUMBERS**0.5):,}: pairs of them are held")
     return np.asarray(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
-
-
-def _bucket(distance: npt.NDArray[np.intp], buckets: int, most: int) -> npt.NDArray[np.intp]:
-    """Half of the buckets for the distances 0, 1, …, the others for log(distance) up to log(most)."""
-    exact = buckets // 2
-    # rounding of the logarithm must not move a distance that begins a bucket into the one below
-    logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(most / exact)
-    coarse = exact + np.floor(logarithm * (buckets - exact) + 1e-9).astype(np.intp)
-    return np.where(distance < exact, distance, np.minimum(coarse, buckets - 1))
 
 
 class Rotary(NamedTuple):
@@ -274,18 +271,23 @@ def attend(
     if qk_norm is not None:
         q, k = (call_layer(qk_norm, u, "qk_norm", "attention") for u in (q, k))
     if rotary is not None:
-        q, k = (_rotated(u, rotary) for u in (q, k))
+        if not isinstance(rotary, Rotary):
+            raise TraceError("attention", "rotary", rotary, "an ns.nn.Rotary(base, fraction, positions)")
+        q, k = (rotate(u, **rotary._asdict()) for u in (q, k))
     if groups < heads:
         k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
-    p = _biased(_softcapped(_scores(q, k, scaling), softcap), bias)
+    p = _scores(q, k, scaling)
+    if softcap is not None:
+        cap = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
+        p = cap * tanh(p / cap)
+    if bias is not None:
+        added = bias if isinstance(bias, Scalar) else constant(numbers(bias, "attention", "bias"))
+        problem = f"bias of shape {added.shape} must broadcast to the scores, {p.shape}"
+        if broadcast_shapes("attention", problem, p.shape, added.shape) != p.shape:
+            raise TraceError("attention", problem)
+        p = p + added
     a = softmax(p, _allowed(mask, window, p))
     return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
-
-
-def _rotated(u: Vector, by: Rotary) -> Vector:
-    if not isinstance(by, Rotary):
-        raise TraceError("attention", "rotary", by, "an ns.nn.Rotary(base, fraction, positions)")
-    return rotary(u, by.positions, by.base, by.fraction, by.stretch)
 
 
 def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
@@ -296,23 +298,6 @@ def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
     return real(scaling, "scaling", "attention") * dot(q, k)
 
 
-def _softcapped(p: Scalar, softcap: float | None) -> Scalar:
-    if softcap is None:
-        return p
-    c = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
-    return c * tanh(p / c)
-
-
-def _biased(p: Scalar, bias: ScalarLike | None) -> Scalar:
-    if bias is None:
-        return p
-    added = bias if isinstance(bias, Scalar) else constant(numbers(bias, "attention", "bias"))
-    problem = f"bias of shape {added.shape} must broadcast to the scores, {p.shape}"
-    if broadcast_shapes("attention", problem, p.shape, added.shape) != p.shape:
-        raise TraceError("attention", problem)
-    return p + added
-
-
 def _allowed(mask: npt.ArrayLike | str | None, window: int | None, p: Scalar) -> npt.ArrayLike | str | None:
     """The mask of `ns.softmax`, with the sliding window in it."""
     if window is None:
@@ -320,8 +305,7 @@ def _allowed(mask: npt.ArrayLike | str | None, window: int | None, p: Scalar) ->
     window = whole(window, "window", "attention")
     if p.shape[-1] != p.shape[-2]:
         raise TraceError("attention", f"window={window} needs square scores, got shape {p.shape}")
-    if isinstance(mask, str) and mask == "causal":
-        return causal(p.shape[-1], window)
-    if mask is not None:
+    if mask is not None and not (isinstance(mask, str) and mask == "causal"):
         raise TraceError("attention", "window needs mask=None or 'causal'; else mask & ns.nn.causal(tokens, window)")
-    return causal(p.shape[-1], window) | causal(p.shape[-1], window).T
+    back = causal(p.shape[-1], window)
+    return back | back.T if mask is None else back

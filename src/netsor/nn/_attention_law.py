@@ -70,15 +70,20 @@ class Attention:
         k = scaled(given, "Attention", "kernel", power=2)
         if len(k) > MANY_TOKENS:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
-        size = np.abs(k).max()
-        if np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
+        tolerance = 1e-9 * np.abs(k).max()
+        allowed = bool(np.abs(k - k.T).max() <= tolerance)
+        try:  # whether no eigenvalue is below −tolerance: a Cholesky root costs less than eigenvalues
+            np.linalg.cholesky(k + (tolerance or 1.0) * np.eye(len(k)))
+        except np.linalg.LinAlgError:
+            allowed = False
+        if not allowed:
             raise TraceError("Attention", "kernel", self.kernel, "a symmetric positive semidefinite matrix over tokens")
         object.__setattr__(self, "kernel", (k + k.T) / 2)
         for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
-            sigma = getattr(self, name)
-            object.__setattr__(self, name, scale(sigma, name, "Attention"))
-            if getattr(self, name) == 0 and name in ("sigma_v", "sigma_o"):
+            sigma = scale(getattr(self, name), name, "Attention")
+            if sigma == 0 and name in ("sigma_v", "sigma_o"):
                 raise TraceError("Attention", name, sigma, "a positive number (sigma_q and sigma_k may be 0)")
+            object.__setattr__(self, name, sigma)
         if not callable(self.function):
             raise TraceError("Attention", "function", self.function, "a function of rows of scores")
         if self.mask is not None:
@@ -100,21 +105,18 @@ class Attention:
         """
         heads = checked_heads(heads, "law")
         k: Array = np.asarray(self.kernel)
-        place = as_whole(token)
-        if place is None or not -len(k) <= place < len(k):
-            raise TraceError("law", "token", token, f"an integer from 0 to {len(k) - 1}")
-        token, points = place, _checked_points(points, "law", 2**10)
+        token, points = whole(token, "token", "law", -len(k), most=len(k) - 1), _checked_points(points, "law", 2**10)
         allowed = np.ones(len(k), bool) if self.mask is None else np.asarray(self.mask)[token]
         keys = k[np.ix_(allowed, allowed)]
-        if not np.diag(keys).any():
+        scores, factor = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys, (self.sigma_o * self.sigma_v) ** 2
+        size, largest = float(np.diag(scores).max()), float(np.diag(keys).max())
+        if not largest:
             raise TraceError("law", f"token={token} sees tokens of kernel 0 alone: its output is 0, without a density")
-        size = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * float(np.diag(keys).max())
-        if not math.isfinite(size * (self.sigma_o * self.sigma_v) ** 2):
+        if not math.isfinite(size * factor):
             raise TraceError("law", f"kernel and sigmas make scores of variance {size:g}: a double cannot hold the law")
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
-        if size == 0 and even @ keys @ even <= 1e-14 * float(np.diag(keys).max()):
+        if size == 0 and even @ keys @ even <= 1e-14 * largest:
             raise TraceError("law", f"scores are 0, and the tokens that token={token} sees cancel: there is no density")
-        scores, factor = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys, (self.sigma_o * self.sigma_v) ** 2
         origin = Provenance("proved", "convolution over heads at infinite width")
         return head_sum(scores, keys, heads, factor, origin, function=self.function, points=points)
 
@@ -166,17 +168,6 @@ def _checked_points(points: Any, operation: str, least: int) -> int | None:
     return count
 
 
-def _semidefinite(k: Array, tolerance: float) -> bool:
-    """Whether no eigenvalue is below −tolerance: a Cholesky root, which costs less than eigenvalues."""
-    if tolerance == 0:
-        return True
-    try:
-        np.linalg.cholesky(k + tolerance * np.eye(len(k)))
-    except np.linalg.LinAlgError:
-        return False
-    return True
-
-
 # The standard deviation of the output of one head, by one-dimensional integrals, for any number of tokens s. Given a
 # query q, its scores are independent normals of standard deviation τ = scale·|q|·√(1 − c), apart from a part that all
 # keys share and that cancels in the softmax. So the output has variance (1 − c) E Σ_j a_j² + c, and since 1/S² = ∫ t
@@ -220,12 +211,10 @@ def attention_std(
     0.068493
     """
     count = whole(tokens, "tokens", "attention_std")
-    infinite = isinstance(head_dim, float) and math.isinf(head_dim) and head_dim > 0
-    if infinite and scale is not None:
-        raise TraceError("attention_std", "scale", scale, "None at head_dim=inf: scores have variance 1")
-    if infinite:
-        sizes = [(np.ones(1), np.ones(1))] * 2
-        factor = 1.0
+    if isinstance(head_dim, float) and head_dim == math.inf:
+        if scale is not None:
+            raise TraceError("attention_std", "scale", scale, "None at head_dim=inf: scores have variance 1")
+        factor, sizes = 1.0, [(np.ones(1), np.ones(1))] * 2
     else:
         width = whole(head_dim, "head_dim", "attention_std")
         factor = width**0.5 * real(width**-0.5 if scale is None else scale, "scale", "attention_std", least=0.0)

@@ -9,7 +9,7 @@ from .._validate import one_of, scale, shown
 from ..language import Scalar, TraceError, Value, Vector, Width, gaussian, relu, rms_norm, weight
 from ..language._array import Operation
 from ..language._graph import topological_order
-from ..language._probe import unwatched
+from ..language._probe import watching
 from ..language._width import as_width
 
 
@@ -208,9 +208,8 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
             raise TraceError("shared", "x", x, "vectors")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
-            with unwatched(
-                "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
-            ):
+            why = "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
+            with watching(why):
                 traced.append((argument, layer(argument)))
         argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):

@@ -121,8 +121,11 @@ class Embedding:
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
         if self.known[-1] >= words:
             raise TraceError("logits", f"vocabulary={words} must be above the largest id, {self.known[-1]}")
-        size, gram = self._fan_in(fan_in), mean_dot(flat, flat)
-        sigma = self.std * size**0.5
+        width = self.vectors.width
+        if fan_in is None and width.name is not None:
+            raise TraceError("logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in")
+        size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
+        sigma, gram = self.std * size**0.5, mean_dot(flat, flat)
         means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
         parts = [size * means]
         if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
@@ -133,12 +136,6 @@ class Embedding:
         others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
         place = np.argsort(np.concatenate([self.known, others]))
         return join(parts)[place].transpose().reshape(*y.shape, words)
-
-    def _fan_in(self, fan_in: int | None) -> int:
-        width = self.vectors.width
-        if fan_in is None and width.name is not None:
-            raise TraceError("logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in")
-        return width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
 
 
 def _normals(shape: tuple[int, ...], std: float | Scalar, name: str | None = None) -> Scalar:

@@ -97,7 +97,7 @@ class _Perturbed:
         total: Any = constant(np.zeros(()))
         for y in seen:
             for places, d in reverse.parts(y):
-                total = total + self._along(old, d, self.moved[y].take(places, "index"))
+                total = total + self._along(old, d, self.moved[y].take(places))
         return total
 
     def _along(self, old: Value, d: Any, change: Any) -> Any:
@@ -127,7 +127,7 @@ def _eliminate_common_subexpressions(outputs: Sequence[Value], context: Context)
     same: dict[object, Value] = {}
 
     def change(old: Value, new: Value) -> Value:
-        made = new.op.x.take(new.op.flat, "index") if isinstance(new.op, Take) else new
+        made = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
         return same.setdefault(key_of(made), made)
 
     return rewritten(outputs, context, change)

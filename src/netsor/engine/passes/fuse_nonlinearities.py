@@ -109,7 +109,7 @@ class _Expander:
 
     def _leaf(self, x: Any, places: Places) -> Any:
         if places is not None:
-            x = self.taken.setdefault((x, places.tobytes(), places.shape), x.take(places, "take"))
+            x = self.taken.setdefault((x, places.tobytes(), places.shape), x.take(places))
         known: list[Any] = self.vectors if isinstance(x, Vector) else self.scalars
         if x not in known:
             known.append(x)
