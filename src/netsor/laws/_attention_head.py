@@ -43,7 +43,7 @@ class Head:
         self._tail = tail
 
     def _rule(self, sample: Array) -> Rule:
-        nodes, weights = compress(sample)
+        _, nodes, weights = compress(sample)
         if self.moments is not None:
             weights = calibrated(nodes, weights, sample, self.moments)
         return nodes, weights / weights.sum()
@@ -213,8 +213,7 @@ def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:
     """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
     some = weights > 0
     labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
-    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), Blocks(labels, len(nodes)))
-    return GaussianMixture1D(np.zeros_like(var), var, weight)
+    return compress(scale * nodes[some], weights[some] / len(nodes), Blocks(labels, len(nodes)))
 
 
 MOMENTS = 8  # how many moments of w are computed

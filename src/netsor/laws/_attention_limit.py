@@ -373,7 +373,7 @@ class HeadSum(WithCorrection, Law):
         return arrays
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> HeadSum:
+    def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
         mixture = None
         if "mixture_mean" in arrays:
             seed = int(arrays["mixture_seed"]) if "mixture_seed" in arrays else None

@@ -303,7 +303,7 @@ def _vector(law: Law, y: Array) -> Replicated:
     """The distribution function after and before each node and its slope, as one row for each block."""
     after = law._distributions(y)
     before = law._distributions(y, "left") if len(law._jumps()) else after
-    return Replicated(np.concatenate([after.rows, before.rows, law._slopes(y).rows], axis=1), after.weight)
+    return Replicated(np.concatenate([after.rows, before.rows, law._densities(y).rows], axis=1), after.weight)
 
 
 def paper_kl(

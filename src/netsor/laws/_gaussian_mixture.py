@@ -84,12 +84,19 @@ class GaussianMixture1D(NamedTuple):
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, right however far out."""
-        with np.errstate(divide="ignore"):
-            log_weight = np.log(self.weight)
+        return self._log_sum(y, lambda z, std: -np.log(ROOT * std) - z**2 / 2)
+
+    def logsf(self, y: Array) -> Array:
+        """The logarithm of `sf`, right however far out."""
+        return self._log_sum(y, lambda z, _: scipy.special.log_ndtr(-z))
+
+    def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
         logs = []
-        for exponent in self._tables(y, lambda z, std: log_weight - np.log(ROOT * std) - z**2 / 2):
-            top = exponent.max(axis=1)
-            logs.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
+        with np.errstate(divide="ignore"):  # log 0 is −∞
+            log_weight = np.log(self.weight)
+            for exponent in self._tables(y, lambda z, std: log_weight + log_kernel(z, std)):
+                top = exponent.max(axis=1, initial=-np.inf)
+                logs.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
         return np.concatenate(logs)
 
 

@@ -295,12 +295,11 @@ class Joint(LawBase):
         return {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Joint:
-        value, error = map(float, arrays.get("evidence", (0.0, 0.0)))
-        if error < 0:
-            raise LawError("Joint", f"log_evidence has an error of {error:g}; it must be 0 or more")
-        evidence = Estimate(value, error) if "evidence" in arrays else None
-        return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)
+    def _from_arrays(cls, origin: Provenance, evidence: Array | None = None, **arrays: Any) -> Joint:
+        log_evidence = None if evidence is None else Estimate(*map(float, evidence))
+        if log_evidence is not None and log_evidence.error < 0:
+            raise LawError("Joint", f"log_evidence has an error of {log_evidence.error:g}; it must be 0 or more")
+        return cls(**arrays, origin=origin, log_evidence=log_evidence)
 
 
 @single_threaded

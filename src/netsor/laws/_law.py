@@ -84,10 +84,6 @@ class Law(LawBase):
         value, error = self._pdf(y)
         return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
 
-    def _slope(self, y: Any) -> Any:
-        """The slope of the distribution function, at points of any shape."""
-        return self.pdf(y)
-
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles; of P(Y > y), if `upper`."""
         centre, scale = self.mean(), self.std()
@@ -99,6 +95,7 @@ class Law(LawBase):
     # For distances: these defaults are for a law that is exact and has a smooth density
 
     kernel = False  # whether its distribution function is that of a kernel estimate
+    _has_density = True  # whether it has anything but atoms
 
     def _dense(self, factor: float = 1.0) -> Law:
         """This law with kernels, of so many bandwidths, instead of draws; itself if it has none."""
@@ -111,10 +108,6 @@ class Law(LawBase):
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
         """The distribution function by blocks, of what is below y or (side right) at most y."""
         return Replicated(self._distribution(y)[None], np.ones(1))
-
-    def _slopes(self, y: Array) -> Replicated:
-        """The slope of the distribution function, by blocks, between its jumps."""
-        return self._densities(y)
 
     def _jumps(self) -> Array:
         """Where the distribution function jumps."""
@@ -356,7 +349,7 @@ class WithError:
             with np.errstate(invalid="ignore"):
                 reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
         # and at least what the slope says, which draws hide between them; an atom has none
-        slope = np.asarray(law._slope(value))
+        slope = np.asarray(law.pdf(value)) if law._has_density else np.zeros_like(error)
         straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
         reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
         known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())

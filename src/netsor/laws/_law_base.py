@@ -91,7 +91,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             if (written := about["format"]) == FORMAT:
                 if (kind := str(about["kind"])) not in KINDS:
                     raise ValueError(f"its kind is {shown(kind)}")
-                return KINDS[kind]._from_arrays(arrays, _origin(**about["origin"]))
+                return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
         except Exception as error:  # what a damaged archive may raise is not documented
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
@@ -117,7 +117,7 @@ def _origin(
 
 
 class LawBase:
-    """A law with its provenance. A law that can be saved has `_arrays()` and `_from_arrays(arrays, origin)`."""
+    """A law with its provenance. A law that can be saved has `_arrays()`, which `_from_arrays` takes."""
 
     origin: Provenance
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
@@ -127,6 +127,10 @@ class LawBase:
 
     def _arrays(self) -> dict[str, Any]:
         raise LawError("save", f"a {type(self).__name__} cannot be saved")
+
+    @classmethod
+    def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Any:
+        return cls(origin=origin, **arrays)  # type: ignore[call-arg]
 
     @property
     def status(self) -> str:

@@ -25,10 +25,12 @@ from .._array_api import single_threaded
 from ._estimate import Array, Estimate, combined, student
 from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
-from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, checked_origin, real
+from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
-from ._numerics import kernel_bias, log_upper
-from ._replicas import Replicated, Shape, mixture_cf, proportion_error
+from ._numerics import kernel_bias
+from ._replicas import Replicated, batches, proportion_error, skewness_kurtosis
+
+CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
 
 
 @single_threaded
@@ -60,19 +62,6 @@ class Mixture(Components, Law):
     >>> print(f"{law.var():.3f}")
     0.400
     """
-
-    def __init__(
-        self,
-        mean: npt.ArrayLike,
-        var: npt.ArrayLike,
-        origin: Provenance,
-        weight: npt.ArrayLike | None = None,
-        *,
-        count: npt.ArrayLike | None = None,
-        binning: float = 0.0,
-    ) -> None:
-        Components.__init__(self, mean, var, weight, count)
-        self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
         """The law with a Gaussian kernel of `factor` bandwidths around each draw; the law itself if it has no draws."""
@@ -108,8 +97,12 @@ class Mixture(Components, Law):
 
     # Densities and distribution functions
 
+    @property
+    def _has_density(self) -> bool:
+        return bool(len(self._smooth) or len(self._points.draws))
+
     def _needs_density(self, name: str) -> None:
-        if not len(self._smooth) and not len(self._points.draws):
+        if not self._has_density:
             at = ", ".join(f"{a:g}" for a in self._points.atoms[:3])
             many = "the point mass at " if len(self._points.atoms) == 1 else "made of point masses at "
             more = ", …" if len(self._points.atoms) > 3 else ""
@@ -121,7 +114,8 @@ class Mixture(Components, Law):
             return np.zeros_like(value)
         few, n = self._compressed, self.effective
         # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
-        weight = np.sqrt(few.weight / self.replicas) if self._alike else few.weight
+        alike = self.weight is None or self.count is not None
+        weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
         square = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
         variance = square[:, 0] - 2 * value * square[:, 1] + value**2 / n + points * (1 - 2 * value) / n
         spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
@@ -149,28 +143,25 @@ class Mixture(Components, Law):
         self._needs_density("logpdf")
         if len(self._points.draws):
             return self.smoothed()._logpdf(y)
-        k = self._smooth
-        every = GaussianMixture1D(self.component_mean[k], self.component_var[k], self.component_weight[k])
-        if len(self._compressed.var) == len(k):
-            return every.logpdf(y)
+        if len(self._compressed.var) == len(self._smooth):
+            return self._gaussians.logpdf(y)
         value = self._compressed.pdf(y)
         near = value > 1e-6 / self.std()  # where fewer components suffice
         result = np.log(np.where(near, value, 1.0))
-        result[~near] = every.logpdf(y[~near])
+        result[~near] = self._gaussians.logpdf(y[~near])
         return result
 
     def _logcdf(self, y: Array) -> Array:
-        k = self._smooth
-        parts = -self.component_mean[k], self.component_var[k], self.component_weight[k]
-        return log_upper(super()._logcdf(y), -y, *parts) if len(k) else super()._logcdf(y)
+        result = super()._logcdf(y)
+        tiny = np.isneginf(result)  # the probability is no double
+        result[tiny] = self._gaussians._replace(mean=-self._gaussians.mean).logsf(-y[tiny])
+        return result
 
     def _logsf(self, y: Array) -> Array:
-        k = self._smooth
-        parts = self.component_mean[k], self.component_var[k], self.component_weight[k]
-        return log_upper(super()._logsf(y), y, *parts) if len(k) else super()._logsf(y)
-
-    def _slope(self, y: Any) -> Any:
-        return self.pdf(y) if len(self._smooth) or len(self._points.draws) else np.zeros(np.shape(y))
+        result = super()._logsf(y)
+        tiny = np.isneginf(result)
+        result[tiny] = self._gaussians.logsf(y[tiny])
+        return result
 
     def _distribution(self, y: Array) -> Array:
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
@@ -220,8 +211,7 @@ class Mixture(Components, Law):
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        few = self._compressed if self.centred or self.count is not None else self._merged
-        whole = few._replace(weight=few.weight / few.weight.sum())
+        whole = self._merged._replace(weight=self._merged.weight / self._merged.weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
 
@@ -260,25 +250,25 @@ class Mixture(Components, Law):
         return self._replicas.average(total, decisive=order > 2)
 
     def _central(self) -> Array:
-        mean = np.average(self.component_mean, weights=self.weight)
-        return np.asarray(self.component_mean - mean)
+        return self.component_mean - self._replicas.mean(self.component_mean)
 
     def _var(self) -> Estimate:
         return self._replicas.average(self.component_var + self._central() ** 2)
 
     def _kurtosis(self) -> Estimate:
-        shape = self._shape()
-        return shape.kurtosis() if shape else Estimate(math.nan, 0.0)  # a point mass has none
+        return self._shape[1]
 
     def _skewness(self) -> Estimate:
-        shape = self._shape()
-        return shape.skewness() if shape else Estimate(math.nan, 0.0)
+        return self._shape[0]
 
-    def _shape(self) -> Shape | None:
-        unit = math.sqrt(self.var())
-        if unit == 0:
-            return None
-        return Shape(self._central() / unit, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
+    @cached_property
+    def _shape(self) -> tuple[Estimate, Estimate]:
+        """Skewness and excess kurtosis; a point mass has none."""
+        std = self.std()
+        if std == 0:
+            return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
+        mean, var = self._central() / std, self.component_var / std**2
+        return skewness_kurtosis(mean, var, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
@@ -295,7 +285,14 @@ class Mixture(Components, Law):
         return super().latex()
 
     def _cf(self, t: Array) -> Estimate:
-        return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
+        # Σ_r w_r e^(itm_r − t²v_r/2), with its error as the radius of a circle
+        values, errors = [], []
+        for p in batches(t, len(self.component_var), CF_ENTRIES_PER_BATCH):
+            with np.errstate(over="ignore"):  # e^(−∞) is 0
+                terms = np.exp(1j * np.outer(self.component_mean, p) - np.outer(self.component_var, p**2) / 2)
+            values.append(self._replicas.mean(terms))
+            errors.append(combined(self._replicas.spread(terms.real), self._replicas.spread(terms.imag)))
+        return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         chosen = self._replicas.choose(size, rng)
@@ -304,14 +301,8 @@ class Mixture(Components, Law):
 
     def _arrays(self) -> dict[str, Any]:
         components = {"mean": self.component_mean, "var": self.component_var}
-        if self.count is not None:
-            return {**components, "count": self.count, "binning": self.binning}
-        return {**components, "weight": self.weight}
-
-    @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Mixture:
-        count, binning = arrays.get("count"), float(arrays.get("binning", 0.0))
-        return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"), count=count, binning=binning)
+        gathered = {"count": self.count, "binning": self.binning}
+        return {**components, **(gathered if self.count is not None else {"weight": self.weight})}
 
 
 class Empirical(Mixture):
@@ -392,8 +383,8 @@ class Empirical(Mixture):
         return {"draws": self.component_mean, "bandwidth": self.bandwidth}
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Empirical:
-        return cls(arrays["draws"], float(arrays["bandwidth"]))
+    def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Empirical:
+        return cls(**arrays)
 
 
 def _biased(estimate: Estimate, of_sample: Estimate) -> Estimate:

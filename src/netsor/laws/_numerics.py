@@ -221,14 +221,6 @@ def log_mean(logs: Array) -> Array:
     return np.asarray(scipy.special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
 
 
-def log_upper(logs: Array, y: Array, mean: Array, var: Array, weight: Array) -> Array:
-    """log P(Y > y) of Gaussians, where it was found to be −∞ because P is no double."""
-    for i in np.flatnonzero(np.isneginf(logs)):
-        terms = scipy.special.log_ndtr((mean - y[i]) / np.sqrt(var)) + np.log(weight)
-        logs[i] = scipy.special.logsumexp(terms)
-    return logs
-
-
 Function = Callable[[Array], Array]
 LOG_ZERO = 1e4  # −LOG_ZERO stands for log 0: it is below the logarithm of every positive double
 LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q

@@ -138,7 +138,7 @@ def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
 
 def _curve(law: Any, y: Any) -> tuple[Any, Any]:
     """The density and its error; 0 for a law that is made of atoms."""
-    if law.atoms and not len(law._scales()[0]) and not law._points.draws.size:
+    if not law._has_density:
         return np.zeros_like(y), np.zeros_like(y)
     value, error = law.with_error.pdf(y)
     return value, error
