@@ -6,7 +6,6 @@ static pages in a worker of the browser. A control's value is JSON in an attribu
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +17,9 @@ from ..paper import ACTIVATIONS
 from ._audit_view import STDS, UNCHANGED, AuditViewRequest, Variant, lengths, model_request
 from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, layer_view, text
 from ._program_view import ProgramSettings, Target, sliders
-from ._view import View, error_text, fold, view_html
+from ._view import View, error_text, markup, view_html
 
-Control = tuple[str, str]  # its name, and HTML
+Control = dict[str, Any]  # what the macro `control` of `_page.html` takes
 Words = Mapping[Any, str] | None  # what the page calls some of the values
 Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
 PASTED = Path("config.json")  # where a static page keeps a pasted configuration, in its own memory
@@ -139,16 +138,11 @@ def model_form(only: Sequence[str] | None = None, local: bool = False) -> str:
     """The controls of one model and a second next to it, or some of them; a `local` page takes paths of files."""
     known, switch = list(names()), [UNCHANGED, "on", "off"]
     stds = {std: UNCHANGED if std is None else f"{std:g}" for std in STDS}
-    config = (
-        '<label>or paste a config.json<textarea name="config" rows="4" spellcheck="false" '
-        'placeholder="{&quot;model_type&quot;: &quot;gpt2&quot;, …}"></textarea></label>'
-        '<label>or choose a file<input type="file" data-for="config" accept=".json,application/json"></label>'
-    )
 
     def variant(before: str) -> list[Control]:
         path = _text(f"{before}path", "or a config.json", "path/to/config.json")
         return [
-            *([path] if local else [] if before else [("config", config)]),
+            *([path] if local else [] if before else [{"type": "config", "name": "config"}]),
             _choice(f"{before}recipe", "Recipe", [UNCHANGED, *RECIPES], UNCHANGED),
             _slider(f"{before}std", "Std of all matrices", STDS, None, stds),
             _choice(f"{before}depth", "Depth scaling 1/√(2·blocks)", switch, UNCHANGED),
@@ -173,12 +167,12 @@ def model_form(only: Sequence[str] | None = None, local: bool = False) -> str:
 def program_form(target: Target, audit: bool = False) -> str:
     """A control for each width and each number of a program, and which output; for its audit, how many draws."""
     controls = [_width(f"width {name}", f"Width {name}", 256) for name in target.widths]
-    for slider in sliders(target):
-        name, range_ = f"argument {slider.name}", f'min="{slider.low}" max="{slider.high}" step="{slider.step}"'
-        controls.append(_range(name, slider.name, f"{slider.start:g}", f'{range_} value="{slider.start}"'))
+    for name, start, low, high, step in sliders(target):
+        given = {"low": low, "high": high, "step": step, "start": start, "shown": f"{start:g}"}
+        controls.append({"type": "range", "name": f"argument {name}", "label": name, **given})
     if audit:
         return _form("audit", [*controls, _check("sharp", "Sharper: more draws")])
-    output = "output", '<label>Output<input type="number" name="output" min="0" value="0"></label>'
+    output = {"type": "number", "name": "output", "label": "Output"}
     return _form("program", [*controls, output, _draws(), _check("distances", "KL divergences", True)])
 
 
@@ -190,53 +184,27 @@ def local_page(target: Target | None) -> str:
         if target.watched:
             forms["Its audit"] = program_form(target, audit=True)
     first = "One layer" if target is None else "Your program"
-    choices = "".join(
-        f'<label><input type="radio" name="view" value="{title}"{" checked" * (title == first)}> {title}</label> '
-        for title in forms
-    )
-    sections = "".join(f'<section data-view="{title}" hidden>{demo(form)}</section>' for title, form in forms.items())
     style, script = (Path(__file__).with_name(f"_page.{kind}").read_text() for kind in ("css", "js"))
-    head = f"<style>{style}</style>"
-    return page(head, f'<p class="netsor-views">{choices}</p>{sections}<script>{script}netsorPage.follow()</script>')
+    return page(f"<style>{style}</style>", markup().views(forms, first, script))
 
 
 def demo(form: str, stored: str = "") -> str:
     """A form and its answer, side by side; at first a stored one."""
-    return f'<div class="netsor-demo netsor-two"><div>{form}</div><div class="netsor-view">{stored}</div></div>'
+    return str(markup().demo(form, stored))
 
 
 def page(head: str, body: str) -> str:
     """A whole page, light or dark as the browser is."""
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>netsor explore</title>
-<style>
-  :root {{ color-scheme: light dark }}
-  body {{ font-family: sans-serif; margin: 0 auto; max-width: 80rem; padding: 1rem }}
-</style>
-<script>document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)</script>
-{head}
-<h1 class="netsor-head">netsor: move a slider, see the law</h1>
-{body}
-</html>
-"""
+    return str(markup().page(head, body))
 
 
 def _form(kind: str, controls: Sequence[Control], only: Sequence[str] | None = None) -> str:
-    chosen = controls if only is None else [(name, dict(controls)[name]) for name in only]
-    slow = " data-slow" * (kind in AUDITS)
-    return f'<form class="netsor-controls" data-kind="{kind}"{slow}><fieldset>{_column(chosen)}</fieldset></form>'
-
-
-def _column(controls: Iterable[Control]) -> str:
-    return "".join(f"<div>{control}</div>" for _, control in controls)
+    by_name = {control["name"]: control for control in controls}
+    return str(markup().form(kind, kind in AUDITS, controls if only is None else [by_name[name] for name in only]))
 
 
 def _folded(title: str, controls: Iterable[Control]) -> Control:
-    return "", fold(title, _column(controls))
+    return {"type": "fold", "name": "", "label": title, "controls": controls}
 
 
 def _width(name: str, label: str, start: float) -> Control:
@@ -248,35 +216,20 @@ def _draws() -> Control:
 
 
 def _slider(name: str, label: str, values: Sequence[Any], start: Any, words: Words = None) -> Control:
-    shown = [(words or {}).get(value, str(value)) for value in values]
-    choices = _attribute([["inf" if value == inf else value, word] for value, word in zip(values, shown, strict=True)])
+    choices = [("inf" if value == inf else value, (words or {}).get(value, str(value))) for value in values]
     at = list(values).index(start)
-    return _range(name, label, shown[at], f'min="0" max="{len(values) - 1}" value="{at}" data-choices="{choices}"')
-
-
-def _range(name: str, label: str, shown: str, attributes: str) -> Control:
-    return name, (
-        f"<label>{html.escape(label)} <output>{html.escape(shown)}</output>"
-        f'<input type="range" name="{html.escape(name)}" {attributes}></label>'
-    )
+    given = {"low": 0, "high": len(values) - 1, "step": 1, "start": at, "shown": choices[at][1]}
+    return {"type": "range", "name": name, "label": label, "choices": json.dumps(choices), **given}
 
 
 def _choice(name: str, label: str, options: Sequence[Any], start: Any, words: Words = None) -> Control:
-    inside = "".join(
-        f'<option value="{_attribute(option)}"{" selected" if option == start else ""}>'
-        f"{html.escape((words or {}).get(option, str(option)))}</option>"
-        for option in options
-    )
-    return name, f'<label>{html.escape(label)}<select name="{name}">{inside}</select></label>'
+    named = [(json.dumps(option), (words or {}).get(option, str(option))) for option in options]
+    return {"type": "select", "name": name, "label": label, "options": named, "start": json.dumps(start)}
 
 
 def _check(name: str, label: str, checked: bool = False) -> Control:
-    return name, f'<label><input type="checkbox" name="{name}"{" checked" * checked}> {html.escape(label)}</label>'
+    return {"type": "checkbox", "name": name, "label": label, "start": checked}
 
 
 def _text(name: str, label: str, hint: str) -> Control:
-    return name, f'<label>{html.escape(label)}<input type="text" name="{name}" placeholder="{hint}"></label>'
-
-
-def _attribute(value: Any) -> str:
-    return html.escape(json.dumps(value), quote=True)
+    return {"type": "text", "name": name, "label": label, "hint": hint}

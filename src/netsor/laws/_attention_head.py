@@ -171,11 +171,12 @@ def _sum(a: Rules, b: Rules, cell: float) -> Rules:
     else:
         i, j = np.indices((a[0].shape[1], b[0].shape[1])).reshape(2, -1)
         times = np.ones(len(i))
-    return _compress_rules(a[0][:, i] + b[0][:, j], times * a[1][:, i] * b[1][:, j], cell)
+    nodes, weights = _compress_rules(a[0][:, i] + b[0][:, j], times * a[1][:, i] * b[1][:, j], cell)
+    return nodes, weights / weights.sum(axis=1, keepdims=True)  # else rounding errors would grow with every squaring
 
 
 def _compress_rules(nodes: Array, weights: Array, cell: float) -> Rules:
-    """Two nodes a cell instead of many (see `compress`), with weights of sum 1: else rounding errors would grow."""
+    """Two nodes a cell instead of many (see `compress`)."""
     count = len(nodes)
     keep = weights > NOTHING * weights.max(axis=1, keepdims=True)
     var = nodes[keep]
@@ -184,8 +185,8 @@ def _compress_rules(nodes: Array, weights: Array, cell: float) -> Rules:
     mass, share, high, low = (a.reshape(count, -1) for a in (rule.mass, rule.share, rule.high, rule.low))
     some = mass.any(axis=0)  # where any set has a node
     upper = mass * share
-    weights = np.concatenate([upper[:, some], (mass - upper)[:, some]], axis=1)
-    return np.concatenate([high[:, some], low[:, some]], axis=1), weights / weights.sum(axis=1, keepdims=True)
+    nodes = np.concatenate([high[:, some], low[:, some]], axis=1)
+    return nodes, np.concatenate([upper[:, some], (mass - upper)[:, some]], axis=1)
 
 
 def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:

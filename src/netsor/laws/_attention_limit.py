@@ -289,6 +289,9 @@ class HeadSum(Law):
     def _sf(self, y: Array) -> Array:
         return np.asarray(self._cdf(-y).value)
 
+    def _ppf(self, q: Array, upper: bool) -> Array:
+        return np.where(q == 0.5, 0.0, super()._ppf(q, upper))  # the law is symmetric
+
     def _logpdf(self, y: Array) -> Array:
         result = np.empty(len(y))
         far = self._far(y)

@@ -242,8 +242,6 @@ def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[
     results = {}
     for name in names:
         value, error = pair.distance(name)
-        if not math.isnan(value):
-            error = combined(error, *pair.doubts(name))
         low, high = RANGES[name]
         results[name] = Estimate(min(max(value, low), high), error, first.sources | second.sources)
     return results

@@ -113,11 +113,12 @@ class Joint(LawBase):
         return Mixture(self.component_mean[:, k], var, self.origin, self.weight)
 
     def __repr__(self) -> str:
-        numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
-        given = ""
-        if self.log_evidence is not None:
-            given = f"; given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
-        return f"<Joint over {self.dim} entries: {self.method}; {self.status}{numbers}{given}>"
+        return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
+
+    @property
+    def _words(self) -> list[str]:
+        given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
+        return super()._words + ([] if self.log_evidence is None else [given])
 
     def _repr_html_(self) -> str:
         from ._plot import joint_card  # notebooks alone need it
@@ -209,11 +210,7 @@ class Joint(LawBase):
 
     def corr(self) -> Array:
         """The correlation matrix, with NaN in rows and columns of entries without variance."""
-        cov = self.cov()
-        std = spread(cov)
-        corr = cov / np.outer(std, std)
-        np.fill_diagonal(corr, std / std)
-        return np.asarray(corr)
+        return np.asarray(self.with_error.corr().value)
 
     @property
     def singular(self) -> Estimate:
@@ -334,7 +331,8 @@ class JointWithError:
         """The correlation matrix; NaN for an entry without variance."""
         law = self._law
         second = law._second()
-        std = spread(law._replicas.mean(second))
+        std = np.sqrt(np.diag(law._replicas.mean(second)))
+        std = np.where(std > 0, std, np.nan)
         unit = second / np.outer(std, std)
         rho = law._replicas.mean(unit)
         own = np.diagonal(unit, axis1=1, axis2=2)
@@ -346,13 +344,11 @@ class JointWithError:
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The joint density at points (…, entries)."""
-        law = self._law
-        at = law._at("pdf", y)
-        flat = at.reshape(-1, law.dim)
+        law, at = self._law, self._law._at("pdf", y)
+        flat, shape = at.reshape(-1, law.dim), at.shape[:-1]
         value, error = law._normals.pdf_with_error(flat)
         doubt = np.max([np.abs(other.pdf(flat) - value) for other in self._off()] or [0.0], axis=0)
-        total = np.broadcast_to(combined(error, doubt, law._normals.unseen(flat)), value.shape)
-        shape = at.shape[:-1]
+        total = combined(error, doubt, law._normals.unseen(flat))
         return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
@@ -366,11 +362,9 @@ class JointWithError:
 
     def _off(self) -> list[GaussianMixtureND]:
         """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
-        law, error = self._law, self._law.origin.quadrature_error
-        signs = (1, -1) if error > 1e-14 else ()
-        return [
-            GaussianMixtureND(law.component_mean, law.component_cov * (1 + sign * error), law.weight) for sign in signs
-        ]
+        mean, cov, weight = self._law.component_mean, self._law.component_cov, self._law.weight
+        error = self._law.origin.quadrature_error
+        return [GaussianMixtureND(mean, cov * (1 + e), weight) for e in (error, -error) if error > 1e-14]
 
     def _corner(self, name: str, value: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""
@@ -378,9 +372,3 @@ class JointWithError:
         if corner.shape not in ((), (1,), (self._law.dim,)):
             raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self._law.dim},)")
         return np.broadcast_to(corner, (self._law.dim,))
-
-
-def spread(cov: Array) -> Array:
-    """Standard deviations; NaN for an entry without variance, which has no correlations."""
-    std = np.sqrt(np.diag(cov))
-    return np.where(std > 0, std, np.nan)

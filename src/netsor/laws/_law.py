@@ -285,11 +285,9 @@ class Law(LawBase):
         return law_card(self)
 
     def __repr__(self) -> str:
-        known = f"{self.method}; {self.status}"
-        numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
         points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])
-        return f"<{type(self).__name__}: {shape}{points}; {known}{numbers}>"
+        return f"<{type(self).__name__}: {shape}{points}; {'; '.join(self._words)}>"
 
 
 ROOT_ATOL = 1e-14  # error of a root found numerically, in standard deviations
@@ -311,16 +309,13 @@ class WithError:
             value, error = f(law, p)
             return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
 
-        value, error = pointwise(operation, with_doubt, y)
-        return Estimate(value, error, law.sources)
+        return Estimate(*pointwise(operation, with_doubt, y), law.sources)
 
     def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
         """A number, with the error of sampling and of quadrature."""
         value, error = f(self._law)
-        return self._with_sources(Estimate(value, combined(float(error), self._law.doubt(lambda law: f(law).value))))
-
-    def _with_sources(self, number: Estimate) -> Estimate:
-        return Estimate(float(number.value), float(number.error), self._law.sources)
+        total = combined(error, self._law.doubt(lambda law: f(law).value))
+        return Estimate(float(value), float(total), self._law.sources)
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         return self._at("pdf", lambda law, p: law._pdf(p), y)
@@ -367,12 +362,9 @@ class WithError:
         law, at = self._law, base.points(t, "t", "cf")
         if (np.abs(at) > MAX_POINT).any():
             raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
-        if not at.size:
-            return Estimate(np.zeros(at.shape, dtype=np.complex128), np.zeros(at.shape))
         value, error = law._cf(at.ravel())
         error = combined(error, law.doubt(lambda other: other._cf(at.ravel()).value))
-        error = np.broadcast_to(error, value.shape).reshape(at.shape)
-        return Estimate(value.reshape(at.shape)[()], error[()], law.sources)
+        return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], law.sources)
 
     def moment(self, order: int) -> Estimate:
         k = base.checked_order(order)
@@ -389,10 +381,10 @@ class WithError:
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        return self._with_sources(self._law._kurtosis())
+        return Estimate(*self._law._kurtosis(), self._law.sources)
 
     def skewness(self) -> Estimate:
-        return self._with_sources(self._law._skewness())
+        return Estimate(*self._law._skewness(), self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._number(lambda law: expectation(law, func))

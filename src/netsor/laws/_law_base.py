@@ -101,19 +101,14 @@ def load(path: str | os.PathLike[str]) -> Any:
     raise LawError("load", f"{other}: write it again with law.save")
 
 
-def _origin(
-    status: Any, method: Any, random_numbers: Any, seed: Any, quadrature_error: Any, notes: Any
-) -> Provenance:  # each field must be there, and no other
-    words = [status, method, *(notes if isinstance(notes, list) else [None])]
-    if (
-        not all(isinstance(text, str) for text in words)
-        or as_whole(random_numbers) is None
-        or (seed is not None and as_whole(seed) is None)
-        or not isinstance(quadrature_error, int | float)
-        or not quadrature_error >= 0
-    ):
+def _origin(notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **words: Any) -> Provenance:
+    """The provenance that a file describes: each field must be there, and no other."""
+    texts = [*words.values(), *(notes if isinstance(notes, list) else [None])]
+    wholes = [random_numbers, 0 if seed is None else seed]
+    error = quadrature_error if isinstance(quadrature_error, int | float) else -1.0
+    if not all(isinstance(text, str) for text in texts) or None in map(as_whole, wholes) or not error >= 0:
         raise ValueError("its origin has a field of a wrong type")
-    return Provenance(status, method, random_numbers, seed, float(quadrature_error), tuple(notes))
+    return Provenance(**words, random_numbers=random_numbers, seed=seed, quadrature_error=float(error), notes=(*notes,))
 
 
 class LawBase:
@@ -146,6 +141,12 @@ class LawBase:
     def random_numbers(self) -> int:
         """The average number of random numbers drawn for each replica."""
         return self.origin.random_numbers
+
+    @property
+    def _words(self) -> list[str]:
+        """What its representations say of it."""
+        numbers = [f"{self.random_numbers:,} random numbers a replica"] if self.random_numbers else []
+        return [self.method, self.status, *numbers]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -241,10 +242,7 @@ def checked_origin(argument: Any, operation: str) -> Provenance:
 
 def checked_heads(argument: Any, operation: str) -> int:
     """A number of heads, however large."""
-    heads = as_whole(argument)
-    if heads is None or not 0 < heads < HEADS:
-        raise LawError(operation, "heads", argument, "a positive integer below 2^63; beyond, infinite_heads()")
-    return heads
+    return whole(argument, "heads", operation, most=HEADS - 1, why="; for more than 2^63, infinite_heads()")
 
 
 def checked_shape(argument: Any) -> tuple[int, ...]:
@@ -270,10 +268,7 @@ def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.G
 
 def checked_order(argument: Any) -> int:
     """The order of a moment."""
-    order = whole(argument, "order", "moment", least=0)
-    if order > HIGHEST:
-        raise LawError("moment", "order", argument, f"at most {HIGHEST}: above, a normal's own moment is no double")
-    return order
+    return whole(argument, "order", "moment", 0, most=HIGHEST, why=": above, a normal's own moment is no double")
 
 
 def levels(argument: Any, operation: str) -> Array:

@@ -179,7 +179,7 @@ def law_card(law: Any) -> str:
         *([f"P(Y = {at:g})", mass.brief()] for at, mass in law.atoms[:3]),
     ]
     picture = density(y, value, finite, atoms, f"density of {law.method}")
-    return title(type(law).__name__, *_words(law)) + picture + table(rows) + "".join(map(note, law.notes))
+    return title(type(law).__name__, *law._words) + picture + table(rows) + "".join(map(note, law.notes))
 
 
 def joint_card(law: Any) -> str:
@@ -194,13 +194,5 @@ def joint_card(law: Any) -> str:
     ]
     head = ["entry", "mean", "standard deviation", *(f"corr. with {i}" for i in some)]
     rest = note(f"and {law.dim - SHOWN} more entries") if law.dim > SHOWN else ""
-    given = []
-    if law.log_evidence is not None:
-        given = [f"given data, log evidence {law.log_evidence}, effective sample size {law.effective:.0f}"]
-    top = title(f"Joint law of {law.dim} entries", *_words(law), *given)
+    top = title(f"Joint law of {law.dim} entries", *law._words)
     return top + table(rows, head) + rest + "".join(map(note, law.notes))
-
-
-def _words(law: Any) -> list[str]:
-    numbers = [f"{law.random_numbers:,} random numbers a replica"] if law.random_numbers else []
-    return [law.method, law.status, *numbers]
