@@ -28,7 +28,7 @@ from ._law import Law
 from ._law_base import LawError, Provenance, checked_heads, real
 from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
-from ._numerics import log_mean
+from ._numerics import log_mean, log_where_tiny
 from ._replicas import Replicas, Replicated
 
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
@@ -210,7 +210,7 @@ class HeadSum(Law):
     def _std(self) -> float:
         return self.std()
 
-    def _kurtosis(self) -> Estimate:
+    def _shape(self) -> tuple[Estimate, Estimate]:
         nodes, weights, moments = self.head.nodes, self.head.weights, self.head.moments
         if moments is not None:
             each = np.array([moments[1] / moments[0] ** 2 - 1])
@@ -220,10 +220,8 @@ class HeadSum(Law):
         v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
         worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
         sampling = Replicas(len(each)).spread(each)
-        return Estimate(float(each.mean()), combined(sampling, self.origin.quadrature_error * float(worst)))
-
-    def _skewness(self) -> Estimate:
-        return Estimate(0.0, 0.0)  # the law is symmetric
+        error = combined(sampling, self.origin.quadrature_error * float(worst))
+        return Estimate(0.0, 0.0), Estimate(float(each.mean()), error)  # the law is symmetric
 
     # The law as Gaussians over a few variances, by sets
 
@@ -303,10 +301,7 @@ class HeadSum(Law):
         return self._logsf(-y)
 
     def _logsf(self, y: Array) -> Array:
-        result = super()._logsf(y)
-        far = np.isneginf(result)  # P is no double there
-        result[far] = log_mean(self._tails.logs(y[far])[1])
-        return result
+        return log_where_tiny(super()._logsf(y), lambda far: log_mean(self._tails.logs(far)[1]), y)
 
     def _log_error(self, y: Array) -> Array:
         result, far = super()._log_error(y), self._far(y)

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import single_threaded
-from .._validate import SCALE, Rng, as_whole, shown
+from .._validate import SCALE, as_whole, shown
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import GaussianMixtureND
-from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance, Size
+from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
 from ._replicas import Replicas, proportion_error
@@ -119,11 +119,6 @@ class Joint(LawBase):
     def _words(self) -> list[str]:
         given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
         return super()._words + ([] if self.log_evidence is None else [given])
-
-    def _repr_html_(self) -> str:
-        from ._plot import joint_card  # notebooks alone need it
-
-        return joint_card(self)
 
     # Parts
 
@@ -264,14 +259,8 @@ class Joint(LawBase):
             raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
         return at
 
-    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
-        """Independent draws of all entries, (*size, entries), from the replicas.
-
-        The parameters are those of `Law.rvs`.
-        """
-        shape, rng = base.checked_shape(size), base.checked_generator(seed, "rvs", rng)
-        chosen = self._replicas.choose(math.prod(shape), rng)
-        return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        return self._normals.draws(self._replicas.choose(size, rng), rng)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries.
@@ -312,10 +301,9 @@ class JointWithError:
     def mean(self) -> Estimate:
         law = self._law
         mean = law._replicas.average(law.component_mean)
-        if not law.component_mean.any():
-            return self._with_doubt(mean, 0.0)
         std, size = law.std(), np.abs(mean.value)
-        return self._with_doubt(mean, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
+        share = law.origin.quadrature_error if law.component_mean.any() else 0.0
+        return self._with_doubt(mean, share * np.where(std > CONSTANT * size, std, size))
 
     def cov(self) -> Estimate:
         law = self._law

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import scipy
 
 from .._array_api import single_threaded
-from .._validate import Rng, as_number, flag
+from .._validate import as_number, flag
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
-from ._law_base import KINDS, LawBase, LawError, Provenance, Size
+from ._law_base import KINDS, LawBase, LawError, Provenance
 from ._numerics import MAX_POINT, entropy, expectation, log_share, pointwise, quantiles, values
 from ._replicas import Replicated
 
@@ -57,9 +57,7 @@ class Law(LawBase):
     _cf: Callable[[Array], Estimate]  # the characteristic function
     _moment: Callable[[int], Estimate]  # E[Y^order]
     _var: Callable[[], Estimate]
-    _kurtosis: Callable[[], Estimate]  # with all its errors
-    _skewness: Callable[[], Estimate]  # with all its errors
-    _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
+    _shape: Callable[[], tuple[Estimate, Estimate]]  # skewness and excess kurtosis, with all their errors
 
     # These follow; a subclass may have a better way
 
@@ -206,11 +204,11 @@ class Law(LawBase):
 
     def kurtosis(self) -> float:
         """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
-        return float(self._kurtosis().value)
+        return float(self._shape()[1].value)
 
     def skewness(self) -> float:
         """E[(Y − EY)³]/Var(Y)^(3/2)."""
-        return float(self._skewness().value)
+        return float(self._shape()[0].value)
 
     def stats(self, moments: str = "mv") -> Any:
         """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
@@ -231,24 +229,6 @@ class Law(LawBase):
     def cf(self, t: npt.ArrayLike) -> Any:
         """The characteristic function E[e^(itY)]."""
         return self.with_error.cf(t).value
-
-    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
-        """Independent draws of the law.
-
-        A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
-        new replicas.
-
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The shape of the result; a single number if None.
-        seed : int, optional
-            The seed; without `seed` and `rng` the draws differ each time.
-        rng : numpy.random.Generator or int, optional
-            A generator, as in scipy, instead of `seed`.
-        """
-        shape = base.checked_shape(size)
-        return self._rvs(math.prod(shape), base.checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def gaussian(self) -> Any:
         """The Gaussian with this law's mean and variance, a `Mixture` of one component."""
@@ -278,11 +258,6 @@ class Law(LawBase):
         from ._plot import plot_law  # slow to import, and seldom needed
 
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
-
-    def _repr_html_(self) -> str:
-        from ._plot import law_card  # notebooks alone need it
-
-        return law_card(self)
 
     def __repr__(self) -> str:
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
@@ -381,10 +356,10 @@ class WithError:
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        return Estimate(*self._law._kurtosis(), self._law.sources)
+        return Estimate(*self._law._shape()[1], self._law.sources)
 
     def skewness(self) -> Estimate:
-        return Estimate(*self._law._skewness(), self._law.sources)
+        return Estimate(*self._law._shape()[0], self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._number(lambda law: expectation(law, func))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import _validate
+from .._array_api import one_blas_thread
 from .._files import named, opened, parsed, write
 from .._validate import AXES, NUMBERS, PlacedError, Rng, as_floats, as_whole, shown
 from ._estimate import Array, Sources
@@ -51,6 +52,7 @@ class LawError(PlacedError):
     """
 
 
+Size = int | tuple[int, ...] | None
 FORMAT = 1
 REASON = 200  # characters of an error's own text in a message: some repeat the whole file
 KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
@@ -115,6 +117,7 @@ class LawBase:
     """A law with its provenance. A law that can be saved has `_arrays()`, which `_from_arrays` takes."""
 
     origin: Provenance
+    _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
@@ -173,6 +176,31 @@ class LawBase:
             raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
         return self._formula()
 
+    @one_blas_thread()
+    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
+        """Independent draws of the law; of a joint law, all entries along a last axis.
+
+        A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
+        new replicas.
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            The shape of the result; a single draw if None.
+        seed : int, optional
+            The seed; without `seed` and `rng` the draws differ each time.
+        rng : numpy.random.Generator or int, optional
+            A generator, as in scipy, instead of `seed`.
+        """
+        shape = checked_shape(size)
+        draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
+        return draws.reshape(*shape, *draws.shape[1:])[()]
+
+    def _repr_html_(self) -> str:
+        from ._plot import card  # notebooks alone need it
+
+        return card(self)
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy in another process needs: data alone."""
         return {name: value for name, value in self.__dict__.items() if name != "_formula"}
@@ -191,7 +219,6 @@ class LawBase:
 numbers = partial(_validate.numbers, error=LawError)
 real = partial(_validate.real, error=LawError)
 whole = partial(_validate.whole, error=LawError)
-Size = int | tuple[int, ...] | None
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double
 HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it

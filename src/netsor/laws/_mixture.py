@@ -1,14 +1,9 @@
-"""Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell).
-
-One replica of the engine gives the mean and the variance of one coordinate of the output, given all scores and Gram
-matrices, as in equation (4) of docs/theory.md; the law is the mean over the replicas. No bandwidth is needed.
+"""Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell), equation (4) of docs/theory.md.
 
 A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
 density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an
 entropy, the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
-
-Of more replicas than are kept, components stand for cells of them, each with a count. A number of the law is an average
-over all replicas, and its error follows from the spread between them, as ever: the counts say both.
+Of more replicas than are kept, components stand for cells of them, each with a count.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
-from ._numerics import kernel_bias
+from ._numerics import kernel_bias, log_where_tiny
 from ._replicas import Replicated, batches, proportion_error, skewness_kurtosis
 
 CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
@@ -103,10 +98,10 @@ class Mixture(Components, Law):
 
     def _needs_density(self, name: str) -> None:
         if not self._has_density:
-            at = ", ".join(f"{a:g}" for a in self._points.atoms[:3])
-            many = "the point mass at " if len(self._points.atoms) == 1 else "made of point masses at "
-            more = ", …" if len(self._points.atoms) > 3 else ""
-            raise LawError(name, f"this law is {many}{at}{more}, which has no density; law.atoms has their masses")
+            first, *more = (f"{at:g}" for at in self._points.atoms)
+            points = ", ".join([first, *more[:2], *(["…"] if len(more) > 2 else [])])
+            many = "made of point masses at" if more else "the point mass at"
+            raise LawError(name, f"this law is {many} {points}, which has no density; law.atoms has their masses")
 
     def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
         """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1. Of −Y, if the sign is −1."""
@@ -122,18 +117,13 @@ class Mixture(Components, Law):
         return np.asarray(combined(spread, few.unseen(y, kernel, n)))
 
     def _pdf(self, y: Array) -> Estimate:
-        self._needs_density("pdf")
         if len(self._points.draws):
             value, error = self.smoothed()._pdf(y)
             bias = kernel_bias(value, lambda f: self.smoothed(f)._compressed.pdf(y), self.bandwidth, self.effective)
             return Estimate(value, combined(error, bias))
         value = self._density(y)
-        return Estimate(value, combined(self._error(value, y, "pdf"), self.binning and self.binning * self._largest))
-
-    @cached_property
-    def _largest(self) -> float:
-        """Of the density: as far as it is known at the components that a grid is made for."""
-        return float(self._compressed.pdf(self._scales()[0]).max())
+        binned = self.binning and self.binning * float(self._compressed.pdf(self._scales()[0]).max())
+        return Estimate(value, combined(self._error(value, y, "pdf"), binned))
 
     def _density(self, y: Array) -> Array:
         self._needs_density("pdf")
@@ -152,16 +142,11 @@ class Mixture(Components, Law):
         return result
 
     def _logcdf(self, y: Array) -> Array:
-        result = super()._logcdf(y)
-        tiny = np.isneginf(result)  # the probability is no double
-        result[tiny] = self._gaussians._replace(mean=-self._gaussians.mean).logsf(-y[tiny])
-        return result
+        reflected = self._gaussians._replace(mean=-self._gaussians.mean)
+        return log_where_tiny(super()._logcdf(y), reflected.logsf, -y)
 
     def _logsf(self, y: Array) -> Array:
-        result = super()._logsf(y)
-        tiny = np.isneginf(result)
-        result[tiny] = self._gaussians.logsf(y[tiny])
-        return result
+        return log_where_tiny(super()._logsf(y), self._gaussians.logsf, y)
 
     def _distribution(self, y: Array) -> Array:
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
@@ -173,10 +158,8 @@ class Mixture(Components, Law):
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
         # of the smaller one of the two tails: of the other, differences of squares near 1 are rounding
-        for part, sign, tail, points in (
-            (~upper, 1, value, steps[:-1]),
-            (upper, -1, self._sf(y), steps[-1] - steps[:-1]),
-        ):
+        sides = (~upper, 1, value, steps[:-1]), (upper, -1, self._sf(y), steps[-1] - steps[:-1])
+        for part, sign, tail, points in sides:
             error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
         return Estimate(value, combined(error, self.binning))
 
@@ -192,14 +175,12 @@ class Mixture(Components, Law):
         total = np.cumsum(self.component_weight[order])
         k = np.searchsorted(total, level * (1 - 1e-14) * total[-1], side="left")
         result = self.component_mean[order][np.minimum(k, len(order) - 1)]
-        if self.replicas > 1:
-            result = np.where(level == 0, -np.inf, np.where(level == 1, np.inf, result))
-        return np.asarray(result)
+        ends = (-np.inf, np.inf) if self.replicas > 1 else (result, result)
+        return np.where(level == 0, ends[0], np.where(level == 1, ends[1], result))
 
     # For distances
 
-    def _dense(self, factor: float = 1.0) -> Mixture:
-        return self.smoothed(factor)
+    _dense = smoothed
 
     def _densities(self, y: Array) -> Replicated:
         gaussians, mass = self._blocked
@@ -229,9 +210,8 @@ class Mixture(Components, Law):
 
         pairs: list[tuple[Law, Law]] = [(moved(0.0, error), moved(0.0, -error))] if len(self._smooth) else []
         if not self.centred:
-            whole = self.std()
-            if whole <= CONSTANT * abs(self.mean()):
-                whole = abs(self.mean())
+            std, size = self.std(), abs(self.mean())
+            whole = std if std > CONSTANT * size else size
             by = error * np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
             pairs.append((moved(by, 0.0), moved(-by, 0.0)))
         return pairs
@@ -255,17 +235,9 @@ class Mixture(Components, Law):
     def _var(self) -> Estimate:
         return self._replicas.average(self.component_var + self._central() ** 2)
 
-    def _kurtosis(self) -> Estimate:
-        return self._shape[1]
-
-    def _skewness(self) -> Estimate:
-        return self._shape[0]
-
-    @cached_property
     def _shape(self) -> tuple[Estimate, Estimate]:
-        """Skewness and excess kurtosis; a point mass has none."""
         std = self.std()
-        if std == 0:
+        if std == 0:  # a point mass has none
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
         mean, var = self._central() / std, self.component_var / std**2
         return skewness_kurtosis(mean, var, self._replicas, self.origin.quadrature_error)
@@ -370,11 +342,9 @@ class Empirical(Mixture):
     def _var(self) -> Estimate:
         return _biased(super()._var(), self._sample._var())
 
-    def _kurtosis(self) -> Estimate:
-        return _biased(super()._kurtosis(), self._sample._kurtosis())
-
-    def _skewness(self) -> Estimate:
-        return _biased(super()._skewness(), self._sample._skewness())
+    def _shape(self) -> tuple[Estimate, Estimate]:
+        (skewness, kurtosis), of_sample = super()._shape(), self._sample._shape()
+        return _biased(skewness, of_sample[0]), _biased(kurtosis, of_sample[1])
 
     def _cf(self, t: Array) -> Estimate:
         return _biased(super()._cf(t), self._sample._cf(t))

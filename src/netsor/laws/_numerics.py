@@ -14,6 +14,7 @@ from ._estimate import Array, Estimate, combined
 from ._law_base import LawError, points
 from ._replicas import Jackknife, jackknife
 
+Function = Callable[[Array], Array]
 Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at points
 
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
@@ -206,12 +207,18 @@ def log_share(share: Array, rest: Array) -> Array:
         return np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
 
 
+def log_where_tiny(logs: Array, exact: Function, y: Array) -> Array:
+    """Logarithms of probabilities, by another function of y where the probability is no double and log says −∞."""
+    tiny = np.isneginf(logs)
+    logs[tiny] = exact(y[tiny])
+    return logs
+
+
 def log_mean(logs: Array) -> Array:
     """The logarithm of the mean over the last axis of numbers that may be no doubles."""
     return np.asarray(scipy.special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
 
 
-Function = Callable[[Array], Array]
 LOG_ZERO = 1e4  # −LOG_ZERO stands for log 0: it is below the logarithm of every positive double
 LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
 
