@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ class CubicPieces:
         return float(np.sum(self.width * (np.abs(left) + np.abs(whole - left))))
 
 
-def _root(polynomials: Array, t: Array, some: npt.NDArray[np.bool_]) -> Array:
+def _root(polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]) -> Array:
     """Roots in [0, 1] of some polynomials near t, by Newton's method; of the others t itself."""
     slopes = polyder(polynomials)
     for _ in range(3):

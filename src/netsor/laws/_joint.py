@@ -282,7 +282,7 @@ class Joint(LawBase):
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, evidence: Array | None = None, **arrays: Any) -> Joint:
-        log_evidence = None if evidence is None else Estimate(*map(float, evidence))
+        log_evidence = None if evidence is None else Estimate(float(evidence[0]), float(evidence[1]))
         if log_evidence is not None and log_evidence.error < 0:
             raise LawError("Joint", f"log_evidence has an error of {log_evidence.error:g}; it must be 0 or more")
         return cls(**arrays, origin=origin, log_evidence=log_evidence)

@@ -90,10 +90,14 @@ class Law(LawBase):
         atoms = [at for at, _ in self.atoms]
         return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
 
+    @property
+    def _has_density(self) -> bool:
+        """Whether it has anything but atoms."""
+        return True
+
     # For distances: these defaults are for a law that is exact and has a smooth density
 
     kernel = False  # whether its distribution function is that of a kernel estimate
-    _has_density = True  # whether it has anything but atoms
 
     def _dense(self, factor: float = 1.0) -> Law:
         """This law with kernels, of so many bandwidths, instead of draws; itself if it has none."""
@@ -273,7 +277,7 @@ WIDE = 1.96  # standard errors on either side of 95 %
 class WithError:
     """The methods of a law; each returns an Estimate, the value and its standard error."""
 
-    def __init__(self, law: Any) -> None:
+    def __init__(self, law: Law) -> None:
         self._law = law
 
     def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
@@ -284,7 +288,7 @@ class WithError:
             value, error = f(law, p)
             return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
 
-        return Estimate(*pointwise(operation, with_doubt, y), law.sources)
+        return pointwise(operation, with_doubt, y)._from_sources(law.sources)
 
     def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
         """A number, with the error of sampling and of quadrature."""
@@ -356,10 +360,10 @@ class WithError:
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        return Estimate(*self._law._shape()[1], self._law.sources)
+        return self._law._shape()[1]._from_sources(self._law.sources)
 
     def skewness(self) -> Estimate:
-        return Estimate(*self._law._shape()[0], self._law.sources)
+        return self._law._shape()[0]._from_sources(self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._number(lambda law: expectation(law, func))

@@ -194,7 +194,7 @@ class LawBase:
         """
         shape = checked_shape(size)
         draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
-        return draws.reshape(*shape, *draws.shape[1:])[()]
+        return draws.reshape((*shape, *draws.shape[1:]))[()]
 
     def _repr_html_(self) -> str:
         from ._plot import card  # notebooks alone need it

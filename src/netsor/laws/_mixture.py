@@ -239,7 +239,7 @@ class Mixture(Components, Law):
         std = self.std()
         if std == 0:  # a point mass has none
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
-        mean, var = self._central() / std, self.component_var / std**2
+        mean, var = self._central() / std, self.component_var / self.var()
         return skewness_kurtosis(mean, var, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
