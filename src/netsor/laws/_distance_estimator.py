@@ -220,17 +220,19 @@ class DistanceEstimator:
 
     def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q
-        value, common = 0.0, dict(q.atoms)
+        common = dict(q.atoms)
+        value, atom_errors = sum(mass.value for mass in common.values()), []  # by the delta method
         for at, mass in p.atoms:
             if at not in common:
                 return Estimate(math.inf, 0.0)
-            value += mass.value * math.log(mass.value / common[at].value) - mass.value
-        value += sum(mass.value for mass in common.values())
+            ratio = mass.value / common[at].value
+            value += mass.value * math.log(ratio) - mass.value
+            atom_errors += [mass.error * math.log(ratio), common[at].error * (1 - ratio)]
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return Estimate(math.inf, 0.0)  # a density, where q has points
         nodes = self._nodes
         if not len(nodes):
-            return Estimate(value, _atoms_error(p, q))
+            return Estimate(value, combined(*atom_errors))
         middle = (nodes[:-1] + nodes[1:]) / 2
         if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
             return Estimate(math.inf, 0.0)  # q gives no weight where p does
@@ -253,7 +255,7 @@ class DistanceEstimator:
         if not errors:
             return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
         density_part = jackknife(functional, groups).corrected()
-        return Estimate(density_part.value + value, combined(density_part.error, _atoms_error(p, q)))
+        return Estimate(density_part.value + value, combined(density_part.error, *atom_errors))
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
@@ -268,16 +270,6 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
         x = np.where(near, x, 0.0)
         small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
         return np.where(near, small, np.where(f > 0, f * ratio, 0.0) - f + g)
-
-
-def _atoms_error(p: Law, q: Law) -> float:
-    """The error of the atoms' part of KL, by the delta method."""
-    common = dict(q.atoms)
-    errors = []
-    for at, mass in p.atoms:
-        ratio = mass.value / common[at].value
-        errors += [mass.error * math.log(ratio), common[at].error * (1 - ratio)]
-    return float(combined(*errors))
 
 
 def _vector(law: Law, y: Array) -> Replicated:
