@@ -154,21 +154,16 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if wanted is None else wanted
     block = cores() * max((Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)
     if block > memory() / 2:
-        raise ValueError(
-            f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
-        )
-    if wanted is not None:
-        if seconds(wanted) > MAX_SECONDS:
-            raise ValueError(
-                f"{wanted:,} draws would take about {seconds(wanted):.0f} s: choose fewer, or smaller sizes"
-            )
-        return wanted, ""
-    if seconds(draws) > SLOW:
+        need = f"{draws:,} draws would need {in_bytes(block)} of memory"
+        raise ValueError(f"{need}: smaller numbers on the sliders need less")
+    if wanted is not None and seconds(draws) > MAX_SECONDS:
+        raise ValueError(f"{draws:,} draws would take about {seconds(draws):.0f} s: choose fewer, or smaller sizes")
+    if wanted is None and seconds(draws) > SLOW:
         raise ValueError(
             f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "
             "smaller widths, or fewer tokens or heads, need less; the library itself has no such bound"
         )
-    return draws, "" if draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
+    return draws, "" if wanted is not None or draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
 
 
 def _panels(laws: list[Named]) -> tuple[Panel, ...]:
@@ -189,8 +184,6 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
         band: Any = (value - error, value + error) if error.any() and np.isfinite(error).all() else (None, None)
         curves.append(Curve(named.label, named.look, y, value, *band))
     top = Panel("density", "output coordinate y", "density, logarithmic", tuple(curves), log=True)  # tails show there
-    if len(curves) == 1:
-        return (top,)
     base = next((c for c in curves if c.look == "limit"), curves[-1])
     below = tuple(c.minus(base) for c in curves)
     label = f"difference from {base.label}"

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy
@@ -253,19 +253,11 @@ SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # how far points are moved towards a
 RARE = 2**13  # points in each set for rare events
 
 
-class Scores(NamedTuple):
-    """What the law of one head depends on."""
-
-    scores: bytes
-    values: bytes
-    tokens: int
-    function: Callable[[Array], Array]
-
-
 @lru_cache(maxsize=8)
-def head_law(given: Scores, points: int) -> Head:
-    """The law of w = Σ_jk a_j K_jk a_k in one head; the last few are remembered."""
-    head = _HeadSampler(given)
+def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], points: int) -> Head:
+    """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores and from K; a few are kept."""
+    s = math.isqrt(len(values) // 8)
+    head = _HeadSampler(*(np.frombuffer(data).reshape(s, s) for data in (scores, values)), function)
     samples = [np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS)]
     moments = exchangeable_moments(head.scores, head.values) if head.soft else None
     return Head(np.stack(samples), moments, head.rare)
@@ -274,10 +266,9 @@ def head_law(given: Scores, points: int) -> Head:
 class _HeadSampler:
     """From normals z to w: scores are F z, with F F^T their covariance."""
 
-    def __init__(self, given: Scores) -> None:
-        s = given.tokens
-        self.function, self.soft = given.function, given.function is row_softmax
-        self.scores, self.values = (np.frombuffer(data).reshape(s, s) for data in given[:2])
+    def __init__(self, scores: Array, values: Array, function: Callable[[Array], Array]) -> None:
+        s = len(values)
+        self.scores, self.values, self.function, self.soft = scores, values, function, function is row_softmax
         self.iid = self.soft and s > 64 and alike(self.scores) and alike(self.values)
         if self.iid:  # what all have in common cancels in a softmax, and no matrix is left
             self.spread = float(np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0)))

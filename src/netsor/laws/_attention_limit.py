@@ -20,7 +20,7 @@ import scipy
 
 from .._array_api import single_threaded
 from ..activations import row_softmax
-from ._attention_head import Head, Scores, alike, head_law, joined, power_moments, power_rules
+from ._attention_head import Head, alike, head_law, joined, power_moments, power_rules
 from ._correction import MAX_TOKENS, Correction
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
@@ -383,7 +383,7 @@ def head_sum(
     points: int | None = None,
 ) -> HeadSum:
     """The law of one output, from the covariance of its row of scores and the kernel of the values."""
-    one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
     exact = function is row_softmax and alike(scores) and alike(values)  # its moments are: fewer points give all digits
     points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
-    return HeadSum(partial(head_law, one, points), heads, factor, origin, mixture)
+    head = partial(head_law, scores.tobytes(), values.tobytes(), function, points)
+    return HeadSum(head, heads, factor, origin, mixture)
