@@ -120,6 +120,11 @@ class Joint(LawBase):
         given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
         return super()._words + ([] if self.log_evidence is None else [given])
 
+    def _repr_html_(self) -> str:
+        from ._plot import card  # notebooks alone need it
+
+        return card(self)
+
     # Parts
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:

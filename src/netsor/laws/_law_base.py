@@ -196,11 +196,6 @@ class LawBase:
         draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
-    def _repr_html_(self) -> str:
-        from ._plot import card  # notebooks alone need it
-
-        return card(self)
-
     def __getstate__(self) -> dict[str, Any]:
         """What a copy in another process needs: data alone."""
         return {name: value for name, value in self.__dict__.items() if name != "_formula"}
