@@ -370,7 +370,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             The seed of the draws.
         """
         seed = int(check_random_state(random_state).randint(2**31))
-        return self.law(X).rvs(n_samples, seed=seed).T
+        return np.asarray(self.law(X).rvs(n_samples, seed=seed)).T
 
     def _given(self, X: Any) -> tuple[Array, Array, Provenance]:
         """Mean and covariance of the function at new examples, of every state of the posterior; and what is known."""

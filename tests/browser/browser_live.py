@@ -11,7 +11,7 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 import netsor as ns
-from netsor.explore._law_views import Layer
+from netsor.explore._law_views import layer_view
 
 from .browser_docs import SITE, Reader, _Quiet
 from .conftest import ROOT
@@ -115,7 +115,7 @@ def test_a_slider_of_one_layer(reader):
         page.wait_for_function(ANSWERED, arg=["layer", k + 1])
         times.append(time.perf_counter() - start)
     print(f"\na slider: {', '.join(f'{each:.2f}' for each in times)} s")
-    view = Layer(heads=4, width=16).view()
+    view = layer_view(heads=4, width=16)
     for name in ("variance", "excess kurtosis"):
         cells = page.locator(f'.netsor-view >> nth=0 >> tr[data-row="{name}"] td[data-value]').all()
         right = [value.value for value in view.rows[name].values() if not isinstance(value, str)]

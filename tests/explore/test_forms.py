@@ -1,5 +1,6 @@
 """The page: what its forms say, the answers to them, and code on a page; all without a browser."""
 
+import inspect
 import json
 import re
 from html.parser import HTMLParser
@@ -10,8 +11,7 @@ import pytest
 import netsor as ns
 from netsor import _browser_cells as cells
 from netsor.explore import Target, _forms
-from netsor.explore._audit_view import Model, Variant
-from netsor.explore._law_views import Layer
+from netsor.explore._audit_view import Variant, model_request
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
 
@@ -56,8 +56,13 @@ def fresh(monkeypatch, tmp_path):
 
 
 def test_forms_begin_with_the_defaults():
-    assert _forms.layer_of(Controls(_forms.layer_form()).values) == Layer(heads=1, width=16)
-    assert _forms.model_of(Controls(_forms.model_form()).values) == Model()
+    said = _forms.layer_of(Controls(_forms.layer_form()).values)
+    layer = inspect.signature(ns.paper.layer).parameters
+    assert said.pop("head_dim") is None
+    assert said.pop("draws") is None
+    assert {**said, **{name: layer[name].default for name in said if name in layer}} == {**said, "heads": 2}
+    assert {name: said[name] for name in _forms.START} == _forms.START
+    assert _forms.model_of(Controls(_forms.model_form()).values) == model_request(Variant())
 
 
 def test_forms_with_some_controls():
@@ -94,7 +99,7 @@ def test_the_forms_of_a_program():
     assert [what for what, _ in found] == ["error"]
 
 
-def test_the_local_page():
+def test_the_local_page(fresh, tmp_path):
     """A view for each form; a program without probes has no audit."""
     assert re.findall('data-view="(.*?)"', _forms.local_page(None)) == ["One layer", "One model"]
     bare = Target("x", "bare", ns.program(lambda: ns.gaussian(ns.Width("n"))))
@@ -102,18 +107,20 @@ def test_the_local_page():
     page = _forms.local_page(Target("x", "watched", watched))
     assert re.findall('data-view="(.*?)"', page)[2:] == ["Your program", "Its audit"]
     values = Controls(_forms.model_form(local=True)).values
-    assert _forms.model_of(values) == Model()
-    assert _forms.model_of({**values, "path": " mine.json "}).first == Variant("mine.json")
-    found = _forms.model_of({**values, "second_path": "other.json", "sharp": True, "second_std": 0.1})
-    assert found == Model(second=Variant("other.json", std=0.1), sharp=True)
+    assert _forms.model_of(values) == model_request(Variant())
+    (tmp_path / "mine.json").write_text(json.dumps(SMALL))
+    assert _forms.model_of({**values, "path": " mine.json "}) == model_request(Variant("mine.json"))
+    found = _forms.model_of({**values, "second_path": "mine.json", "sharp": True, "second_std": 0.1})
+    assert found == model_request(Variant(), Variant("mine.json", std=0.1), sharp=True)
 
 
 def test_what_forms_say(fresh):
-    assert _forms.layer_of({"width": "inf", "token": 3, "sigma_q": 0.5}) == Layer(width=ns.inf, token=2, sigma_q=0.5)
+    said = {"width": "inf", "token": 3, "sigma_q": 0.5, "distances": True}
+    assert _forms.layer_of(said) == {"width": ns.inf, "token": 2, "sigma_q": 0.5}
     said = {"name": "gpt2", "config": json.dumps(SMALL), "tokens": "4, 8", "second_name": _forms.SAME}
     found = _forms.model_of({**said, "second_fields": "heads=4", "gradients": True})
-    assert found.first.model.width == 16
-    assert found.second == Variant("config.json", fields="heads=4")
+    assert found.models == (Variant("config.json").model, Variant("config.json", fields="heads=4").model)
+    assert found.models[0].width == 16
     assert (found.tokens, found.gradients) == ((4, 8), True)
 
 

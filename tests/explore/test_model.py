@@ -11,7 +11,7 @@ import pytest
 
 import netsor as ns
 from netsor.explore import Target, _audit_view
-from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Model, Variant, lengths
+from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Variant, lengths, model_request
 from netsor.explore._program_view import ProgramSettings
 from netsor.studies import _process_pool
 from netsor.studies.audit._cases import AuditTask
@@ -33,29 +33,33 @@ def small(tmp_path):
     return Variant("config.json")
 
 
-def last(model, tell=None):
-    return [*model.views(tell)][-1]
+def last(request, *tell):
+    return [*request.views(*tell)][-1]
+
+
+def changes(variant):
+    return {name: value for name, value in variant.changes.items() if name != "name"}
 
 
 def test_changes():
     """Another std keeps depth scaling, which is switched by itself; a recipe comes before what is changed in it."""
     own = ns.models.read("gpt2")
     down = 1 / math.sqrt(2 * 12)
-    assert Variant().changes == {}
+    assert changes(Variant()) == {}
     assert Variant().model == own
     other = Variant(std=0.01).model
     assert (other.name, other.std_q, other.std_in, other.std_embedding) == ("gpt2, std=0.01", 0.01, 0.01, 0.01)
     assert other.std_o / other.std_v == pytest.approx(own.std_o / own.std_v, rel=1e-12)
     assert other.std_out == pytest.approx(0.01 * down, rel=1e-12)
-    assert Variant(depth="off").changes == {"std_o": 0.02, "std_out": 0.02}
-    assert Variant(std=0.01, depth="off").changes == {"std": 0.01}
-    assert Variant("llama-3-8b").changes == {}
+    assert changes(Variant(depth="off")) == {"std_o": 0.02, "std_out": 0.02}
+    assert changes(Variant(std=0.01, depth="off")) == {"std": 0.01}
+    assert changes(Variant("llama-3-8b")) == {}
     on = Variant("llama-3-8b", depth="on").model
     assert on.std_o == pytest.approx(on.std_v / 8, rel=1e-12)  # 32 blocks
     assert Variant("qwen3-8b", qk_norm="off").model.qk_norm is False
-    assert Variant(qk_norm="on").changes == {"qk_norm": True}
+    assert changes(Variant(qk_norm="on")) == {"qk_norm": True}
     drawn = Variant(recipe="ntk", fields="layers=3, gated=true")
-    assert drawn.changes == {"layers": 3, "gated": True}
+    assert changes(drawn) == {"layers": 3, "gated": True}
     assert drawn.model.name == "gpt2, recipe=ntk, layers=3, gated=true"
     assert drawn.model.std_q == ns.models.recipe(own, "ntk").std_q
     assert eval(drawn.code) == drawn.model
@@ -70,7 +74,7 @@ def test_lengths():
 
 def test_the_code_makes_the_curves(small, capsys):
     """One model with its limit: every curve and number is that of the audit, from the embedding on."""
-    view = last(Model(small, tokens=(3,), limit=True))
+    view = last(model_request(small, tokens=(3,), limit=True))
     made = {}
     exec(view.code, made)
     found = made["found"]
@@ -90,7 +94,7 @@ def test_the_code_makes_the_curves(small, capsys):
 
 @pytest.mark.slow
 def test_the_code_makes_the_backward_curves(small):
-    view = last(Model(replace(small, std=0.1), tokens=(3,), limit=True, gradients=True))
+    view = last(model_request(replace(small, std=0.1), tokens=(3,), limit=True, gradients=True))
     made = {}
     exec(view.code, made)
     assert len(view.panels) == 9 + 13
@@ -104,10 +108,10 @@ def test_the_code_makes_the_backward_curves(small):
 @pytest.mark.slow
 def test_two_models_and_two_lengths(small):
     """First the one at the first length, then both, then all lengths; the text is that of the comparison."""
-    model = Model(small, replace(small, std=1.0, depth="off"), tokens=(3, 6))
+    model = model_request(small, replace(small, std=1.0, depth="off"), tokens=(3, 6))
     views = [*model.views()]
     shapes = [[(a.model.name, [f.tokens for f in a.lengths]) for a in v.result.audits] for v in views]
-    own, other = small.model.name, model.second.model.name
+    own, other = (model.name for model in model.models)
     assert shapes == [[(own, [3])], [(own, [3]), (other, [3])], [(own, [3, 6]), (other, [3, 6])]]
     made = {}
     exec(views[-1].code, made)
@@ -133,15 +137,15 @@ def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
     done = []
     run = AuditTask.run
     monkeypatch.setattr(AuditTask, "run", lambda task, progress: done.append(task) or run(task, progress))
-    last(Model(small, tokens=(3,)))
-    last(Model(small, replace(small, std=0.1), tokens=(3,)))
+    last(model_request(small, tokens=(3,)))
+    last(model_request(small, replace(small, std=0.1), tokens=(3,)))
     assert [part.case.model.name for part in done] == [small.model.name, replace(small, std=0.1).model.name]
 
 
 def test_progress(small):
     """In seconds, of each step; what it raises ends the work."""
     calls = []
-    last(Model(small, tokens=(2,), limit=True), lambda done, total: calls.append((done, total)))
+    last(model_request(small, tokens=(2,), limit=True), lambda done, total: calls.append((done, total)))
     ends = [(done, total) for done, total in calls if done == total]
     assert len(ends) == 2
     assert all(0 <= done <= total * (1 + 1e-12) for done, total in calls)
@@ -150,7 +154,7 @@ def test_progress(small):
         raise KeyError("enough")
 
     with pytest.raises(KeyError):
-        last(Model(small, tokens=(2,)), stop)
+        last(model_request(small, tokens=(2,)), stop)
 
 
 def test_as_many_tokens_as_are_quick(small):
@@ -159,29 +163,30 @@ def test_as_many_tokens_as_are_quick(small):
     assert AuditViewRequest((small.model,)).lengths == (16,)
     assert AuditViewRequest((small.model.replace(length=9),)).lengths == (8,)
     assert AuditViewRequest((gpt3,)).lengths[0] < 8
-    assert AuditViewRequest((gpt3,), (5,)).lengths == (5,)
+    assert AuditViewRequest((gpt3,), tokens=(5,)).lengths == (5,)
 
 
 def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
     """More lengths come when they are affordable; else the page says what they would take."""
     monkeypatch.setattr(_audit_view, "LATER", 0.0)
-    (view, again) = Model(small, tokens=(3, 6)).views()
+    (view, again) = model_request(small, tokens=(3, 6)).views()
     assert again.result is view.result
     assert f"{small.model.name} at 3 and 6 tokens would take about 1 s, too long for a page" in again.notes[-1]
     assert "tokens=[3, 6]" in again.code
     with pytest.raises(ValueError, match="min, too long for a page: fewer tokens take less"):
-        last(Model(Variant("llama-3-405b"), tokens=(128,)))
+        last(model_request(Variant("llama-3-405b"), tokens=(128,)))
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
-    [(Model(Variant("gpt5")), "the name of a model that ships"), (Model(Variant(std=-1.0)), "std=-1.0"),
-     (Model(tokens=(1,)), "must be 2 or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
-     (Model(Variant(fields="colour=red")), "colour"), (Model(tokens=(4, 4)), "each once")],
+    ("given", "words"),
+    [({"source": "gpt5"}, "the name of a model that ships"), ({"std": -1.0}, "std=-1.0"),
+     ({"tokens": (1,)}, "must be 2 or more"), ({"recipe": "none"}, "recipe='none' must be one of"),
+     ({"fields": "colour=red"}, "colour"), ({"tokens": (4, 4)}, "each once")],
 )  # fmt: skip
-def test_a_wrong_value_is_told(model, words):
+def test_a_wrong_value_is_told(given, words):
+    tokens = given.pop("tokens", None)
     with pytest.raises(ValueError, match=words):
-        last(model)
+        last(model_request(Variant(**given), tokens=tokens))
 
 
 def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
@@ -192,7 +197,7 @@ def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
     ):
         (tmp_path / "large.json").write_text(json.dumps({**SMALL, **change}))
         with pytest.raises(ValueError, match=said):
-            last(Model(Variant("large.json"), tokens=(4,), limit=True))
+            last(model_request(Variant("large.json"), tokens=(4,), limit=True))
 
 
 @ns.program
@@ -208,10 +213,10 @@ def test_a_program_with_probes():
     target = Target("x", "net", net)
     assert target.watched
     assert not Target("x", "bare", ns.program(lambda: ns.gaussian(n))).watched
-    (view,) = ProgramSettings(target, {"sigma": 2.0}, {"n": 16}).audited(sharp=False)
+    (view,) = ProgramSettings(target, {"sigma": 2.0}, {"n": 16}).audit(sharp=False).views()
     found = ns.audit(net(sigma=2.0), n=16, quick=True)
     assert view.result.findings == found.findings
     assert np.array_equal(view.panels[0].curves[0].y, found["mean_square"].median)
     assert "net = net(sigma=2.0)\nfound = ns.audit(net, n=16, quick=True)" in view.code
     with pytest.raises(ValueError, match="width n is ∞: an audit needs finite widths"):
-        next(ProgramSettings(target, {}, {"n": ns.inf}).audited(sharp=False))
+        ProgramSettings(target, {}, {"n": ns.inf}).audit(sharp=False)

@@ -13,25 +13,34 @@ import netsor as ns
 from netsor.engine import _parallel
 from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _law_views
-from netsor.explore._law_views import Layer
+from netsor.explore._law_views import layer_view
 from netsor.explore._program_view import ProgramSettings, Slider, sliders
 from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, table, ticks
 
 from ..keep import keep
 
 LAYERS = [
-    Layer(),
-    Layer(width=ns.inf),
-    Layer(width=64, head_dim=16, tokens=3, heads=5, mask="causal", token=1, sigma_q=2.0, sigma_w=0.5),
-    Layer(scaling="linear", activation="relu", width=32, tokens=2),
-    Layer(tokens=1, heads=1, clip=0.5, draws=300),
+    {},
+    {"width": ns.inf},
+    {
+        "width": 64,
+        "head_dim": 16,
+        "tokens": 3,
+        "heads": 5,
+        "mask": "causal",
+        "token": 1,
+        "sigma_q": 2.0,
+        "sigma_w": 0.5,
+    },
+    {"scaling": "linear", "activation": "relu", "width": 32, "tokens": 2},
+    {"tokens": 1, "heads": 1, "clip": 0.5, "draws": 300},
 ]
 FURTHER = [
-    Layer(width=64, head_dim=16, tokens=3, heads=5),
-    Layer(width=ns.inf, head_dim=16),
-    Layer(scaling="linear"),
-    Layer(activation="relu", width=32, tokens=2),
-    Layer(mask="causal", token=2, sigma_q=2.0, sigma_w=0.5),
+    {"width": 64, "head_dim": 16, "tokens": 3, "heads": 5},
+    {"width": ns.inf, "head_dim": 16},
+    {"scaling": "linear"},
+    {"activation": "relu", "width": 32, "tokens": 2},
+    {"mask": "causal", "token": 2, "sigma_q": 2.0, "sigma_w": 0.5},
 ]
 n, m = ns.Width("n"), ns.Width("m")
 
@@ -53,7 +62,7 @@ def values(row):
 
 @pytest.mark.parametrize("layer", keep([*LAYERS, *FURTHER], LAYERS[1]), ids=str)
 def test_the_code_makes_the_numbers(layer, capsys):
-    view = layer.view()
+    view = layer_view(**layer)
     made = run(view.code)
     laws = [made[name] for name in ("law", "limit", "gaussian") if name in made]
     assert ("law" in made) == (layer != LAYERS[1])
@@ -70,7 +79,7 @@ def test_the_code_makes_the_numbers(layer, capsys):
 @pytest.mark.slow
 def test_the_picture_holds_the_laws(heads):
     """Densities above; below, the difference from the limit; in the file, every number."""
-    view = Layer(heads=heads).view()
+    view = layer_view(heads=heads)
     net = ns.paper.layer(heads=heads)
     law, limit = net.law(n=256, draws=5_000), net.law(n=ns.inf)
     top, bottom = view.panels
@@ -92,7 +101,7 @@ def test_the_picture_holds_the_laws(heads):
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
 def test_scales(scale):
     """The same picture, whatever the unit."""
-    one, other = Layer(width=64).view(), Layer(width=64, sigma_v=scale).view()
+    one, other = layer_view(width=64), layer_view(width=64, sigma_v=scale)
     ratio = values(other.rows["variance"])[0] / values(one.rows["variance"])[0]
     assert ratio == pytest.approx(scale**2, rel=1e-9)
     assert values(other.rows["excess kurtosis"])[0] == pytest.approx(values(one.rows["excess kurtosis"])[0], rel=1e-9)
@@ -102,7 +111,7 @@ def test_scales(scale):
 
 def test_heads_that_are_enough():
     """The note says from which number of heads on the kurtosis of the limit is below 0.01: true, and the least."""
-    assert "from 25 heads on" in " ".join(Layer().view().notes)
+    assert "from 25 heads on" in " ".join(layer_view().notes)
     kurtosis = [ns.paper.layer(heads=h).law(n=ns.inf).kurtosis() for h in (24, 25)]
     assert kurtosis[0] >= 0.01 > kurtosis[1]
 
@@ -110,16 +119,16 @@ def test_heads_that_are_enough():
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (Layer(head_dim=512), "head dimension 512 must be at most the width 256"),
-        (Layer(tokens=2, token=5), "token=5 must be an integer from -2 to 1"),
-        (Layer(sigma_q=float("nan")), "sigma_q"),
-        (Layer(activation="swish"), "activation"),
-        (Layer(width=2**40, activation="tanh"), "bytes"),
+        ({"head_dim": 512}, "head dimension 512 must be at most the width 256"),
+        ({"tokens": 2, "token": 5}, "token=5 must be an integer from -2 to 1"),
+        ({"sigma_q": float("nan")}, "sigma_q"),
+        ({"activation": "swish"}, "activation"),
+        ({"width": 2**40, "activation": "tanh"}, "bytes"),
     ],
 )
 def test_a_wrong_value_is_told(layer, words):
     with pytest.raises((ValueError, TypeError), match=words) as caught:
-        layer.view()
+        layer_view(**layer)
     assert "\n" not in error_text(caught.value)
 
 

@@ -126,7 +126,7 @@ def test_points_of_any_shape(law):
     with pytest.raises(ValueError, match="interval: confidence=2 must be between 0 and 1"):
         law.interval(2)
     for order in (-1, 2.5):
-        with pytest.raises(ValueError, match="must be an integer, 0 or more"):
+        with pytest.raises(ValueError, match="must be an integer from 0 to 300"):
             law.moment(order)
 
 
@@ -182,7 +182,7 @@ def test_far_tails_are_right():
 
 def test_compression_keeps_the_law():
     v = rng.gamma(2.0, 0.3, 50_000) + 0.05
-    var, weight = compress(v)
+    _, var, weight = compress(v)
     assert len(var) < 1500
     y = np.linspace(-4, 4, 101)[:, None]
 

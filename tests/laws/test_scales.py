@@ -80,7 +80,7 @@ def _plain(a, b, name):
     """The distance of the two laws as they are, without what is done for noise."""
     from netsor.laws._distance_estimator import DistanceEstimator
 
-    return DistanceEstimator(a, b, couple=False)._plain(name)
+    return DistanceEstimator(a, b, couple=False)._distance(name, errors=False).value
 
 
 @pytest.mark.slow

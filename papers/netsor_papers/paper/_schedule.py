@@ -21,7 +21,6 @@ from netsor.engine._rng_keys import generator
 from netsor.engine.backends import Backend, Numpy
 from netsor.laws import Empirical, Estimate, HeadSum, Law, Mixture
 from netsor.laws._distance_estimator import kl_terms
-from netsor.laws._gaussian_mixture import GaussianMixture1D
 from netsor.laws._mixture_components import Blocks, compress
 from netsor.laws._replicas import Replicated, jackknife
 from netsor.studies import Arrays, Store, cache_key, derive_seed
@@ -99,9 +98,8 @@ def block_densities(law: Mixture, y: Array, blocks: int) -> Array:
     """The density of each block of replicas (blocks, points), of a law with components of mean 0."""
     labels = np.arange(law.replicas) * blocks // law.replicas
     alive = law.component_var > 0
-    nodes, weight = compress(law.component_var[alive], blocks=Blocks(labels[alive], blocks))
-    share = weight * (alive.sum() * blocks / law.replicas)
-    return np.asarray(GaussianMixture1D(np.zeros_like(nodes), nodes, share).pdf(y).T)
+    rule = compress(law.component_var[alive], blocks=Blocks(labels[alive], blocks))
+    return np.asarray(rule.pdf(y).T * (alive.sum() * blocks / law.replicas))
 
 
 COUPLED = 16  # heads up to which widths are coupled with the limit

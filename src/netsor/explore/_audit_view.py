@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,11 @@ _kept: dict[tuple[AuditCase, int], Draws] = {}
 
 @dataclass(frozen=True)
 class AuditViewRequest:
-    """What is to be shown: one model or two, at one length or several."""
+    """What is to be shown: one model or two, at one length or several; and the Python that makes them."""
 
     models: tuple[AuditedModel, ...]
+    lines: tuple[str, ...] = ()  # of Python, before `ns.audit` is called
+    arguments: tuple[str, ...] = ()  # of `ns.audit`: the models
     tokens: tuple[int, ...] | None = None  # as many as are quick, if None
     limit: bool = False
     gradients: bool = False
@@ -62,6 +65,18 @@ class AuditViewRequest:
                 return (tokens,)
         return (min(FEWER),)
 
+    @property
+    def code(self) -> str:
+        """Python that does the audit."""
+        lengths, given = self.lengths, [*self.arguments]
+        given += [] if lengths is None else [f"tokens={lengths[0] if len(lengths) == 1 else [*lengths]}"]
+        given += [] if self.sharp else ["quick=True"]
+        if self.limit != self.sharp:  # what is not the default
+            given += [f"widths={'both' if self.limit else 'actual'!r}"]
+        given += [] if lengths is None else [f"gradients={self.gradients}"]
+        audit = f"found = ns.audit({', '.join(given)})"
+        return "\n".join([*self.lines, audit, "print(found)", "# found.save('audit') writes a report"])
+
     def _request(self, models: int, tokens: tuple[int, ...] | None, limit: bool) -> Request:
         widths = "both" if limit else "actual"
         return Request(
@@ -71,14 +86,17 @@ class AuditViewRequest:
     @property
     def steps(self) -> list[Request]:
         """The first model at the first length; then both; then all lengths."""
-        lengths = self.lengths
+        lengths, every = self.lengths, len(self.models)
         first = None if lengths is None else lengths[:1]
-        every = len(self.models)
         wanted = [(1, first, False), (every, first, self.limit), (every, lengths, self.limit)]
         return [self._request(*step) for step, _ in itertools.groupby(wanted)]
 
-    def views(self, code: str, tell: Tell | None = None) -> Iterator[View]:
-        """A view after each step, the last of them with all that can be had in the time that there is."""
+    def views(self, tell: Tell = lambda *_: None) -> Iterator[View]:
+        """A view after each step, the last of them with all that can be had in the time that there is.
+
+        A view has a panel for each quantity against depth, findings and numbers of the output; `tell` receives the
+        progress.
+        """
         view: View | None = None
         for request in self.steps:
             seconds = _seconds(request)
@@ -90,10 +108,10 @@ class AuditViewRequest:
                     raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
                 yield replace(view, notes=(*view.notes, f"{long}; the Python below does it"))
                 return
-            view = self._view(_done(request, seconds, tell or (lambda *_: None)), code)
+            view = self._view(_done(request, seconds, tell))
             yield view
 
-    def _view(self, result: Audit | Comparison, code: str) -> View:
+    def _view(self, result: Audit | Comparison) -> View:
         firsts = [audit.lengths[0] for audit in result.audits]
         sides: list[Side] = []
         names = strip_common_prefix([first.model.name for first in firsts])
@@ -102,9 +120,8 @@ class AuditViewRequest:
             looks = LOOKS[0] if len(firsts) == 1 else LOOKS[k + 1]
             for label, look, measured in zip(labels, looks, (first.actual, first.limit), strict=True):
                 sides += [] if measured is None else [(label, look, measured)]
-        quantities = [q for q in BLOCKS if any(q.name in measured for _, _, measured in sides)]
-        panels = tuple(_panel(q, sides) for q in quantities)
-        return View(panels, {}, code, (*self._notes(result),), columns=2, result=result)
+        panels = tuple(_panel(q, sides) for q in BLOCKS if any(q.name in measured for _, _, measured in sides))
+        return View(panels, {}, self.code, (*self._notes(result),), columns=2, result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         first = result.audits[0]
@@ -186,18 +203,18 @@ class Variant:
     qk_norm: str = UNCHANGED
     fields: str = ""  # others, as a command line has them: "heads=8, norm=rms"
 
-    @property
+    @cached_property
     def _base(self) -> Transformer:
         model = read(self.source)
         return model if self.recipe == UNCHANGED else recipe(model, self.recipe)
 
-    @property
+    @cached_property
     def changes(self) -> dict[str, Any]:
-        """What is changed in the model, as `Transformer.replace` takes it.
+        """What is changed in the model, as `Transformer.replace` takes it; the name says what was chosen.
 
         Another std leaves depth scaling as it is: the last matrices keep their ratio to the others of their branch.
         """
-        model = self._base
+        model, fields = self._base, [text.strip() for text in self.fields.split(",") if text.strip()]
         changes: dict[str, Any] = {} if self.std is None else {"std": self.std}
         blocks = model.layers + model.decoder_layers
         for last, first in (("o", "v"), ("out", "in")):
@@ -208,74 +225,33 @@ class Variant:
                 changes[f"std_{last}"] = wanted
         if self.qk_norm != UNCHANGED:
             changes["qk_norm"] = self.qk_norm == "on"
-        return changes | settings(self._fields)
-
-    @property
-    def _fields(self) -> list[str]:
-        return [text.strip() for text in self.fields.split(",") if text.strip()]
-
-    @property
-    def model(self) -> Transformer:
-        """The model with its changes, which are in its name."""
-        return self._base.replace(**self._replaced)
-
-    @property
-    def _replaced(self) -> dict[str, Any]:
-        changes = self.changes
+        changes |= settings(fields)
         words = [] if self.std is None else [f"std={self.std:g}"]
         words += [] if self.depth == UNCHANGED else [f"depth scaling {self.depth}"]
         words += [] if self.qk_norm == UNCHANGED else [f"QK-norm {self.qk_norm}"]
-        words += self._fields
-        return {**changes, "name": ", ".join([self._base.name, *words])} if words else changes
+        words += fields
+        return {**changes, "name": ", ".join([model.name, *words])} if words else changes
+
+    @property
+    def model(self) -> Transformer:
+        """The model with its changes."""
+        return self._base.replace(**self.changes)
 
     @property
     def code(self) -> str:
         """Python that makes it."""
         code = f"ns.models.read({self.source!r})"
         code = code if self.recipe == UNCHANGED else f"ns.models.recipe({code}, {self.recipe!r})"
-        given = ", ".join(f"{name}={value!r}" for name, value in self._replaced.items())
+        given = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
         return code + (f".replace({given})" if given else "")
 
 
-@dataclass(frozen=True)
-class Model:
-    """The settings."""
-
-    first: Variant = Variant()
-    second: Variant | None = None
-    tokens: tuple[int, ...] | None = None  # as many as are quick, if None
-    limit: bool = False
-    gradients: bool = False  # the backward half too
-    sharp: bool = False
-
-    def views(self, tell: Tell | None = None) -> Iterator[View]:
-        """A panel for each quantity against depth, findings and numbers of the output; `tell` receives the progress.
-
-        The first view is of the first model at the first length alone; the last has all that was asked for.
-        """
-        models = tuple(each.model for each in (self.first, self.second) if each is not None)
-        request = AuditViewRequest(models, self.tokens, self.limit, self.gradients, self.sharp)
-        yield from request.views(self._code(request.lengths), tell)
-
-    def _code(self, lengths: tuple[int, ...] | None) -> str:
-        assert lengths is not None
-        given = ["model", *(["compare=other"] if self.second is not None else [])]
-        given += [f"tokens={lengths[0] if len(lengths) == 1 else list(lengths)}"]
-        given += ["quick=True"] if not self.sharp else []
-        if self.limit == (not self.sharp):  # what is not the default
-            given += [f"widths={'both' if self.limit else 'actual'!r}"]
-        given += [f"gradients={self.gradients}"]
-        return "\n".join(
-            [
-                "import netsor as ns",
-                "",
-                f"model = {self.first.code}",
-                *([f"other = {self.second.code}"] if self.second is not None else []),
-                f"found = ns.audit({', '.join(given)})",
-                "print(found)",
-                "# found.save('audit') writes a report",
-            ]
-        )
+def model_request(first: Variant, second: Variant | None = None, **options: Any) -> AuditViewRequest:
+    """The audit of a model, or of two side by side; other options are those of `AuditViewRequest`."""
+    variants = {"model": first} if second is None else {"model": first, "other": second}
+    lines = ("import netsor as ns", "", *(f"{name} = {variant.code}" for name, variant in variants.items()))
+    models = tuple(variant.model for variant in variants.values())
+    return AuditViewRequest(models, lines, ("model", "compare=other")[: len(models)], **options)
 
 
 def lengths(text: str) -> tuple[int, ...] | None:

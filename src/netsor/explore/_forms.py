@@ -6,21 +6,21 @@ static pages in a worker of the browser. A control's value is JSON in an attribu
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..language import inf
 from ..models import RECIPES, names
 from ..paper import ACTIVATIONS
-from ._audit_view import STDS, UNCHANGED, Model, Variant, lengths
-from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Layer, text
+from ._audit_view import STDS, UNCHANGED, AuditViewRequest, Variant, lengths, model_request
+from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, layer_view, text
 from ._program_view import ProgramSettings, Target, sliders
-from ._view import View, error_text, fold, view_html
+from ._view import View, error_text, markup, view_html
 
+Control = dict[str, Any]  # what the macro `control` of `_page.html` takes
+Words = Mapping[Any, str] | None  # what the page calls some of the values
 Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
 PASTED = Path("config.json")  # where a static page keeps a pasted configuration, in its own memory
 NONE, SAME, SECOND = "", "the same model, changed as below", "second_"
@@ -45,13 +45,13 @@ def answer(
         values = json.loads(content)
         views: Iterable[View]
         if kind == "layer":
-            views = [layer_of(values).view()]
+            views = [layer_view(**layer_of(values))]
         elif kind == "model":
             views = model_of(values).views(tell)
         else:
             assert target is not None
             own = program_of(target, values)
-            views = own.audited(values["sharp"], tell) if kind == "audit" else [own.view()]
+            views = own.audit(values["sharp"]).views(tell) if kind == "audit" else [own.view()]
         for view in views:
             saved = links(view, kind)
             if view.more is None or not values.get("distances"):
@@ -69,17 +69,14 @@ def answer(
         emit("error", error_text(error))
 
 
-def layer_of(values: Mapping[str, Any]) -> Layer:
-    """The `Layer` that a form describes; missing fields have their defaults."""
-    known = {field.name for field in fields(Layer)}
-    given = {name: _number(value) for name, value in values.items() if name in known}
-    if "token" in given:
-        given["token"] -= 1
-    return Layer(**given)
+def layer_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `layer_view` that a form describes."""
+    given = {name: _number(value) for name, value in values.items() if name != "distances"}
+    return given | ({"token": given["token"] - 1} if "token" in given else {})
 
 
-def model_of(values: Mapping[str, Any]) -> Model:
-    """The models that a form describes."""
+def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
+    """The audit of the models that a form describes."""
     pasted = values.get("config", "").strip()
     if pasted:
         PASTED.write_text(pasted)
@@ -92,8 +89,8 @@ def model_of(values: Mapping[str, Any]) -> Model:
     first = variant("", path or (str(PASTED) if pasted else values["name"]))
     other = values.get(f"{SECOND}path", "").strip() or values.get(f"{SECOND}name", NONE)
     second = None if other == NONE else variant(SECOND, first.source if other == SAME else other)
-    switches = (values.get(name, False) for name in ("limit", "gradients", "sharp"))
-    return Model(first, second, lengths(values.get("tokens", "")), *switches)
+    switches = {name: values.get(name, False) for name in ("limit", "gradients", "sharp")}
+    return model_request(first, second, tokens=lengths(values.get("tokens", "")), **switches)
 
 
 def program_of(target: Target, values: Mapping[str, Any]) -> ProgramSettings:
@@ -116,81 +113,66 @@ def layer_form(only: Sequence[str] | None = None, distances: bool = False) -> st
     sigmas = tuple(round(0.05 * k, 2) for k in range(81))
     dims = {dim: "the width" if dim is None else text(dim) for dim in HEAD_DIMS}
     labels = {name: f"W^{name.upper()}" for name in "qkvo"} | {"w": "the tokens' W"}
-    first = {
-        "heads": _slider("heads", "Heads H", range(1, 65), START["heads"]),
-        "tokens": _slider("tokens", "Tokens s", range(1, 33), 4),
-        "width": _width("width", "Width n", START["width"]),
-        "head_dim": _slider("head_dim", "Head dimension d", HEAD_DIMS, None, dims),
-        "activation": _choice("activation", "Activation φ", list(ACTIVATIONS), "clip"),
-        "scaling": _choice("scaling", "Scores", ["sqrt", "linear"], "sqrt", {"sqrt": "over √d", "linear": "over d"}),
-        "mask": _choice("mask", "Mask", [None, "causal"], None, {None: "none"}),
-        "distances": _check("distances", "KL divergences", distances),
-    }
-    rest = {
-        "clip": _slider("clip", "Clip at", CLIPS, 100.0),
-        "token": _slider("token", "Output of token", range(1, 33), 1),
-        **{
-            f"sigma_{name}": _slider(f"sigma_{name}", f"σ of {label}", sigmas if name in "qk" else sigmas[1:], 1.0)
-            for name, label in labels.items()
-        },
-        "draws": _draws(),
-    }
+    first = [
+        _slider("heads", "Heads H", range(1, 65), START["heads"]),
+        _slider("tokens", "Tokens s", range(1, 33), 4),
+        _width("width", "Width n", START["width"]),
+        _slider("head_dim", "Head dimension d", HEAD_DIMS, None, dims),
+        _choice("activation", "Activation φ", list(ACTIVATIONS), "clip"),
+        _choice("scaling", "Scores", ["sqrt", "linear"], "sqrt", {"sqrt": "over √d", "linear": "over d"}),
+        _choice("mask", "Mask", [None, "causal"], None, {None: "none"}),
+        _check("distances", "KL divergences", distances),
+    ]
+    sigma = [
+        _slider(f"sigma_{name}", f"σ of {label}", sigmas if name in "qk" else sigmas[1:], 1.0)
+        for name, label in labels.items()
+    ]
+    token = _slider("token", "Output of token", range(1, 33), 1)
+    rest = [_slider("clip", "Clip at", CLIPS, 100.0), token, *sigma, _draws()]
     if only is not None:
-        return _form("layer", [(first | rest)[name] for name in only])
-    return _form("layer", [*first.values(), fold("More to change", _column(rest.values()))])
+        return _form("layer", [*first, *rest], only)
+    return _form("layer", [*first, _folded("More to change", rest)])
 
 
 def model_form(only: Sequence[str] | None = None, local: bool = False) -> str:
     """The controls of one model and a second next to it, or some of them; a `local` page takes paths of files."""
     known, switch = list(names()), [UNCHANGED, "on", "off"]
     stds = {std: UNCHANGED if std is None else f"{std:g}" for std in STDS}
-    config = (
-        '<label>or paste a config.json<textarea name="config" rows="4" spellcheck="false" '
-        'placeholder="{&quot;model_type&quot;: &quot;gpt2&quot;, …}"></textarea></label>'
-        '<label>or choose a file<input type="file" data-for="config" accept=".json,application/json"></label>'
-    )
 
-    def variant(before: str, which: str) -> dict[str, str]:
-        path = {"path": _text(f"{before}path", "or a config.json", "path/to/config.json")}
-        controls = {
-            "name": which,
-            **(path if local else {} if before else {"config": config}),
-            "recipe": _choice(f"{before}recipe", "Recipe", [UNCHANGED, *RECIPES], UNCHANGED),
-            "std": _slider(f"{before}std", "Std of all matrices", STDS, None, stds),
-            "depth": _choice(f"{before}depth", "Depth scaling 1/√(2·blocks)", switch, UNCHANGED),
-            "qk_norm": _choice(f"{before}qk_norm", "QK-norm", switch, UNCHANGED),
-            "fields": _text(f"{before}fields", "Other fields", "heads=8, norm=rms"),
-        }
-        return {before + name: control for name, control in controls.items()}
+    def variant(before: str) -> list[Control]:
+        path = _text(f"{before}path", "or a config.json", "path/to/config.json")
+        return [
+            *([path] if local else [] if before else [{"type": "config", "name": "config"}]),
+            _choice(f"{before}recipe", "Recipe", [UNCHANGED, *RECIPES], UNCHANGED),
+            _slider(f"{before}std", "Std of all matrices", STDS, None, stds),
+            _choice(f"{before}depth", "Depth scaling 1/√(2·blocks)", switch, UNCHANGED),
+            _choice(f"{before}qk_norm", "QK-norm", switch, UNCHANGED),
+            _text(f"{before}fields", "Other fields", "heads=8, norm=rms"),
+        ]
 
-    other = _choice(f"{SECOND}name", "Compare with", [NONE, SAME, *known], NONE, {NONE: "nothing"})
-    first = variant("", _choice("name", "Model", known, "gpt2"))
-    common = {
-        "tokens": _text("tokens", "Tokens, one length or several", "16, 128"),
-        "limit": _check("limit", "Add the limit"),
-        "gradients": _check("gradients", "Gradients"),
-        "sharp": _check("sharp", "Sharper: more draws"),
-    }
-    second = variant(SECOND, other)
+    controls = [
+        _choice("name", "Model", known, "gpt2"),
+        *variant(""),
+        _text("tokens", "Tokens, one length or several", "16, 128"),
+        _check("limit", "Add the limit"),
+        _check("gradients", "Gradients"),
+        _check("sharp", "Sharper: more draws"),
+        _choice(f"{SECOND}name", "Compare with", [NONE, SAME, *known], NONE, {NONE: "nothing"}),
+    ]
     if only is not None:
-        return _form("model", [(first | common | second)[name] for name in only])
-    which = second.pop(f"{SECOND}name")
-    changed = fold("Changes of the second model", _column(second.values()))
-    return _form("model", [*first.values(), *common.values(), which, changed])
+        return _form("model", [*controls, *variant(SECOND)], only)
+    return _form("model", [*controls, _folded("Changes of the second model", variant(SECOND))])
 
 
 def program_form(target: Target, audit: bool = False) -> str:
     """A control for each width and each number of a program, and which output; for its audit, how many draws."""
     controls = [_width(f"width {name}", f"Width {name}", 256) for name in target.widths]
-    controls += [
-        f"<label>{html.escape(each.name)} <output>{each.start:g}</output>"
-        f'<input type="range" name="argument {html.escape(each.name)}" min="{each.low}" max="{each.high}" '
-        f'step="{each.step}" value="{each.start}"></label>'
-        for each in sliders(target)
-    ]
+    for name, start, low, high, step in sliders(target):
+        given = {"low": low, "high": high, "step": step, "start": start, "shown": f"{start:g}"}
+        controls.append({"type": "range", "name": f"argument {name}", "label": name, **given})
     if audit:
         return _form("audit", [*controls, _check("sharp", "Sharper: more draws")])
-    output = '<label>Output<input type="number" name="output" min="0" value="0"></label>'
+    output = {"type": "number", "name": "output", "label": "Output"}
     return _form("program", [*controls, output, _draws(), _check("distances", "KL divergences", True)])
 
 
@@ -202,86 +184,52 @@ def local_page(target: Target | None) -> str:
         if target.watched:
             forms["Its audit"] = program_form(target, audit=True)
     first = "One layer" if target is None else "Your program"
-    choices = "".join(
-        f'<label><input type="radio" name="view" value="{title}"{" checked" * (title == first)}> {title}</label> '
-        for title in forms
-    )
-    sections = "".join(f'<section data-view="{title}" hidden>{demo(form)}</section>' for title, form in forms.items())
     style, script = (Path(__file__).with_name(f"_page.{kind}").read_text() for kind in ("css", "js"))
-    head = f"<style>{style}</style>"
-    return page(head, f'<p class="netsor-views">{choices}</p>{sections}<script>{script}netsorPage.follow()</script>')
+    return page(f"<style>{style}</style>", markup().views(forms, first, script))
 
 
 def demo(form: str, stored: str = "") -> str:
     """A form and its answer, side by side; at first a stored one."""
-    return f'<div class="netsor-demo netsor-two"><div>{form}</div><div class="netsor-view">{stored}</div></div>'
+    return str(markup().demo(form, stored))
 
 
 def page(head: str, body: str) -> str:
     """A whole page, light or dark as the browser is."""
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>netsor explore</title>
-<style>
-  :root {{ color-scheme: light dark }}
-  body {{ font-family: sans-serif; margin: 0 auto; max-width: 80rem; padding: 1rem }}
-</style>
-<script>document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches)</script>
-{head}
-<h1 class="netsor-head">netsor: move a slider, see the law</h1>
-{body}
-</html>
-"""
+    return str(markup().page(head, body))
 
 
-def _form(kind: str, controls: Sequence[str]) -> str:
-    slow = " data-slow" * (kind in AUDITS)
-    fieldset = f"<fieldset>{_column(controls)}</fieldset>"
-    return f'<form class="netsor-controls" data-kind="{kind}"{slow}>{fieldset}</form>'
+def _form(kind: str, controls: Sequence[Control], only: Sequence[str] | None = None) -> str:
+    by_name = {control["name"]: control for control in controls}
+    return str(markup().form(kind, kind in AUDITS, controls if only is None else [by_name[name] for name in only]))
 
 
-def _column(controls: Iterable[str]) -> str:
-    return "".join(f"<div>{control}</div>" for control in controls)
+def _folded(title: str, controls: Iterable[Control]) -> Control:
+    return {"type": "fold", "name": "", "label": title, "controls": controls}
 
 
-def _width(name: str, label: str, start: float) -> str:
+def _width(name: str, label: str, start: float) -> Control:
     return _slider(name, label, WIDTHS, start, {width: text(width) for width in WIDTHS})
 
 
-def _draws() -> str:
+def _draws() -> Control:
     return _choice("draws", "Draws", [None, MANY], None, {None: "as many as are quick", MANY: f"{MANY:,}"})
 
 
-def _slider(name: str, label: str, values: Sequence[Any], start: Any, words: Mapping[Any, str] | None = None) -> str:
-    shown = [(words or {}).get(value, str(value)) for value in values]
-    choices = _attribute([["inf" if value == inf else value, word] for value, word in zip(values, shown, strict=True)])
+def _slider(name: str, label: str, values: Sequence[Any], start: Any, words: Words = None) -> Control:
+    choices = [("inf" if value == inf else value, (words or {}).get(value, str(value))) for value in values]
     at = list(values).index(start)
-    return (
-        f"<label>{html.escape(label)} <output>{html.escape(shown[at])}</output>"
-        f'<input type="range" name="{html.escape(name)}" min="0" max="{len(values) - 1}" value="{at}" '
-        f'data-choices="{choices}"></label>'
-    )
+    given = {"low": 0, "high": len(values) - 1, "step": 1, "start": at, "shown": choices[at][1]}
+    return {"type": "range", "name": name, "label": label, "choices": json.dumps(choices), **given}
 
 
-def _choice(name: str, label: str, options: Sequence[Any], start: Any, words: Mapping[Any, str] | None = None) -> str:
-    inside = "".join(
-        f'<option value="{_attribute(option)}"{" selected" if option == start else ""}>'
-        f"{html.escape((words or {}).get(option, str(option)))}</option>"
-        for option in options
-    )
-    return f'<label>{html.escape(label)}<select name="{name}">{inside}</select></label>'
+def _choice(name: str, label: str, options: Sequence[Any], start: Any, words: Words = None) -> Control:
+    named = [(json.dumps(option), (words or {}).get(option, str(option))) for option in options]
+    return {"type": "select", "name": name, "label": label, "options": named, "start": json.dumps(start)}
 
 
-def _check(name: str, label: str, checked: bool = False) -> str:
-    return f'<label><input type="checkbox" name="{name}"{" checked" * checked}> {html.escape(label)}</label>'
+def _check(name: str, label: str, checked: bool = False) -> Control:
+    return {"type": "checkbox", "name": name, "label": label, "start": checked}
 
 
-def _text(name: str, label: str, hint: str) -> str:
-    return f'<label>{html.escape(label)}<input type="text" name="{name}" placeholder="{html.escape(hint)}"></label>'
-
-
-def _attribute(value: Any) -> str:
-    return html.escape(json.dumps(value), quote=True)
+def _text(name: str, label: str, hint: str) -> Control:
+    return {"type": "text", "name": name, "label": label, "hint": hint}

@@ -7,10 +7,10 @@ and the moments take some milliseconds; distances take longer, and are asked for
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -84,23 +84,32 @@ def law_view(
     laws = [] if at_infinity else [named(at or "the law", "finite", widths)]
     if at_infinity or closed is not None or len(plans) == 2:
         limit = named("the limit", "limit", end)
-        if laws and not has_density(limit.law):
+        if laws and not limit.law._has_density:
             notes.append(f"in the limit it is always {limit.law.mean():g}")
         else:
             laws.append(limit)
     last = laws[-1]
     if isinstance(last.law, HeadSum):
         laws.append(Named(INFINITE_HEADS, "gaussian", last.law.infinite_heads(), "limit.infinite_heads()"))
-        notes.append(_enough(last.law))
+        # with H heads the excess kurtosis of the limit is that of one head over H
+        enough = math.floor(last.law.kurtosis() * last.law.heads / GAUSSIAN_KURTOSIS) + 1
+        below = f"it is below {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
+        notes.append(f"In the limit the excess kurtosis falls like 1/heads: {below}")
     else:
         laws.append(Named(GAUSSIAN, "gaussian", last.law.gaussian(), f"{last.variable}.gaussian()"))
-    return view_laws(laws, lines, plan, [note, *notes])
+    panels, rows = _panels(laws), _rows(laws)
+    shown = dict.fromkeys([*filter(None, [note, *notes]), *(each for named in laws for each in named.law.notes)])
+
+    def distances() -> Rows:
+        """KL from each law to the next: how far the width is from its limit, and the limit from a Gaussian."""
+        pairs = itertools.pairwise(laws)
+        return {f"KL to {other.label}": {one.label: kl(one.law, other.law)} for one, other in pairs}
+
+    return View(panels, rows, _code(laws, lines), tuple(shown), str(plan), more=distances)
 
 
-def view_laws(laws: list[Named], lines: list[str], plan: Plan, notes: list[str]) -> View:
-    """The view of these laws, from the first to the Gaussian; `lines` of Python make the program `net`."""
-    panels = _panels(laws)
-    every = dict.fromkeys(note for named in laws for note in named.law.notes)
+def _rows(laws: list[Named]) -> Rows:
+    """The numbers of each law; the mean only if one is not 0."""
     rows: Rows = {
         "mean": {named.label: named.law.with_error.mean() for named in laws},
         "variance": {named.label: named.law.with_error.var() for named in laws},
@@ -108,15 +117,16 @@ def view_laws(laws: list[Named], lines: list[str], plan: Plan, notes: list[str])
             named.label: "0" if named.look == "gaussian" else named.law.with_error.kurtosis() for named in laws
         },
     }
-    if all(value.value == 0 for value in rows["mean"].values() if isinstance(value, Estimate)):
+    if not any(rows["mean"].values()):
         del rows["mean"]
     for named in laws:
         for at, mass in named.law.atoms[:3]:
             rows.setdefault(f"P(y = {at:.4g})", {})[named.label] = mass
-    rows["status"] = {named.label: named.law.status for named in laws}
-    _finite(rows)
-    shown = tuple(dict.fromkeys([*filter(None, notes), *every]))
-    return View(panels, rows, _code(laws, lines), shown, str(plan), more=lambda: distances(laws))
+    for name, row in rows.items():
+        for value in row.values():
+            if isinstance(value, Estimate) and not math.isfinite(value.value):
+                raise ValueError(f"the {name} is {value.value}: this law has none, or it leaves double precision")
+    return rows | {"status": {named.label: named.law.status for named in laws}}
 
 
 def _code(laws: list[Named], lines: list[str]) -> str:
@@ -135,14 +145,6 @@ def _code(laws: list[Named], lines: list[str]) -> str:
     )
 
 
-def distances(laws: list[Named]) -> Rows:
-    """KL from each law to the next: how far the width is from its limit, and the limit from a Gaussian."""
-    rows: Rows = {}
-    for one, other in itertools.pairwise(laws):
-        rows[f"KL to {other.label}"] = {one.label: kl(one.law, other.law)}
-    return rows
-
-
 def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     """How many draws these plans are given, and a note if that is fewer than usual; those asked for if they fit."""
 
@@ -152,21 +154,16 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if wanted is None else wanted
     block = cores() * max((Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)
     if block > memory() / 2:
-        raise ValueError(
-            f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
-        )
-    if wanted is not None:
-        if seconds(wanted) > MAX_SECONDS:
-            raise ValueError(
-                f"{wanted:,} draws would take about {seconds(wanted):.0f} s: choose fewer, or smaller sizes"
-            )
-        return wanted, ""
-    if seconds(draws) > SLOW:
+        need = f"{draws:,} draws would need {in_bytes(block)} of memory"
+        raise ValueError(f"{need}: smaller numbers on the sliders need less")
+    if wanted is not None and seconds(draws) > MAX_SECONDS:
+        raise ValueError(f"{draws:,} draws would take about {seconds(draws):.0f} s: choose fewer, or smaller sizes")
+    if wanted is None and seconds(draws) > SLOW:
         raise ValueError(
             f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "
             "smaller widths, or fewer tokens or heads, need less; the library itself has no such bound"
         )
-    return draws, "" if draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
+    return draws, "" if wanted is not None or draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
 
 
 def _panels(laws: list[Named]) -> tuple[Panel, ...]:
@@ -175,7 +172,7 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     reach = DENSITY_STDS * max(named.law.std() for named in laws)
     if not (math.isfinite(centre) and math.isfinite(reach)):
         raise ValueError("the numbers leave double precision: less extreme values are needed")
-    if not has_density(laws[0].law):
+    if not laws[0].law._has_density:
         points = ", ".join(f"{at:g}" for at, _ in laws[0].law.atoms[:3])
         raise ValueError(f"the output is always {points}: its law has no density to show")
     y = np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
@@ -187,25 +184,10 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
         band: Any = (value - error, value + error) if error.any() and np.isfinite(error).all() else (None, None)
         curves.append(Curve(named.label, named.look, y, value, *band))
     top = Panel("density", "output coordinate y", "density, logarithmic", tuple(curves), log=True)  # tails show there
-    if len(curves) == 1:
-        return (top,)
     base = next((c for c in curves if c.look == "limit"), curves[-1])
     below = tuple(c.minus(base) for c in curves)
     label = f"difference from {base.label}"
     return top, Panel(label, "output coordinate y", "difference", below, share=0.5, legend=False)
-
-
-def has_density(law: Law) -> bool:
-    """Whether there is anything but points to its law."""
-    return bool(sum(mass.value for _, mass in law.atoms) < 1 - 1e-12)
-
-
-def _finite(rows: Rows) -> None:
-    """Refuse a number that is not finite."""
-    for name, row in rows.items():
-        for value in row.values():
-            if isinstance(value, Estimate) and not math.isfinite(value.value):
-                raise ValueError(f"the {name} is {value.value}: this law has none, or it leaves double precision")
 
 
 def text(width: float) -> str:
@@ -220,48 +202,29 @@ def width_code(width: float) -> str:
 IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
 
 
-@dataclass(frozen=True)
-class Layer:
-    """The settings: arguments of `ns.paper.layer`, widths, and draws (as many as are quick, if None)."""
+def layer_view(
+    width: float = 256,
+    head_dim: float | None = None,
+    draws: int | None = None,
+    tokens: int = 4,
+    heads: int = 2,
+    **others: Any,
+) -> View:
+    """The law of one layer of the paper at these widths, its limit, and the Gaussian of infinitely many heads.
 
-    width: float = 256
-    head_dim: float | None = None  # the width, if None
-    tokens: int = 4
-    heads: int = 2
-    token: int = 0
-    activation: str = "clip"
-    clip: float = 100.0
-    scaling: str = "sqrt"
-    mask: str | None = None
-    sigma_q: float = 1.0
-    sigma_k: float = 1.0
-    sigma_v: float = 1.0
-    sigma_o: float = 1.0
-    sigma_w: float = 1.0
-    draws: int | None = None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of `ns.paper.layer` that differ from its defaults; tokens and heads always."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        for name in ("width", "head_dim", "draws"):
-            given.pop(name, None)
-        low_rank = {"low_rank": True} if self.head_dim is not None else {}
-        return {"tokens": self.tokens, "heads": self.heads, **given, **low_rank}
-
-    @property
-    def widths(self) -> dict[str, float]:
-        """The widths by name."""
-        return {"n": self.width} if self.head_dim is None else {"n": self.width, "d": self.head_dim}
-
-    def view(self) -> View:
-        """The law at these widths, its limit, and the Gaussian of infinitely many heads."""
-        if self.head_dim is not None and self.head_dim > self.width:
-            raise ValueError(f"head dimension {text(self.head_dim)} must be at most the width {text(self.width)}")
-        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        lines = [*IMPORTS, f"net = ns.paper.layer({given})"]
-        limit = functools.partial(_limit, tuple(self.arguments.items()))
-        return law_view(layer(**self.arguments), self.widths, self.draws, lines, limit)
+    The head dimension is the width if None, and draws are as many as are quick; `others` are arguments of
+    `ns.paper.layer`.
+    """
+    if head_dim is not None and head_dim > width:
+        raise ValueError(f"head dimension {text(head_dim)} must be at most the width {text(width)}")
+    default = inspect.signature(layer).parameters
+    changed = {name: value for name, value in others.items() if value != default[name].default}
+    low_rank = {} if head_dim is None else {"low_rank": True}
+    arguments = {"tokens": tokens, "heads": heads, **changed, **low_rank}
+    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    limit = functools.partial(_limit, tuple(arguments.items()))
+    return law_view(layer(**arguments), widths, draws, [*IMPORTS, f"net = ns.paper.layer({given})"], limit)
 
 
 @functools.lru_cache(maxsize=64)
@@ -269,12 +232,3 @@ def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
     """The limit law, kept while the width slider is moved, because it does not change then."""
     net: Program = layer(**dict(arguments))
     return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
-
-
-def _enough(limit: HeadSum) -> str:
-    """With H heads the excess kurtosis of the limit is that of one head over H."""
-    heads = math.floor(limit.kurtosis() * limit.heads / GAUSSIAN_KURTOSIS) + 1
-    return (
-        "In the limit the excess kurtosis falls like 1/heads: "
-        f"it is below {GAUSSIAN_KURTOSIS:g} from {heads:,} heads on."
-    )

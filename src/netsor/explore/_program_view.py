@@ -6,15 +6,15 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._program import Program
 from ..language import inf
 from ..models._metric_program import ProgramModel
-from ._audit_view import AuditViewRequest, Tell
+from ._audit_view import AuditViewRequest
 from ._law_views import IMPORTS, law_view, width_code
 from ._view import View
 
@@ -64,8 +64,7 @@ class Target:
         ]
 
 
-@dataclass(frozen=True)
-class Slider:
+class Slider(NamedTuple):
     """A numeric argument: where its slider begins and ends, and its steps."""
 
     name: str
@@ -85,10 +84,9 @@ def sliders(target: Target) -> tuple[Slider, ...]:
     except ValueError:  # some functions written in C have no signature
         return ()
     for parameter in parameters:
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            continue
         value = target.arguments.get(parameter.name, parameter.default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if not named or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             continue
         if isinstance(value, int):
             low, high = (1, max(4 * value, 8)) if value > 0 else (4 * value, 8)
@@ -112,25 +110,18 @@ class ProgramSettings:
     def view(self) -> View:
         """The law at these widths, its limit if it has one, and a Gaussian."""
         net, key = self._part(self.target.build(self.arguments))
-        return law_view(net, self.widths, self.draws, self._first(key))
+        return law_view(net, self.widths, self.draws, self._lines(key))
 
-    def audited(self, sharp: bool, tell: Tell | None = None) -> Iterator[View]:
+    def audit(self, sharp: bool) -> AuditViewRequest:
         """What its probes watch, block by block, with findings."""
         for name, width in self.widths.items():
             if width == inf:
                 raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
         net = self.target.build(self.arguments)
-        at = "".join(f", {name}={width_code(width)}" for name, width in self.widths.items())
-        how = ", widths='actual'" if sharp else ", quick=True"
-        code = [
-            *self._first(""),
-            f"found = ns.audit(net{at}{how})",
-            "print(found)",
-            "# found.save('audit') writes a report",
-        ]
-        yield from AuditViewRequest((ProgramModel(net, self.widths),), sharp=sharp).views("\n".join(code), tell)
+        at = (f"{name}={width_code(width)}" for name, width in self.widths.items())
+        return AuditViewRequest((ProgramModel(net, self.widths),), (*self._lines(""),), ("net", *at), sharp=sharp)
 
-    def _first(self, key: str) -> list[str]:
+    def _lines(self, key: str) -> list[str]:
         """Python that makes the program, or a part of it."""
         given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
         call = "" if isinstance(self.target.found, Program) else f"({given})"
@@ -138,7 +129,7 @@ class ProgramSettings:
 
     def _part(self, net: Program) -> tuple[Program, str]:
         """One output: the part that FILE:PROGRAM[i] names, or the one of this number among all of them."""
-        keys = () if self.target.part is None else (self.target.part,)
+        keys: list[Any] = [] if self.target.part is None else [self.target.part]
         for key in keys:
             net = net[key]
         places: list[tuple[Any, ...]] = []

@@ -6,11 +6,12 @@ A picture is data: panels of curves. The page draws it as SVG, files by matplotl
 from __future__ import annotations
 
 import csv
-import html
+import functools
 import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,9 +166,18 @@ LEFT, RIGHT, ABOVE, BELOW = 58.0, 10.0, 24.0, 34.0  # margins around the axes, i
 LINE = 15.0  # height of a line of text, in SVG units
 
 
+@functools.cache
+def markup() -> Any:
+    """The macros of `_page.html`, each of which returns HTML."""
+    from jinja2 import Environment  # slow to import
+
+    source = Path(__file__).with_name("_page.html").read_text(encoding="utf-8")
+    return Environment(autoescape=True).from_string(source).module
+
+
 def as_svg(panels: Sequence[Panel]) -> str:
     """Every panel as an image of its own, which the page arranges."""
-    return "".join(_panel(panel) for panel in panels)
+    return "".join(markup().panel(_drawing(panel)) for panel in panels)
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -180,71 +190,45 @@ def decades(low: float, high: float) -> list[float]:
     return [part for part in parts if low <= part <= high]
 
 
-def _panel(panel: Panel) -> str:
+def _drawing(panel: Panel) -> dict[str, Any]:
+    """Where everything is in an image, in SVG units."""
     entries = [c for c in panel.curves if c.label] if panel.legend else []
     above = ABOVE + LINE * len(entries)
-    high = HIGH * panel.share + above + BELOW
-    floor = high - BELOW
+    floor = round(HIGH * panel.share + above, 1)
     left, right, bottom, top = panel.reach()
 
     def across(x: Any) -> Any:
-        return LEFT + (x - left) / (right - left) * (WIDE - LEFT - RIGHT)
+        return np.round(LEFT + (x - left) / (right - left) * (WIDE - LEFT - RIGHT), 1)
 
     def up(y: Any) -> Any:
-        return floor - (y - bottom) / (top - bottom) * (floor - above)
+        return np.round(floor - (y - bottom) / (top - bottom) * (floor - above), 1)
 
-    def edge(y: Floats | None) -> Floats | None:
-        """An edge of a band, which ends at the axis."""
-        return None if y is None else up(np.maximum(np.nan_to_num(panel.up(y), nan=bottom, neginf=bottom), bottom))
-
-    parts = [_text(WIDE / 2, 13, panel.title, "middle", 'class="netsor-title"')]
-    parts.append(f'<path d="M{LEFT},{above}V{floor:.1f}H{WIDE - RIGHT}" class="netsor-axis"/>')
-    for value in ticks(left, right):
-        parts.append(f'<path d="M{across(value):.1f},{floor:.1f}v4" class="netsor-axis"/>')
-        parts.append(_text(across(value), floor + 15, _number(value), "middle"))
-    for value in decades(bottom, top) if panel.log else ticks(bottom, top, 4):
-        parts.append(f'<path d="M{LEFT},{up(value):.1f}h-4" class="netsor-axis"/>')
-        parts.append(_text(LEFT - 6, up(value) + 4, _number(10**value if panel.log else value), "end"))
-    parts.append(_text((LEFT + WIDE) / 2, high - 4, panel.across, "middle"))
-    parts.append(_text(0, 0, panel.unit, "middle", f'transform="translate(11 {(above + floor) / 2:.1f}) rotate(-90)"'))
+    curves = []
     for curve in panel.curves:
+        colour, line, thick = LOOKS[curve.look]
         at = panel.up(curve.y)
-        at = up(np.where(at < bottom, np.nan, at))
-        drawn = _curve(curve, across(curve.x), at, edge(curve.low), edge(curve.high))
-        parts.append(f'<g class="netsor-{curve.look}">{drawn}</g>')
-    for k, curve in enumerate(entries):
-        colour, line = _look(curve)
-        y = ABOVE + LINE * (k - 0.2)
-        mark = f'<path d="M{LEFT + 8},{y + 6:.1f}h26" stroke="{colour}" {line}/>'
-        parts.append(f'<g class="netsor-{curve.look}">{mark}{_text(LEFT + 40, y + 10, curve.label, "start")}</g>')
-    name = html.escape(f"{panel.title}: {', '.join(curve.label for curve in panel.curves)}", quote=True)
-    return (
-        f'<svg class="netsor-panel" viewBox="0 0 {WIDE:g} {high:.0f}" role="img" aria-label="{name}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{html.escape(text)}</text>'
-
-
-def _curve(curve: Curve, x: Floats, y: Floats, low: Floats | None, high: Floats | None) -> str:
-    colour, line = _look(curve)
-    band = ""
-    if low is not None and high is not None:
-        edge = _path(np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]]))
-        band = f'<path d="{edge}Z" fill="{colour}" fill-opacity="0.2" stroke="none"/>'
-    if len(x) == 1:
-        return f'{band}<circle cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="3" fill="{colour}"/>'
-    return f'{band}<path d="{_path(x, y)}" fill="none" stroke="{colour}" {line}/>'
-
-
-def _look(curve: Curve) -> tuple[str, str]:
-    """The colour of a curve, and the width and dashes of its line."""
-    colour, line, thick = LOOKS[curve.look]
-    scaled = 1.4 * thick
-    dashes = "" if line == "-" else f' stroke-dasharray="{" ".join(f"{scaled * part:g}" for part in line[1])}"'
-    return ("currentColor" if colour == BLACK else colour), f'stroke-width="{scaled:g}"{dashes}'
+        x, y, band = across(curve.x), up(np.where(at < bottom, np.nan, at)), ""
+        if curve.low is not None and curve.high is not None:  # a band ends at the axis
+            edges = np.concatenate([curve.low, curve.high[::-1]])
+            edges = np.maximum(np.nan_to_num(panel.up(edges), nan=bottom, neginf=bottom), bottom)
+            band = _path(np.concatenate([x, x[::-1]]), up(edges))
+        look = {
+            "look": curve.look,
+            "label": curve.label,
+            "colour": "currentColor" if colour == BLACK else colour,
+            "thick": f"{1.4 * thick:g}",
+            "dashes": "" if line == "-" else " ".join(f"{1.4 * thick * part:g}" for part in line[1]),
+            "entry": round(ABOVE + LINE * (entries.index(curve) - 0.2) + 6, 1) if curve in entries else None,
+        }
+        curves.append({**look, "band": band, "line": _path(x, y), "point": (x[0], y[0]) if len(x) == 1 else None})
+    marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)
+    axes = {
+        "ticks_x": [(across(value), _number(value)) for value in ticks(left, right)],
+        "ticks_y": [(up(value), _number(10**value if panel.log else value)) for value in marks],
+    }
+    sizes = {"wide": WIDE, "high": round(floor + BELOW), "left": LEFT, "right": WIDE - RIGHT}
+    words = {"title": panel.title, "across": panel.across, "unit": panel.unit}
+    return {"above": above, "floor": floor, "curves": curves, **axes, **sizes, **words}
 
 
 def _path(x: Floats, y: Floats) -> str:
@@ -271,41 +255,9 @@ def error_text(error: BaseException) -> str:
 
 def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "") -> str:
     """What a page shows of a view; `waiting` ends the table, and `saved` are links to files."""
-    many = " netsor-many" if view.columns > 1 else ""
-    plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
-    rules = "" if view.result is None else view.result._repr_html_()
-    notes = "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in view.notes)
-    code = f"<pre><code>{html.escape(view.code)}</code></pre>"
-    numbers = table(rows, waiting) if rows else ""
-    return (
-        f'{rules}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{numbers}{notes}'
-        f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
-    )
+    return str(markup().answer(view, as_svg(view.panels), table(rows, waiting) if rows else "", saved))
 
 
 def table(rows: Rows, waiting: str = "") -> str:
     """The numbers, a column for each law; pointing at one shows all of its digits. `waiting` ends the table."""
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    body = ""
-    for name, row in rows.items():
-        cells = "".join(_cell(row.get(column, "")) for column in columns)
-        body += f'<tr data-row="{html.escape(name, quote=True)}"><th scope="row">{html.escape(name)}</th>{cells}</tr>'
-    if waiting:
-        body += f'<tr><td colspan="{len(columns) + 1}">{html.escape(waiting)}</td></tr>'
-    return (
-        f'<div class="netsor-wide"><table class="netsor-numbers"><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(value: Estimate | str) -> str:
-    if isinstance(value, str):
-        return f"<td>{html.escape(value)}</td>"
-    digits = f"{float(value.value)!r} ± {float(value.error)!r}"
-    return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(value.brief())}</td>'
-
-
-def fold(title: str, inside: str) -> str:
-    """Content that is hidden until its title is clicked."""
-    return f'<details class="netsor-fold"><summary>{html.escape(title)}</summary>{inside}</details>'
+    return str(markup().table(rows, list(dict.fromkeys(name for row in rows.values() for name in row)), waiting))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from .._sobol import MAX_DIMENSION, Sobol
@@ -21,32 +20,26 @@ from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
 from ._mixture_components import CELL, Blocks, cells, compress, two_points
 
-Rule = tuple[Array, Array]  # nodes, and weights of sum 1
-Rules = tuple[Array, Array]  # of several sets, (sets, nodes)
+Rules = tuple[Array, Array]  # nodes, and weights of sum 1, of several sets: (sets, nodes)
 
 
 class Head:
-    """The law of w: several independent samples (sets, points), for the error.
+    """The law of w, as a rule for each of several independent samples (sets, points), for the error.
 
     `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
     (sets, points) of w and of log weights; without it the samples themselves serve.
     """
 
     def __init__(
-        self,
-        samples: Array,
-        moments: Array | None = None,
-        tail: Callable[[], tuple[Array, Array]] | None = None,
+        self, samples: Array, moments: Array | None = None, tail: Callable[[], tuple[Array, Array]] | None = None
     ) -> None:
-        self.moments = moments
-        self.sets = [self._rule(sample) for sample in samples]
-        self._tail = tail
-
-    def _rule(self, sample: Array) -> Rule:
-        nodes, weights = compress(sample)
-        if self.moments is not None:
-            weights = calibrated(nodes, weights, sample, self.moments)
-        return nodes, weights / weights.sum()
+        rules = []
+        for sample in samples:
+            _, nodes, weights = compress(sample)
+            if moments is not None:
+                weights = calibrated(nodes, weights, sample, moments)
+            rules.append((nodes, weights / weights.sum()))
+        (self.nodes, self.weights), self.moments, self._tail = _stacked(rules), moments, tail
 
     @cached_property
     def tail(self) -> tuple[Array, Array]:
@@ -55,49 +48,45 @@ class Head:
 
     @property
     def plain(self) -> tuple[Array, Array]:
-        """The rules of all sets in the same form."""
-        longest = max(len(nodes) for nodes, _ in self.sets)
-        w, log_weight = np.full((len(self.sets), longest), 1e-300), np.full((len(self.sets), longest), -np.inf)
-        for k, (nodes, weights) in enumerate(self.sets):
-            w[k, : len(nodes)], log_weight[k, : len(nodes)] = nodes, np.log(weights)
-        return w, log_weight
+        """The rules in the same form."""
+        with np.errstate(divide="ignore"):
+            return self.nodes, np.log(self.weights)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"moments": self.moments, "sets": self.sets, "tail": self.tail}
+        return {"moments": self.moments, "nodes": self.nodes, "weights": self.weights, "tail": self.tail}
 
     def arrays(self) -> dict[str, Array | None]:
         """What it is made of, for a file."""
-        nodes, weights = (np.concatenate(parts) for parts in zip(*self.sets, strict=True))
-        sizes = np.array([len(rule[0]) for rule in self.sets])
-        w, log_weight = self.tail
-        return {"head_nodes": nodes, "head_weights": weights, "head_sizes": sizes, "head_moments": self.moments,
-                "head_tail": w, "head_tail_weights": log_weight}  # fmt: skip
+        some = self.weights > 0
+        return {"head_nodes": self.nodes[some], "head_weights": self.weights[some], "head_sizes": some.sum(axis=1),
+                "head_moments": self.moments, "head_tail": self.tail[0], "head_tail_weights": self.tail[1]}  # fmt: skip
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any]) -> Head:
         """From what `arrays` gave."""
-        nodes, weights, sizes = (arrays[f"head_{name}"] for name in ("nodes", "weights", "sizes"))
-        w, log_weight, moments = arrays["head_tail"], arrays["head_tail_weights"], arrays.get("head_moments")
-        if (
-            sizes.ndim != 1
-            or sizes.dtype.kind not in "iu"
-            or not sizes.size
-            or sizes.min() < 1
-            or not nodes.shape == weights.shape == (sizes.sum(),)
-            or w.shape != log_weight.shape
-            or w.ndim != 2
-            or not w.size
-            or not all(((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w))
-            or not (log_weight < np.inf).all()
-            or (moments is not None and (moments.ndim != 1 or moments.size < 2 or not (moments > 0).all()))
-        ):
+        nodes, weights, sizes, w, log_weight = (
+            arrays[f"head_{name}"] for name in ("nodes", "weights", "sizes", "tail", "tail_weights")
+        )
+        moments = arrays.get("head_moments")
+        shapes = sizes.ndim == 1 and sizes.dtype.kind in "iu" and sizes.size and sizes.min() > 0
+        shapes = shapes and nodes.shape == weights.shape == (sizes.sum(),)
+        shapes = shapes and w.ndim == 2 and w.size and w.shape == log_weight.shape
+        shapes = shapes and (moments is None or (moments.ndim == 1 and moments.size > 1 and (moments > 0).all()))
+        positive = shapes and all(((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w))
+        if not positive or not (log_weight < np.inf).all():
             raise ValueError("the rules of a head are not nodes above 0 with weights")
         head = cls.__new__(cls)
-        head.moments = moments
         ends = np.cumsum(sizes)[:-1]
-        head.sets = list(zip(np.split(nodes, ends), np.split(weights, ends), strict=True))
-        head.tail = (w, log_weight)
+        rules = list(zip(np.split(nodes, ends), np.split(weights, ends), strict=True))
+        (head.nodes, head.weights), head.moments, head.tail = _stacked(rules), moments, (w, log_weight)
         return head
+
+
+def _stacked(rules: Sequence[tuple[Array, Array]]) -> Rules:
+    """Rules of different lengths as two arrays: a shorter one has its last node again, without weight."""
+    more = [max(len(nodes) for nodes, _ in rules) - len(nodes) for nodes, _ in rules]
+    nodes = np.stack([np.pad(nodes, (0, count), "edge") for (nodes, _), count in zip(rules, more, strict=True)])
+    return nodes, np.stack([np.pad(weights, (0, count)) for (_, weights), count in zip(rules, more, strict=True)])
 
 
 def power_moments(nodes: Array, weights: Array, known: Array | None, count: int, order: int) -> float:
@@ -157,64 +146,54 @@ def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) ->
     A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
     which the errors of all parts (a fourth power each) still fall with m.
     """
-    total, size = count, 1
+
+    def width(part: int) -> float:
+        return min(max(WIDEST, cell), cell * math.sqrt(count / part))
+
     result: Rules | None = None
-    done = 0
-    base = _compress_rules(nodes, weights, _width(cell, total, 1), least=0.0)
+    done, size, rules = 0, 1, _compress_rules(nodes, weights, width(1))
     while True:
-        if count & 1:
+        if count & size:
             done += size
-            result = base if result is None else _sum(result, base, _width(cell, total, done))
-        count >>= 1
+            result = rules if result is None else _sum(result, rules, width(done))
         size *= 2
-        if not count:
+        if size > count:
             assert result is not None
             return result
-        base = _twice(base, _width(cell, total, size))
-
-
-def _width(cell: float, total: int, part: int) -> float:
-    return min(max(WIDEST, cell), cell * math.sqrt(total / part))
+        rules = _sum(rules, rules, width(size))
 
 
 def _sum(a: Rules, b: Rules, cell: float) -> Rules:
-    sets = len(a[0])
-    nodes, weights = a[0][:, :, None] + b[0][:, None], a[1][:, :, None] * b[1][:, None]
-    return _normed(_compress_rules(nodes.reshape(sets, -1), weights.reshape(sets, -1), cell))
+    """The sum of independent variables; if both have one law, a pair and its mirror image are one node."""
+    if a is b:
+        i, j = np.triu_indices(a[0].shape[1])
+        times = np.where(i == j, 1.0, 2.0)
+    else:
+        i, j = np.indices((a[0].shape[1], b[0].shape[1])).reshape(2, -1)
+        times = np.ones(len(i))
+    nodes, weights = _compress_rules(a[0][:, i] + b[0][:, j], times * a[1][:, i] * b[1][:, j], cell)
+    return nodes, weights / weights.sum(axis=1, keepdims=True)  # else rounding errors would grow with every squaring
 
 
-def _twice(a: Rules, cell: float) -> Rules:
-    """The sum of two of one law: a pair and its mirror image are one node."""
-    i, j = np.triu_indices(a[0].shape[1])
-    return _normed(_compress_rules(a[0][:, i] + a[0][:, j], np.where(i == j, 1.0, 2.0) * a[1][:, i] * a[1][:, j], cell))
-
-
-def _compress_rules(nodes: Array, weights: Array, cell: float, least: float = NOTHING) -> Rules:
+def _compress_rules(nodes: Array, weights: Array, cell: float) -> Rules:
     """Two nodes a cell instead of many (see `compress`)."""
     count = len(nodes)
-    keep = weights > least * weights.max(axis=1, keepdims=True)
+    keep = weights > NOTHING * weights.max(axis=1, keepdims=True)
     var = nodes[keep]
     index, unit = cells(var, keep.sum(axis=1), cell)
     rule = two_points(var, weights[keep], index, unit)
-    mass = rule.mass.reshape(count, -1)
+    mass, share, high, low = (a.reshape(count, -1) for a in (rule.mass, rule.share, rule.high, rule.low))
     some = mass.any(axis=0)  # where any set has a node
-    upper = mass * rule.share.reshape(count, -1)
-    pairs = ((rule.high, rule.low), (upper, mass - upper))
-    joined_pairs = [np.concatenate([a.reshape(count, -1)[:, some] for a in pair], axis=1) for pair in pairs]
-    return joined_pairs[0], joined_pairs[1]
-
-
-def _normed(rules: Rules) -> Rules:
-    """With weights of sum 1: else rounding errors would grow with every squaring."""
-    return rules[0], rules[1] / rules[1].sum(axis=1, keepdims=True)
+    upper = mass * share
+    nodes = np.concatenate([high[:, some], low[:, some]], axis=1)
+    return nodes, np.concatenate([upper[:, some], (mass - upper)[:, some]], axis=1)
 
 
 def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:
     """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
     some = weights > 0
     labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
-    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), Blocks(labels, len(nodes)))
-    return GaussianMixture1D(np.zeros_like(var), var, weight)
+    return compress(scale * nodes[some], weights[some] / len(nodes), Blocks(labels, len(nodes)))
 
 
 MOMENTS = 8  # how many moments of w are computed
@@ -236,7 +215,6 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     is a product of g_m(t) = E[e^{mτz} exp(−t e^{τz})].
     """
     s = len(values)
-
     if not alike(values) or not alike(scores):
         return None
     a, c = (values[0, 0], values[0, 1]) if s > 1 else (values[0, 0], 0.0)
@@ -247,24 +225,19 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     u, du = np.linspace(-16 - 14 * tau - np.log(s), 5 + 14 * tau, 2401, retstep=True)
     decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
-    g = {m: decay @ np.exp(m * tau * z) for m in range(0, 2 * MOMENTS + 1, 2)}
+    g = [decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]
     q = [1.0]
     for k in range(1, MOMENTS + 1):
         total = np.zeros_like(u)
         for parts in _partitions(k):
             if len(parts) <= s:
                 ways = math.factorial(k) * math.perm(s, len(parts))
-                for part in parts:
-                    ways //= math.factorial(part)
-                for times in Counter(parts).values():
-                    ways //= math.factorial(times)
-                product = math.prod((g[2 * part] for part in parts), start=g[0] ** (s - len(parts)))
-                total += ways * product
+                for repeats in (*parts, *Counter(parts).values()):
+                    ways //= math.factorial(repeats)
+                total += ways * math.prod((g[part] for part in parts), start=g[0] ** (s - len(parts)))
         q.append(du * float(np.sum(np.exp(2 * k * u) * total)) / math.factorial(2 * k - 1))
-    powers = [
-        sum(math.comb(k, i) * (a - c) ** i * c ** (k - i) * q[i] for i in range(k + 1)) for k in range(1, MOMENTS + 1)
-    ]
-    return np.array(powers)
+    orders = range(1, MOMENTS + 1)
+    return np.array([sum(math.comb(k, i) * (a - c) ** i * c ** (k - i) * q[i] for i in range(k + 1)) for k in orders])
 
 
 def _partitions(k: int, largest: int | None = None) -> list[tuple[int, ...]]:
@@ -280,39 +253,29 @@ SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # how far points are moved towards a
 RARE = 2**13  # points in each set for rare events
 
 
-class Scores(NamedTuple):
-    """What the law of one head depends on."""
-
-    scores: bytes
-    values: bytes
-    tokens: int
-    function: Callable[[Array], Array]
-
-
 @lru_cache(maxsize=8)
-def head_law(given: Scores, points: int) -> Head:
-    """The law of w = Σ_jk a_j K_jk a_k in one head; the last few are remembered."""
-    weigh = _HeadSampler(given)
-    samples = np.stack([weigh.plain(points // SETS, number) for number in range(SETS)])
-    moments = exchangeable_moments(weigh.scores, weigh.values) if given.function is row_softmax else None
-    return Head(samples, moments, weigh.rare)
+def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], points: int) -> Head:
+    """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores and from K; a few are kept."""
+    s = math.isqrt(len(values) // 8)
+    head = _HeadSampler(*(np.frombuffer(data).reshape(s, s) for data in (scores, values)), function)
+    samples = [np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS)]
+    moments = exchangeable_moments(head.scores, head.values) if head.soft else None
+    return Head(np.stack(samples), moments, head.rare)
 
 
 class _HeadSampler:
     """From normals z to w: scores are F z, with F F^T their covariance."""
 
-    def __init__(self, given: Scores) -> None:
-        s = given.tokens
-        self.function = given.function
-        self.scores, self.values = (np.frombuffer(data).reshape(s, s) for data in given[:2])
-        soft = self.function is row_softmax
-        self.iid = soft and s > 64 and alike(self.scores) and alike(self.values)
+    def __init__(self, scores: Array, values: Array, function: Callable[[Array], Array]) -> None:
+        s = len(values)
+        self.scores, self.values, self.function, self.soft = scores, values, function, function is row_softmax
+        self.iid = self.soft and s > 64 and alike(self.scores) and alike(self.values)
         if self.iid:  # what all have in common cancels in a softmax, and no matrix is left
             self.spread = float(np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0)))
             self.dimension = s if self.spread else 0
             return
         # what all scores have in common cancels in a softmax: one dimension less, and the rest by falling variance
-        centre = np.eye(s) - 1 / s if soft else np.eye(s)
+        centre = np.eye(s) - 1 / s if self.soft else np.eye(s)
         eigenvalues, vectors = np.linalg.eigh(centre @ self.scores @ centre)
         keep = eigenvalues > 1e-12 * max(eigenvalues[-1], 1e-300)
         self.factor = (vectors[:, keep] * np.sqrt(eigenvalues[keep]))[:, ::-1]
@@ -328,54 +291,37 @@ class _HeadSampler:
         a = self.function(z @ self.factor.T)
         return np.asarray(np.maximum(np.einsum("ri,ri->r", a @ self.values, a), 1e-300))
 
-    def plain(self, points: int, number: int) -> Array:
-        """A sample of w of equal weights."""
-        return np.concatenate([self(z) for z in normals(self.dimension, points, number)])
-
     def rare(self) -> tuple[Array, Array]:
         """w and log weights (sets, points), from normals moved towards where w is large.
 
         One part of the points is as it is, the others moved towards each token's own score (for another function than
-        softmax, along the main axes), by several distances; the weights are those of the mixture of all.
+        softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
+        dimension of the normals says which part a point belongs to.
         """
-        steps = self._steps()
+        moves = self._moves()
         points = int(2 ** np.clip(np.log2(2**22 / max(self.dimension, 1)), 8, np.log2(RARE)))
         w, log_weight = np.empty((2, SETS, points))
         for number in range(SETS):
             start = 0
-            for z, which in _chosen(self.dimension, points, SETS + number, len(steps)):
-                z = z + steps[which]
-                part = slice(start, start + len(z))
+            for z in normals(self.dimension + 1, points, SETS + number):
+                which = np.minimum((scipy.special.ndtr(z[:, 0]) * len(moves)).astype(np.intp), len(moves) - 1)
+                z = z[:, 1:] + moves[which]
+                part = slice(start, start := start + len(z))
                 w[number, part] = self(z)
-                exponent = z @ steps.T - 0.5 * (steps**2).sum(axis=1)
-                log_weight[number, part] = (
-                    np.log(len(steps)) - scipy.special.logsumexp(exponent, axis=1) - np.log(points)
-                )
-                start += len(z)
+                exponent = z @ moves.T - 0.5 * (moves**2).sum(axis=1)
+                log_weight[number, part] = np.log(len(moves) / points) - scipy.special.logsumexp(exponent, axis=1)
         return w, log_weight
 
-    def _steps(self) -> Array:
+    def _moves(self) -> Array:
         """The moves (moves, dimension): none, and SHIFTS of each direction."""
         d = self.dimension
-        if d == 0:
-            return np.zeros((1, 0))
-        if self.iid:
-            directions = np.eye(d)[:16]
-        elif self.function is row_softmax:
-            chosen = np.argsort(-np.diag(self.values), kind="stable")[:16]
-            directions = self.factor[chosen]
+        if self.iid or not self.soft:
+            directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
         else:
-            directions = np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
+            directions = self.factor[np.argsort(-np.diag(self.values), kind="stable")[:16]]
         length = np.linalg.norm(directions, axis=1, keepdims=True)
         unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
         return np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
-
-
-def _chosen(dimension: int, points: int, number: int, parts: int) -> Iterator[tuple[Array, npt.NDArray[np.intp]]]:
-    """Quasi-random normals, each with the part of a mixture that it belongs to: one more dimension says which."""
-    for z in normals(dimension + 1, points, number):
-        which = np.minimum((scipy.special.ndtr(z[:, 0]) * parts).astype(np.intp), parts - 1)
-        yield z[:, 1:], which
 
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:

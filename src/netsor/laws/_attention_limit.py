@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,30 +20,21 @@ import scipy
 
 from .._array_api import single_threaded
 from ..activations import row_softmax
-from ._attention_head import Head, Scores, alike, head_law, joined, power_moments, power_rules
-from ._correction import WithCorrection
+from ._attention_head import Head, alike, head_law, joined, power_moments, power_rules
+from ._correction import MAX_TOKENS, Correction
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
 from ._law import Law
-from ._law_base import Provenance, checked_heads, real
+from ._law_base import LawError, Provenance, checked_heads, real
 from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
-from ._numerics import log_mean
+from ._numerics import log_mean, log_where_tiny
 from ._replicas import Replicas, Replicated
 
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
 MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
 END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), is taken as 0
 RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
-
-
-class TiltedRule(NamedTuple):
-    """Variances, weights by sets, tilt and log ψ^H, for points near one rung."""
-
-    var: Array
-    weight: Array
-    tilt: float
-    height: float
 
 
 class Tails:
@@ -57,46 +48,35 @@ class Tails:
 
     def __init__(self, head: Head, heads: int, scale: float, std: float) -> None:
         self.head, self.heads, self.scale, self.std = head, heads, scale, std
-        self._ladder: dict[int, TiltedRule] = {}
+        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # by rungs, see `_tilted`
 
     def logs(self, y: Array) -> tuple[Array, Array]:
         """log f(y) and log P(Y > y) for large y > 0, by sets (points, sets)."""
         rung = np.rint(np.log(y / (CENTRAL * self.std)) / math.log(RUNG)).astype(np.intp)
-        log_f, log_sf = np.full((2, len(y), len(self.head.sets)), -np.inf)  # beyond END
-        for k in np.unique(rung[y < END * self.std]):
+        log_f, log_sf = np.full((2, len(y), len(self.head.nodes)), -np.inf)  # beyond END
+        for k in np.unique(rung[y < END * self.std]).tolist():
             mine = (rung == k) & (y < END * self.std)
-            log_f[mine], log_sf[mine] = self._near(int(k), y[mine])
+            if k not in self._ladder:
+                self._ladder[k] = self._tilted(CENTRAL * self.std * RUNG**k)
+            rule, tilt, height = self._ladder[k]
+            std = np.sqrt(rule.var)
+            z = y[mine, None] / std
+            for result, log_term in (
+                (log_f, -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)),
+                (log_sf, scipy.special.log_ndtr(-z)),
+            ):
+                exponent = log_term - tilt * rule.var
+                top = exponent.max(axis=1, keepdims=True)
+                with np.errstate(divide="ignore"):
+                    total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
+                result[mine] = height + top + total
         return log_f, log_sf
 
-    def _near(self, k: int, y: Array) -> tuple[Array, Array]:
-        var, weight, tilt, height = self._tilted(k)
-        logs = []
-        std = np.sqrt(var)
-        for term in (
-            -((y[:, None] / std) ** 2) / 2 - np.log(np.sqrt(2 * np.pi) * std),
-            scipy.special.log_ndtr(-y[:, None] / std),
-        ):
-            exponent = term - tilt * var
-            top = exponent.max(axis=1, keepdims=True)
-            with np.errstate(divide="ignore"):
-                logs.append(height + top + np.log(np.maximum(weighted(np.exp(exponent - top), weight), 0.0)))
-        return logs[0], logs[1]
-
-    def _sample(self, y: float) -> tuple[Array, Array]:
-        """The sample of w for points near y: the plain one, where the tilt asks for nothing rare."""
-        plain = self.head.plain
-        most = self.scale * float(plain[0].max())
-        return plain if y * y / (2 * most * self.heads) < MAX_UNTILTED_EXPONENT else self.head.tail
-
-    def _tilted(self, k: int) -> TiltedRule:
-        """The rule for points near rung k of the ladder."""
-        if k not in self._ladder:
-            self._ladder[k] = self._made(CENTRAL * self.std * RUNG**k)
-        return self._ladder[k]
-
-    def _made(self, y: float) -> TiltedRule:
-        """The rule for points near y."""
-        w, log_weight = self._sample(y)
+    def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
+        """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
+        w, log_weight = self.head.plain
+        if y * y / (2 * self.scale * float(w.max()) * self.heads) >= MAX_UNTILTED_EXPONENT:
+            w, log_weight = self.head.tail  # the tilt asks for what is rare
         v = self._centre(y, w[0], log_weight[0], self.scale * float(w.max()))
         tilt = y**2 / (2 * v**2)
         steep = tilt * self.scale / self.heads
@@ -110,8 +90,7 @@ class Tails:
         weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
         nodes, weights = power_rules(w, weights, self.heads, cell=min(0.01, 0.1 * math.sqrt(v) / y))
         weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
-        rule = joined(nodes, weights, self.scale / self.heads)
-        return TiltedRule(rule.var, rule.weight, tilt, self.heads * top)
+        return joined(nodes, weights, self.scale / self.heads), tilt, self.heads * top
 
     def _centre(self, y: float, w: Array, log_weight: Array, most: float) -> float:
         """The v, up to `most`, that is its own mean under the tilt y²/2v², by one set: that mean falls as v grows.
@@ -134,7 +113,7 @@ SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w 
 
 
 @single_threaded
-class HeadSum(WithCorrection, Law):
+class HeadSum(Law):
     """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
 
     It is the law of one coordinate of an attention layer at infinite width, to many digits:
@@ -159,6 +138,8 @@ class HeadSum(WithCorrection, Law):
     >>> print(f"{law.pdf(0.0):.6f} {law.kurtosis():.6f}")
     0.646080 0.121659
     """
+
+    _correction: Callable[[], Correction | None] | None = None  # set where a program made the law
 
     def __init__(
         self,
@@ -191,6 +172,17 @@ class HeadSum(WithCorrection, Law):
         origin = Provenance(self.status, "infinitely many heads (Hron et al. 2020)", quadrature_error=error / value)
         return Mixture(0.0, value, origin)
 
+    def correction(self) -> Correction:
+        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
+        terms = self._correction() if self._correction else None
+        if terms is None:
+            raise LawError(
+                "correction",
+                f"is known if a program of one width made the law, with up to {MAX_TOKENS} Gaussian tokens that are "
+                "both keys and values, each matrix used once; ns.width_needed compares any law with its limit",
+            )
+        return terms
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy in another process needs: data alone, none of the functions that made it."""
         state = {name: self.__dict__[name] for name in ("heads", "scale", "origin")}
@@ -202,8 +194,9 @@ class HeadSum(WithCorrection, Law):
         if order % 2 or order == 0:
             return Estimate(float(order == 0), 0.0)
         k = order // 2
-        known = self.head.moments is not None and k <= len(self.head.moments)
-        each = np.array([power_moments(*rule, self.head.moments, self.heads, k) for rule in self.head.sets])
+        head, known = self.head, self.head.moments is not None and k <= len(self.head.moments)
+        rules = zip(head.nodes, head.weights, strict=True)
+        each = np.array([power_moments(*rule, head.moments, self.heads, k) for rule in rules])
         with np.errstate(over="ignore"):
             each = each * normal_moment(order) * self.scale**k
         if not np.isfinite(each).all():
@@ -217,28 +210,25 @@ class HeadSum(WithCorrection, Law):
     def _std(self) -> float:
         return self.std()
 
-    def _kurtosis(self) -> Estimate:
-        moments = self.head.moments
+    def _shape(self) -> tuple[Estimate, Estimate]:
+        nodes, weights, moments = self.head.nodes, self.head.weights, self.head.moments
         if moments is not None:
             each = np.array([moments[1] / moments[0] ** 2 - 1])
         else:
-            each = np.array([weights @ (nodes / (weights @ nodes) - 1) ** 2 for nodes, weights in self.head.sets])
+            each = (weights * (nodes / (weights * nodes).sum(axis=1, keepdims=True) - 1) ** 2).sum(axis=1)
         each = 3 * each / self.heads
         v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
         worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
         sampling = Replicas(len(each)).spread(each)
-        return Estimate(float(each.mean()), combined(sampling, self.origin.quadrature_error * float(worst)))
-
-    def _skewness(self) -> Estimate:
-        return Estimate(0.0, 0.0)  # the law is symmetric
+        error = combined(sampling, self.origin.quadrature_error * float(worst))
+        return Estimate(0.0, 0.0), Estimate(float(each.mean()), error)  # the law is symmetric
 
     # The law as Gaussians over a few variances, by sets
 
     @cached_property
     def _rule(self) -> GaussianMixture1D:
         """Variances, with weights (nodes, sets)."""
-        w, log_weight = self.head.plain
-        return joined(*power_rules(w, np.exp(log_weight), self.heads), self.scale / self.heads)
+        return joined(*power_rules(self.head.nodes, self.head.weights, self.heads), self.scale / self.heads)
 
     @cached_property
     def _tails(self) -> Tails:
@@ -249,11 +239,10 @@ class HeadSum(WithCorrection, Law):
 
     def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Replicated:
         """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
-        count, far = len(self.head.sets), self._far(y)
+        count, far = len(self.head.nodes), self._far(y)
         rows = np.empty((count, len(y)))
         rows[:, ~far] = central(y[~far]).T * count
-        if far.any():
-            rows[:, far] = np.exp(self._tails.logs(np.abs(y[far]))[tail]).T
+        rows[:, far] = np.exp(self._tails.logs(np.abs(y[far]))[tail]).T
         return Replicated(rows, np.full(count, 1 / count))
 
     def _densities(self, y: Array) -> Replicated:
@@ -267,7 +256,7 @@ class HeadSum(WithCorrection, Law):
 
     @property
     def _sets(self) -> Replicas:
-        return Replicas(len(self.head.sets))
+        return Replicas(len(self.head.nodes))
 
     def _estimate(self, sets: Replicated) -> Estimate:
         value = sets.rows.mean(axis=0)
@@ -276,8 +265,7 @@ class HeadSum(WithCorrection, Law):
     @cached_property
     def _coarse(self) -> float:
         """What cells that had to be wide leave of a density, at most: (h/2)⁴/3! for each squaring; 0 for fine ones."""
-        span = max(float(np.ptp(np.log(nodes))) for nodes, _ in self.head.sets)
-        width = cell_width(span)
+        width = cell_width(float(np.ptp(np.log(self.head.nodes), axis=1).max()))
         return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
 
     def _pdf(self, y: Array) -> Estimate:
@@ -290,14 +278,17 @@ class HeadSum(WithCorrection, Law):
 
         It is the largest of the smallest variances of all samples, if these differ much (`SOFT`); else 0.
         """
-        lowest = [float(nodes.min()) for nodes, _ in self.head.sets]
-        return self.scale * max(lowest) if self.heads == 1 and max(lowest) > SOFT * min(lowest) else 0.0
+        lowest = self.head.nodes.min(axis=1)
+        return self.scale * float(lowest.max()) if self.heads == 1 and lowest.max() > SOFT * lowest.min() else 0.0
 
     def _cdf(self, y: Array) -> Estimate:
         return self._estimate(self._distributions(y))
 
     def _sf(self, y: Array) -> Array:
         return np.asarray(self._cdf(-y).value)
+
+    def _ppf(self, q: Array, upper: bool) -> Array:
+        return np.where(q == 0.5, 0.0, super()._ppf(q, upper))  # the law is symmetric
 
     def _logpdf(self, y: Array) -> Array:
         result = np.empty(len(y))
@@ -310,19 +301,15 @@ class HeadSum(WithCorrection, Law):
         return self._logsf(-y)
 
     def _logsf(self, y: Array) -> Array:
-        result = super()._logsf(y)
-        far = np.isneginf(result)  # P is no double there
-        result[far] = log_mean(self._tails.logs(y[far])[1])
-        return result
+        return log_where_tiny(super()._logsf(y), lambda far: log_mean(self._tails.logs(far)[1]), y)
 
     def _log_error(self, y: Array) -> Array:
-        result, far = np.empty(len(y)), self._far(y)
-        result[~far] = super()._log_error(y[~far])
-        if far.any():  # where the density may be no double, by what its sets are of each other
-            logs = self._tails.logs(np.abs(y[far]))[0]
-            part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
-            mean, error = part.mean(axis=1), self._sets.spread(part.T)
-            result[far] = np.divide(error, mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
+        result, far = super()._log_error(y), self._far(y)
+        # where the density may be no double, by what its sets are of each other
+        logs = self._tails.logs(np.abs(y[far]))[0]
+        part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
+        mean, error = part.mean(axis=1), self._sets.spread(part.T)
+        result[far] = np.divide(error, mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
         return result
 
     def _scales(self) -> tuple[Array, Array]:
@@ -344,7 +331,8 @@ class HeadSum(WithCorrection, Law):
         # ψ(σ² t²/2H)^H
         with np.errstate(over="ignore"):  # e^(−∞) is 0
             u = self.scale * t[:, None] ** 2 / (2 * self.heads)
-        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in self.head.sets]  # less 1
+        rules = zip(self.head.nodes, self.head.weights, strict=True)
+        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in rules]  # less 1
         with np.errstate(divide="ignore"):  # where it is 0
             each = np.exp(self.heads * np.log1p(psi))
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
@@ -373,7 +361,7 @@ class HeadSum(WithCorrection, Law):
         return arrays
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> HeadSum:
+    def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
         mixture = None
         if "mixture_mean" in arrays:
             seed = int(arrays["mixture_seed"]) if "mixture_seed" in arrays else None
@@ -395,7 +383,7 @@ def head_sum(
     points: int | None = None,
 ) -> HeadSum:
     """The law of one output, from the covariance of its row of scores and the kernel of the values."""
-    one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
     exact = function is row_softmax and alike(scores) and alike(values)  # its moments are: fewer points give all digits
     points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
-    return HeadSum(partial(head_law, one, points), heads, factor, origin, mixture)
+    head = partial(head_law, scores.tobytes(), values.tobytes(), function, points)
+    return HeadSum(head, heads, factor, origin, mixture)

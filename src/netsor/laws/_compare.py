@@ -91,11 +91,9 @@ class ScipyLaw(Law):
     def _var(self) -> Estimate:
         return Estimate(float(self.distribution.var()), 0.0)
 
-    def _kurtosis(self) -> Estimate:
-        return Estimate(float(self.distribution.stats(moments="k")), 0.0)
-
-    def _skewness(self) -> Estimate:
-        return Estimate(float(self.distribution.stats(moments="s")), 0.0)
+    def _shape(self) -> tuple[Estimate, Estimate]:
+        skewness, kurtosis = self.distribution.stats(moments="sk")
+        return Estimate(float(skewness), 0.0), Estimate(float(kurtosis), 0.0)
 
     def support(self) -> tuple[float, float]:
         """The ends of the support."""
@@ -242,8 +240,6 @@ def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[
     results = {}
     for name in names:
         value, error = pair.distance(name)
-        if not math.isnan(value):
-            error = combined(error, *pair.doubts(name))
         low, high = RANGES[name]
         results[name] = Estimate(min(max(value, low), high), error, first.sources | second.sources)
     return results

@@ -9,9 +9,8 @@ directions of K.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from .._html import table, title
 from .._sobol import Sobol
 from ..activations import row_softmax
 from ._estimate import Array, Estimate
-from ._law_base import LawError
 
 STEP = 0.04  # of the differences that are derivatives, of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
 HERMITE = 12, 14  # nodes for a variable of the two product rules, whose difference is the error
@@ -114,23 +112,6 @@ def correction(layer: LayerFluctuations) -> Correction:
     return Correction(variance, kurtosis, tv, kl, fine.frequencies, fine.transform)
 
 
-class WithCorrection:
-    """A law that may know its first correction."""
-
-    _correction: Callable[[], Correction | None] | None = None  # set where a program made the law
-
-    def correction(self) -> Correction:
-        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
-        terms = self._correction() if self._correction else None
-        if terms is None:
-            raise LawError(
-                "correction",
-                f"is known if a program of one width made the law, with up to {MAX_TOKENS} Gaussian tokens that are "
-                "both keys and values, each matrix used once; ns.width_needed compares any law with its limit",
-            )
-        return terms
-
-
 def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
     """Two rules for z ~ N(0, I): nodes (points, variables) and weights."""
     for number, count in enumerate(HERMITE):
@@ -147,12 +128,42 @@ def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
 
 
 class _Terms:
-    """The terms of a correction by one quadrature rule."""
+    """The terms of a correction by one quadrature rule: the transform of g, and the numbers of `Correction`."""
 
     def __init__(self, layer: LayerFluctuations, z: Array, weight: Array) -> None:
         self.layer, self.z, self.weight = layer, z, weight
         values, vectors = np.linalg.eigh(layer.gram)
         self.range = vectors[:, values > 1e-12 * values[-1]]  # what spans the tokens, at finite width too
+        heads, scale, w = layer.heads, layer.scale, self.w(layer.gram, 1.0)
+        self.most, self.std = float(w.max()), math.sqrt(scale * float(weight @ w))  # of w; of the output, in the limit
+        end = 8.0 / self.std  # where the characteristic function has decayed
+        while end * self.std < 500 and float(weight @ np.exp(-scale * end**2 / (2 * heads) * w)) ** heads > DECAYED:
+            end *= 1.25
+        self.frequencies = np.arange(0.0, end, math.pi / (1.5 * REACH * self.std))
+        self.c = self.frequencies**2 * scale / (2 * heads)  # which ψ is a function of
+        self.base = self.expected(layer.gram)
+        # 𝓛 of E[w], E[w²] (without u) and ψ^H, and Σ κ (∂E[w])²
+        psi, (_, second) = self.base[2:], self.derivatives(None)
+        by_u = self.c**2 * ((weight * w**2) @ np.exp(-np.outer(w, self.c)))
+        self.transform = heads * psi ** (heads - 1) * (second[2:] + by_u)
+        mean, square, slopes = second[0], second[1], 0.0
+        for kappa, direction in layer.directions:
+            first, second = self.derivatives(direction)
+            inner = psi ** (heads - 1) * second[2:]
+            if heads > 1:
+                inner = inner + (heads - 1) * psi ** (heads - 2) * first[2:] ** 2
+            self.transform = self.transform + kappa * heads * inner
+            mean, square = mean + kappa * second[0], square + kappa * second[1]
+            slopes += kappa * first[0] ** 2
+        a, b = self.base[:2]
+        v2 = b / heads + (1 - 1 / heads) * a**2
+        v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
+        kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
+        y, dy = np.linspace(-REACH * self.std, REACH * self.std, 2001, retstep=True)
+        f, g = (_inverse(y, self.frequencies, hat) for hat in (psi**heads, self.transform))
+        some = f > NEGLIGIBLE * f.max()
+        kl = 0.5 * float(np.sum(g[some] ** 2 / f[some])) * dy
+        self.numbers = scale * float(mean), float(kurtosis), 0.5 * float(np.abs(g).sum()) * dy, kl
 
     def w(self, gram: Array, tau: float) -> Array:
         """aᵀ K a at the nodes."""
@@ -173,89 +184,15 @@ class _Terms:
         psi = (np.exp(-np.outer(self.c, mean)) * (1 + 0.5 * np.outer(self.c**2, var))) @ mass
         return np.concatenate([[self.weight @ w, self.weight @ w**2], psi])
 
-    @cached_property
-    def most(self) -> float:
-        """The largest w."""
-        return float(self.w(self.layer.gram, 1.0).max())
-
-    @cached_property
-    def std(self) -> float:
-        """Of the output, in the limit."""
-        return math.sqrt(self.layer.scale * float(self.weight @ self.w(self.layer.gram, 1.0)))
-
-    @cached_property
-    def frequencies(self) -> Array:
-        """From 0 to where the characteristic function has decayed."""
-        w, most = self.w(self.layer.gram, 1.0), 8.0 / self.std
-        heads, scale = self.layer.heads, self.layer.scale
-        while (
-            most * self.std < 500 and float(self.weight @ np.exp(-scale * most**2 / (2 * heads) * w)) ** heads > DECAYED
-        ):
-            most *= 1.25
-        return np.arange(0.0, most, math.pi / (1.5 * REACH * self.std))
-
-    @property
-    def c(self) -> Array:
-        """λ² scale/2H, which ψ is a function of."""
-        return np.asarray(self.frequencies**2 * self.layer.scale / (2 * self.layer.heads))
-
-    @cached_property
-    def base(self) -> Array:
-        """`expected` in the limit."""
-        return self.expected(self.layer.gram)
-
     def derivatives(self, direction: Array | None) -> tuple[Array, Array]:
         """First and second derivatives along a direction of K, or by τ, of fourth order."""
-
-        def at(step: float) -> Array:
-            gram = self.layer.gram
-            return self.expected(gram, 1 + step) if direction is None else self.expected(gram + step * direction)
-
-        h = STEP
-        one, less, two, least = (at(k * h) for k in (1, -1, 2, -2))
-        return (8 * (one - less) - (two - least)) / (12 * h), (16 * (one + less) - two - least - 30 * self.base) / (
-            12 * h * h
+        gram = self.layer.gram
+        one, less, two, least = (
+            self.expected(gram, 1 + step) if direction is None else self.expected(gram + step * direction)
+            for step in (STEP, -STEP, 2 * STEP, -2 * STEP)
         )
-
-    @cached_property
-    def _generated(self) -> tuple[Array, float, float, float]:
-        """The transform of g, 𝓛E[w], 𝓛E[w²] without u, and Σ κ (∂E[w])²."""
-        heads = self.layer.heads
-        w = self.w(self.layer.gram, 1.0)
-        by_u = self.c**2 * ((self.weight * w**2) @ np.exp(-np.outer(w, self.c)))
-        psi = self.base[2:]
-        _, second = self.derivatives(None)
-        total = heads * psi ** (heads - 1) * (second[2:] + by_u)
-        mean, square, slopes = second[0], second[1], 0.0
-        for kappa, direction in self.layer.directions:
-            first, second = self.derivatives(direction)
-            inner = psi ** (heads - 1) * second[2:]
-            if heads > 1:
-                inner = inner + (heads - 1) * psi ** (heads - 2) * first[2:] ** 2
-            total = total + kappa * heads * inner
-            mean, square = mean + kappa * second[0], square + kappa * second[1]
-            slopes += kappa * first[0] ** 2
-        return total, float(mean), float(square), float(slopes)
-
-    @property
-    def transform(self) -> Array:
-        """Of g."""
-        return self._generated[0]
-
-    @property
-    def numbers(self) -> tuple[float, float, float, float]:
-        """Variance, excess kurtosis, total variation and KL, as in `Correction`."""
-        heads, (a, b) = self.layer.heads, self.base[:2]
-        _, mean, square, slopes = self._generated
-        v2 = b / heads + (1 - 1 / heads) * a**2
-        v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
-        kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
-        y = np.linspace(-REACH, REACH, 2001) * self.std
-        f, g = (_inverse(y, self.frequencies, hat) for hat in (self.base[2:] ** heads, self.transform))
-        some = f > NEGLIGIBLE * f.max()
-        dy = float(y[1] - y[0])
-        kl = 0.5 * float(np.sum(g[some] ** 2 / f[some])) * dy
-        return self.layer.scale * mean, float(kurtosis), 0.5 * float(np.abs(g).sum()) * dy, kl
+        second = (16 * (one + less) - two - least - 30 * self.base) / (12 * STEP**2)
+        return (8 * (one - less) - (two - least)) / (12 * STEP), second
 
 
 def _inverse(y: Array, frequencies: Array, transform: Array) -> Array:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy
+from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._attention_limit import HeadSum
 from ._estimate import Array, Estimate, combined
@@ -23,10 +25,10 @@ LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
 
 def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
     """Both laws as mixtures over the same random numbers, if they are."""
-    if isinstance(p, HeadSum) or not isinstance(p, Mixture) or p.origin.seed is None or p.replicas < 2:
+    other = q.mixture if isinstance(q, HeadSum) and isinstance(p, Mixture) else q
+    if not isinstance(p, Mixture) or not isinstance(other, Mixture) or p.origin.seed is None or p.replicas < 2:
         return None
-    other = q.mixture if isinstance(q, HeadSum) else q
-    if not isinstance(other, Mixture) or other.replicas != p.replicas or p.origin.seed != other.origin.seed:
+    if (p.replicas, p.origin.seed) != (other.replicas, other.origin.seed):
         return None
     if p.weight is not None or other.weight is not None or (other is not q and not consistent_with(q, other)):
         return None
@@ -56,66 +58,51 @@ class CubicPieces:
     def __init__(self, y: Array) -> None:
         self.width = np.diff(y)
 
-    def _read(self, d: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
+    def _pieces(self, d: Array) -> tuple[Array, Array, Array]:
+        """D after and before each node, and the coefficients (4, cells) of Hermite's cubic in t on [0, 1]."""
         after, before, slope = d.reshape(3, -1)
-        rise, fall = slope[:-1] * self.width, slope[1:] * self.width
-        return after, before, after[:-1], before[1:], rise, fall
+        rise, fall, change = slope[:-1] * self.width, slope[1:] * self.width, before[1:] - after[:-1]
+        return after, before, np.stack([after[:-1], rise, 3 * change - 2 * rise - fall, rise + fall - 2 * change])
 
-    def _turning(self, a: Array, b: Array, rise: Array, fall: Array) -> Array:
-        """The value of the cubic at an extremum inside a cell; at its end, if there is none."""
+    def _turning(self, cubic: Array, end: Array) -> Array:
+        """The value of a cubic at an extremum inside its cell; at its end, if there is none."""
+        slope = polyder(cubic)
+        rise, fall = slope[0], slope.sum(axis=0)
         turns = rise * fall < 0
-        t = np.where(turns, rise / np.where(turns, rise - fall, 1.0), 1.0)
-        change = b - a
-        for _ in range(3):  # Newton for the root of its derivative
-            slope = rise * (1 - 4 * t + 3 * t**2) + fall * (3 * t**2 - 2 * t) + 6 * change * (t - t**2)
-            bend = rise * (6 * t - 4) + fall * (6 * t - 2) + 6 * change * (1 - 2 * t)
-            step = np.divide(slope, bend, out=np.zeros_like(t), where=turns & (bend != 0))
-            t = np.where(turns, np.clip(t - step, 0.0, 1.0), t)
-        return np.where(turns, _cubic(t, a, b, rise, fall), b)
+        t = _root(slope, np.where(turns, rise / np.where(turns, rise - fall, 1.0), 1.0), turns)
+        return np.where(turns, polyval(t, cubic, tensor=False), end)
 
     def total_variation(self, d: Array) -> float:
         """½ ∫ |dD|."""
-        after, before, a, b, rise, fall = self._read(d)
-        turn = self._turning(a, b, rise, fall)
-        way = np.abs(turn - a).sum() + np.abs(b - turn).sum() + np.abs(after - before).sum()
+        after, before, cubic = self._pieces(d)
+        turn = self._turning(cubic, before[1:])
+        way = np.abs(turn - after[:-1]).sum() + np.abs(before[1:] - turn).sum() + np.abs(after - before).sum()
         return float(min(0.5 * way, 1.0))
 
     def kolmogorov(self, d: Array) -> float:
         """sup |D|; two laws of one point have a single node, and no cell."""
-        after, before, a, b, rise, fall = self._read(d)
-        turn = self._turning(a, b, rise, fall)
+        after, before, cubic = self._pieces(d)
+        turn = self._turning(cubic, before[1:])
         return float(min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0))
 
     def wasserstein1(self, d: Array) -> float:
         """∫ |D|."""
-        _, _, a, b, rise, fall = self._read(d)
-        whole = (a + b) / 2 + (rise - fall) / 12
+        after, before, cubic = self._pieces(d)
+        a, b, area = after[:-1], before[1:], polyint(cubic)
         crossing = a * b < 0
-        t = np.where(crossing, a / np.where(crossing, a - b, 1.0), 0.0)
-        for _ in range(3):  # Newton for the root of the cubic
-            slope = rise * (1 - 4 * t + 3 * t**2) + fall * (3 * t**2 - 2 * t) + 6 * (b - a) * (t - t**2)
-            step = np.divide(_cubic(t, a, b, rise, fall), slope, out=np.zeros_like(t), where=crossing & (slope != 0))
-            t = np.where(crossing, np.clip(t - step, 0.0, 1.0), t)
-        left = _area(t, a, b, rise, fall)
-        area = np.where(crossing, np.abs(left) + np.abs(whole - left), np.abs(whole))
-        return float(np.sum(self.width * area))
+        t = _root(cubic, np.where(crossing, a / np.where(crossing, a - b, 1.0), 0.0), crossing)
+        left, whole = polyval(t, area, tensor=False), area.sum(axis=0)
+        return float(np.sum(self.width * (np.abs(left) + np.abs(whole - left))))
 
 
-def _cubic(t: Array, a: Array, b: Array, rise: Array, fall: Array) -> Array:
-    """Hermite's cubic on [0, 1] with these ends and slopes."""
-    return np.asarray(
-        a * (1 - 3 * t**2 + 2 * t**3) + b * (3 * t**2 - 2 * t**3) + rise * (t - 2 * t**2 + t**3) + fall * (t**3 - t**2)
-    )
-
-
-def _area(t: Array, a: Array, b: Array, rise: Array, fall: Array) -> Array:
-    """Its integral from 0 to t."""
-    return np.asarray(
-        a * (t - t**3 + t**4 / 2)
-        + b * (t**3 - t**4 / 2)
-        + rise * (t**2 / 2 - 2 * t**3 / 3 + t**4 / 4)
-        + fall * (t**4 / 4 - t**3 / 3)
-    )
+def _root(polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]) -> Array:
+    """Roots in [0, 1] of some polynomials near t, by Newton's method; of the others t itself."""
+    slopes = polyder(polynomials)
+    for _ in range(3):
+        value, slope = (polyval(t, c, tensor=False) for c in (polynomials, slopes))
+        step = np.divide(value, slope, out=np.zeros_like(t), where=some & (slope != 0))
+        t = np.where(some, np.clip(t - step, 0.0, 1.0), t)
+    return t
 
 
 class DistanceEstimator:
@@ -126,23 +113,32 @@ class DistanceEstimator:
         self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
         self.coupled = coupled(p, q) if couple else None
         self._by_bandwidth: dict[float, DistanceEstimator] = {}
+        self._found: dict[str, Estimate] = {}
 
     def distance(self, name: str) -> Estimate:
-        """A distance, with errors of sampling and of smoothing."""
+        """A distance, with errors of sampling, of smoothing and of quadrature."""
         if name == "wasserstein1":
             for law in (self.p, self.q):
                 if not math.isfinite(law.mean()):
                     raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
-        pair = self if steps else self._with_kernels()
-        value, error = pair._kl if name == "kl" else pair._difference(name)
+        value, error = (self if steps else self._with_kernels())._distance(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
-            plain = self._with_kernels()._without_noise(name)
-            change, bias = kernel_bias_of(lambda factor: self._with_kernels(factor)._without_noise(name), plain)
+
+            def without_noise(factor: float) -> float:  # which narrow kernels have more of
+                return float(self._with_kernels(factor)._uncoupled._distance(name).value)
+
+            change, bias = kernel_bias_of(without_noise, without_noise(1.0))
             value, error = value - change, combined(error, bias)
-        return Estimate(value, error)
+        if math.isnan(value):
+            return Estimate(value, error)
+        doubts = []
+        for pairs in self._perturbed:  # what quadrature errors of each law may change
+            plain, *moved = (float(pair._distance(name, errors=False).value) for pair in pairs)
+            doubts.append(max(abs(other - plain) for other in moved))
+        return Estimate(value, combined(error, *doubts))
 
     def _with_kernels(self, factor: float = 1.0) -> DistanceEstimator:
         """The laws with kernels, of so many bandwidths, instead of draws; itself, if there are no draws."""
@@ -152,14 +148,6 @@ class DistanceEstimator:
             same = p is self.p and q is self.q
             self._by_bandwidth[factor] = self if same else DistanceEstimator(p, q, grid=grid)
         return self._by_bandwidth[factor]
-
-    def doubts(self, name: str) -> list[float]:
-        """What quadrature errors of each law may change."""
-        changes = []
-        for pairs in self._perturbed:
-            values = [pair._plain(name) for pair in pairs]
-            changes.append(max(abs(value - values[0]) for value in values[1:]))
-        return changes
 
     @cached_property
     def _perturbed(self) -> list[list[DistanceEstimator]]:
@@ -187,19 +175,21 @@ class DistanceEstimator:
         places, scales = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         return resolved(smooth, places, scales)
 
-    def _without_noise(self, name: str) -> float:
-        """The distance of laws that have their kernels, uncoupled, less what noise adds: narrow kernels have more."""
-        alone = self._uncoupled
-        return float((alone._kl if name == "kl" else alone._difference(name)).value)
-
-    def _plain(self, name: str) -> float:
-        """The distance of laws that have their kernels, uncoupled, with what noise adds."""
-        alone = self._uncoupled
+    def _distance(self, name: str, errors: bool = True) -> Estimate:
+        """The distance of laws that have their kernels, less what noise adds; without errors, with what it adds."""
+        if name in self._found and errors:
+            return self._found[name]
         if name == "kl":
-            return float(alone._kl_estimate(errors=False).value)
-        cells, groups = alone._groups
-        functional: Callable[[Array], float] = getattr(cells, name)
-        return functional(np.sum([group.mean for group in groups], axis=0))
+            found = self._kl(errors)
+        else:
+            cells, groups = self._groups
+            functional: Callable[[Array], float] = getattr(cells, name)
+            if not errors:
+                return Estimate(functional(np.sum([group.mean for group in groups], axis=0)), 0.0)
+            found = bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups)
+        if errors:
+            self._found[name] = found
+        return found
 
     # Distances of D = P − Q
 
@@ -214,16 +204,7 @@ class DistanceEstimator:
         a, b = _vector(self.p, y), _vector(self.q, y)
         return cells, [a, Replicated(-b.rows, b.weight)]
 
-    def _difference(self, name: str) -> Estimate:
-        cells, groups = self._groups
-        functional: Callable[[Array], float] = getattr(cells, name)
-        return bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups)
-
     # KL
-
-    @cached_property
-    def _kl(self) -> Estimate:
-        return self._kl_estimate()
 
     @cached_property
     def _kl_rule(self) -> tuple[Array, Array]:
@@ -237,19 +218,21 @@ class DistanceEstimator:
 
         return integrated(integrand, coarser(self._nodes))
 
-    def _kl_estimate(self, errors: bool = True) -> Estimate:
+    def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q
-        value, common = 0.0, dict(q.atoms)
+        common = dict(q.atoms)
+        value, atom_errors = sum(mass.value for mass in common.values()), []  # by the delta method
         for at, mass in p.atoms:
             if at not in common:
                 return Estimate(math.inf, 0.0)
-            value += mass.value * math.log(mass.value / common[at].value) - mass.value
-        value += sum(mass.value for mass in common.values())
+            ratio = mass.value / common[at].value
+            value += mass.value * math.log(ratio) - mass.value
+            atom_errors += [mass.error * math.log(ratio), common[at].error * (1 - ratio)]
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return Estimate(math.inf, 0.0)  # a density, where q has points
         nodes = self._nodes
         if not len(nodes):
-            return Estimate(value, _atoms_error(p, q))
+            return Estimate(value, combined(*atom_errors))
         middle = (nodes[:-1] + nodes[1:]) / 2
         if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
             return Estimate(math.inf, 0.0)  # q gives no weight where p does
@@ -272,7 +255,7 @@ class DistanceEstimator:
         if not errors:
             return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
         density_part = jackknife(functional, groups).corrected()
-        return Estimate(density_part.value + value, combined(density_part.error, _atoms_error(p, q)))
+        return Estimate(density_part.value + value, combined(density_part.error, *atom_errors))
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
@@ -289,21 +272,11 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
         return np.where(near, small, np.where(f > 0, f * ratio, 0.0) - f + g)
 
 
-def _atoms_error(p: Law, q: Law) -> float:
-    """The error of the atoms' part of KL, by the delta method."""
-    common = dict(q.atoms)
-    errors = []
-    for at, mass in p.atoms:
-        ratio = mass.value / common[at].value
-        errors += [mass.error * math.log(ratio), common[at].error * (1 - ratio)]
-    return float(combined(*errors))
-
-
 def _vector(law: Law, y: Array) -> Replicated:
     """The distribution function after and before each node and its slope, as one row for each block."""
     after = law._distributions(y)
     before = law._distributions(y, "left") if len(law._jumps()) else after
-    return Replicated(np.concatenate([after.rows, before.rows, law._slopes(y).rows], axis=1), after.weight)
+    return Replicated(np.concatenate([after.rows, before.rows, law._densities(y).rows], axis=1), after.weight)
 
 
 def paper_kl(

@@ -84,12 +84,19 @@ class GaussianMixture1D(NamedTuple):
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, right however far out."""
-        with np.errstate(divide="ignore"):
-            log_weight = np.log(self.weight)
+        return self._log_sum(y, lambda z, std: -np.log(ROOT * std) - z**2 / 2)
+
+    def logsf(self, y: Array) -> Array:
+        """The logarithm of `sf`, right however far out."""
+        return self._log_sum(y, lambda z, _: scipy.special.log_ndtr(-z))
+
+    def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
         logs = []
-        for exponent in self._tables(y, lambda z, std: log_weight - np.log(ROOT * std) - z**2 / 2):
-            top = exponent.max(axis=1)
-            logs.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
+        with np.errstate(divide="ignore"):  # log 0 is −∞
+            log_weight = np.log(self.weight)
+            for exponent in self._tables(y, lambda z, std: log_weight + log_kernel(z, std)):
+                top = exponent.max(axis=1, initial=-np.inf)
+                logs.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
         return np.concatenate(logs)
 
 
@@ -105,7 +112,7 @@ def _distribution(z: Array, std: Array) -> Array:
     return np.asarray(scipy.special.ndtr(z))
 
 
-ND_TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas) computed at a time: 1 MiB, in cache
+ND_TABLE_ENTRIES_PER_BATCH = 2**18  # entries of a table (points × replicas) computed at a time: 2 MiB, in cache
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 SPREAD = 1e9  # largest m²/v for which the square (u − m)²/v may be expanded: beyond, digits are lost
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
@@ -167,59 +174,52 @@ class GaussianMixtureND:
 
     def pdf(self, y: Array) -> Array:
         """The density at points (k, entries)."""
-        density: Array = self._sums(y, squares=False)[0]
-        return density
+        return self._over(y, lambda table: table.sum(axis=1))
 
     def pdf_with_error(self, y: Array) -> Estimate:
         """The density, with its standard error over replicas."""
-        value, square, cross = self._sums(y, squares=True)
+
+        def sums(table: Array) -> Array:  # Σ w k, Σ (w k)² and Σ w² k, with k the density of a component
+            return np.stack([table.sum(axis=1), np.einsum("ij,ij->i", table, table), table @ self._weights])
+
+        value, square, cross = self._over(y, sums)
         if len(self.mean) == 1:
             return Estimate(value, np.zeros_like(value))
         n = 1 / np.sum(self._weights**2)
-        spread = square - 2 * value * cross + value**2 / n  # Σ (w k − w f)², with k the density of a component
+        spread = square - 2 * value * cross + value**2 / n  # Σ (w k − w f)²
         return Estimate(value, student(max(2, int(n))) * np.sqrt(np.maximum(spread, 0.0) * n / max(n - 1, 0.5)))
 
     def unseen(self, y: Array) -> Array:
         """What components that these replicas do not show may add to the density: see `_replicas`."""
         errors = []
-        for part in batches(y, len(self.mean), 8 * ND_TABLE_ENTRIES_PER_BATCH):
+        for part in batches(y, len(self.mean), TABLE_ENTRIES_PER_BATCH):
             with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
                 each = np.exp(self._exponents(part).T) / self._weights[:, None]
             each = np.where(self._weights[:, None] > 0, each, 0.0)
             errors.append(tail_error(each, self.weight, self._replicas.count))
         return np.concatenate(errors)
 
-    def _sums(self, y: Array, squares: bool) -> Array:
-        """Σ w_r k_r and, with `squares`, Σ (w_r k_r)² and Σ w_r² k_r at points, (3, points): on all cores."""
-        far = (np.abs(y) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(y).any(axis=1)
-        if far.any():
-            all_sums = np.zeros((3, len(y)))
-            all_sums[:, ~far] = self._sums(y[~far], squares)
-            return all_sums
+    def _over(self, y: Array, reduce: Callable[[Array], Array]) -> Array:
+        """What `reduce` makes of tables (points, replicas) of w_r k_r, (…, points): on all cores."""
+        far = (np.abs(y) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(y).any(axis=1)  # nothing is there
+        y = np.where(far[:, None], 0.0, y)
         if self._expanded is None or not len(y):
-            table = np.exp(self._exponents(y))
-            return np.stack([table.sum(axis=1), (table**2).sum(axis=1), table @ self._weights])
-        centre, scale, coefficients = self._expanded
-        u = (y - centre) / scale
-        i, j = np.triu_indices(y.shape[1])
-        features = np.concatenate([u[:, i] * u[:, j], u, np.ones((len(u), 1))], axis=1)
-        step = max(1, ND_TABLE_ENTRIES_PER_BATCH // min(len(y), 2**10))  # tables fit a cache
-        rows = range(0, len(y), 2**10)
+            result = reduce(np.exp(self._exponents(y)))
+        else:
+            centre, scale, coefficients = self._expanded
+            u = (y - centre) / scale
+            i, j = np.triu_indices(y.shape[1])
+            features = np.concatenate([u[:, i] * u[:, j], u, np.ones((len(u), 1))], axis=1)
+            parts = list(batches(features, coefficients.shape[1], ND_TABLE_ENTRIES_PER_BATCH))
 
-        def work(row: int) -> Array:
-            mine = features[row : row + 2**10]
-            sums = np.zeros((3, len(mine)))
-            for k in range(0, coefficients.shape[1], step):
-                table = mine @ coefficients[:, k : k + step]
-                np.exp(table, out=table)
-                sums[0] += table.sum(axis=1)
-                if squares:
-                    sums[1] += np.einsum("ij,ij->i", table, table)
-                    sums[2] += table @ self._weights[k : k + step]
-            return sums
+            def work(part: Array) -> Array:
+                table = part @ coefficients
+                return reduce(np.exp(table, out=table))  # in place: memory costs as much as the exponential
 
-        with thread_pool(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
-            return np.concatenate(list(pool.map(work, rows)), axis=1)
+            with thread_pool(min(len(parts), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
+                result = np.concatenate(list(pool.map(work, parts)), axis=-1)
+        result[..., far] = 0.0
+        return result
 
     def _exponents(self, y: Array) -> Array:
         """log (w_r k_r) at points, (points, replicas), without the expanded square."""

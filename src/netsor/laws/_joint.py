@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import single_threaded
-from .._validate import SCALE, Rng, as_whole, shown
+from .._validate import SCALE, as_whole, shown
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
 from ._gaussian_mixture import GaussianMixtureND
-from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance, Size
+from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
 from ._replicas import Replicas, proportion_error
@@ -113,16 +113,17 @@ class Joint(LawBase):
         return Mixture(self.component_mean[:, k], var, self.origin, self.weight)
 
     def __repr__(self) -> str:
-        numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
-        given = ""
-        if self.log_evidence is not None:
-            given = f"; given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
-        return f"<Joint over {self.dim} entries: {self.method}; {self.status}{numbers}{given}>"
+        return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
+
+    @property
+    def _words(self) -> list[str]:
+        given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
+        return super()._words + ([] if self.log_evidence is None else [given])
 
     def _repr_html_(self) -> str:
-        from ._plot import joint_card  # notebooks alone need it
+        from ._plot import card  # notebooks alone need it
 
-        return joint_card(self)
+        return card(self)
 
     # Parts
 
@@ -209,11 +210,7 @@ class Joint(LawBase):
 
     def corr(self) -> Array:
         """The correlation matrix, with NaN in rows and columns of entries without variance."""
-        cov = self.cov()
-        std = spread(cov)
-        corr = cov / np.outer(std, std)
-        np.fill_diagonal(corr, std / std)
-        return np.asarray(corr)
+        return np.asarray(self.with_error.corr().value)
 
     @property
     def singular(self) -> Estimate:
@@ -267,14 +264,8 @@ class Joint(LawBase):
             raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
         return at
 
-    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
-        """Independent draws of all entries, (*size, entries), from the replicas.
-
-        The parameters are those of `Law.rvs`.
-        """
-        shape, rng = base.checked_shape(size), base.checked_generator(seed, "rvs", rng)
-        chosen = self._replicas.choose(math.prod(shape), rng)
-        return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        return self._normals.draws(self._replicas.choose(size, rng), rng)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries.
@@ -295,12 +286,11 @@ class Joint(LawBase):
         return {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Joint:
-        value, error = map(float, arrays.get("evidence", (0.0, 0.0)))
-        if error < 0:
-            raise LawError("Joint", f"log_evidence has an error of {error:g}; it must be 0 or more")
-        evidence = Estimate(value, error) if "evidence" in arrays else None
-        return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)
+    def _from_arrays(cls, origin: Provenance, evidence: Array | None = None, **arrays: Any) -> Joint:
+        log_evidence = None if evidence is None else Estimate(float(evidence[0]), float(evidence[1]))
+        if log_evidence is not None and log_evidence.error < 0:
+            raise LawError("Joint", f"log_evidence has an error of {log_evidence.error:g}; it must be 0 or more")
+        return cls(**arrays, origin=origin, log_evidence=log_evidence)
 
 
 @single_threaded
@@ -316,10 +306,9 @@ class JointWithError:
     def mean(self) -> Estimate:
         law = self._law
         mean = law._replicas.average(law.component_mean)
-        if not law.component_mean.any():
-            return self._with_doubt(mean, 0.0)
         std, size = law.std(), np.abs(mean.value)
-        return self._with_doubt(mean, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
+        share = law.origin.quadrature_error if law.component_mean.any() else 0.0
+        return self._with_doubt(mean, share * np.where(std > CONSTANT * size, std, size))
 
     def cov(self) -> Estimate:
         law = self._law
@@ -335,7 +324,8 @@ class JointWithError:
         """The correlation matrix; NaN for an entry without variance."""
         law = self._law
         second = law._second()
-        std = spread(law._replicas.mean(second))
+        std = np.sqrt(np.diag(law._replicas.mean(second)))
+        std = np.where(std > 0, std, np.nan)
         unit = second / np.outer(std, std)
         rho = law._replicas.mean(unit)
         own = np.diagonal(unit, axis1=1, axis2=2)
@@ -347,13 +337,11 @@ class JointWithError:
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The joint density at points (…, entries)."""
-        law = self._law
-        at = law._at("pdf", y)
-        flat = at.reshape(-1, law.dim)
+        law, at = self._law, self._law._at("pdf", y)
+        flat, shape = at.reshape(-1, law.dim), at.shape[:-1]
         value, error = law._normals.pdf_with_error(flat)
         doubt = np.max([np.abs(other.pdf(flat) - value) for other in self._off()] or [0.0], axis=0)
-        total = np.broadcast_to(combined(error, doubt, law._normals.unseen(flat)), value.shape)
-        shape = at.shape[:-1]
+        total = combined(error, doubt, law._normals.unseen(flat))
         return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
@@ -367,11 +355,9 @@ class JointWithError:
 
     def _off(self) -> list[GaussianMixtureND]:
         """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
-        law, error = self._law, self._law.origin.quadrature_error
-        signs = (1, -1) if error > 1e-14 else ()
-        return [
-            GaussianMixtureND(law.component_mean, law.component_cov * (1 + sign * error), law.weight) for sign in signs
-        ]
+        mean, cov, weight = self._law.component_mean, self._law.component_cov, self._law.weight
+        error = self._law.origin.quadrature_error
+        return [GaussianMixtureND(mean, cov * (1 + e), weight) for e in (error, -error) if error > 1e-14]
 
     def _corner(self, name: str, value: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""
@@ -379,9 +365,3 @@ class JointWithError:
         if corner.shape not in ((), (1,), (self._law.dim,)):
             raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self._law.dim},)")
         return np.broadcast_to(corner, (self._law.dim,))
-
-
-def spread(cov: Array) -> Array:
-    """Standard deviations; NaN for an entry without variance, which has no correlations."""
-    std = np.sqrt(np.diag(cov))
-    return np.where(std > 0, std, np.nan)

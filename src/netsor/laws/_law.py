@@ -16,10 +16,10 @@ import numpy.typing as npt
 import scipy
 
 from .._array_api import single_threaded
-from .._validate import Rng, as_number, flag
+from .._validate import as_number, flag
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
-from ._law_base import KINDS, LawBase, LawError, Provenance, Size
+from ._law_base import KINDS, LawBase, LawError, Provenance
 from ._numerics import MAX_POINT, entropy, expectation, log_share, pointwise, quantiles, values
 from ._replicas import Replicated
 
@@ -57,9 +57,7 @@ class Law(LawBase):
     _cf: Callable[[Array], Estimate]  # the characteristic function
     _moment: Callable[[int], Estimate]  # E[Y^order]
     _var: Callable[[], Estimate]
-    _kurtosis: Callable[[], Estimate]  # with all its errors
-    _skewness: Callable[[], Estimate]  # with all its errors
-    _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
+    _shape: Callable[[], tuple[Estimate, Estimate]]  # skewness and excess kurtosis, with all their errors
 
     # These follow; a subclass may have a better way
 
@@ -84,10 +82,6 @@ class Law(LawBase):
         value, error = self._pdf(y)
         return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
 
-    def _slope(self, y: Any) -> Any:
-        """The slope of the distribution function, at points of any shape."""
-        return self.pdf(y)
-
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles; of P(Y > y), if `upper`."""
         centre, scale = self.mean(), self.std()
@@ -95,6 +89,11 @@ class Law(LawBase):
             return np.full(len(q), centre)
         atoms = [at for at, _ in self.atoms]
         return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
+
+    @property
+    def _has_density(self) -> bool:
+        """Whether it has anything but atoms."""
+        return True
 
     # For distances: these defaults are for a law that is exact and has a smooth density
 
@@ -111,10 +110,6 @@ class Law(LawBase):
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
         """The distribution function by blocks, of what is below y or (side right) at most y."""
         return Replicated(self._distribution(y)[None], np.ones(1))
-
-    def _slopes(self, y: Array) -> Replicated:
-        """The slope of the distribution function, by blocks, between its jumps."""
-        return self._densities(y)
 
     def _jumps(self) -> Array:
         """Where the distribution function jumps."""
@@ -213,11 +208,11 @@ class Law(LawBase):
 
     def kurtosis(self) -> float:
         """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
-        return float(self._kurtosis().value)
+        return float(self._shape()[1].value)
 
     def skewness(self) -> float:
         """E[(Y − EY)³]/Var(Y)^(3/2)."""
-        return float(self._skewness().value)
+        return float(self._shape()[0].value)
 
     def stats(self, moments: str = "mv") -> Any:
         """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
@@ -238,24 +233,6 @@ class Law(LawBase):
     def cf(self, t: npt.ArrayLike) -> Any:
         """The characteristic function E[e^(itY)]."""
         return self.with_error.cf(t).value
-
-    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
-        """Independent draws of the law.
-
-        A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
-        new replicas.
-
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The shape of the result; a single number if None.
-        seed : int, optional
-            The seed; without `seed` and `rng` the draws differ each time.
-        rng : numpy.random.Generator or int, optional
-            A generator, as in scipy, instead of `seed`.
-        """
-        shape = base.checked_shape(size)
-        return self._rvs(math.prod(shape), base.checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def gaussian(self) -> Any:
         """The Gaussian with this law's mean and variance, a `Mixture` of one component."""
@@ -287,16 +264,14 @@ class Law(LawBase):
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
     def _repr_html_(self) -> str:
-        from ._plot import law_card  # notebooks alone need it
+        from ._plot import card  # notebooks alone need it
 
-        return law_card(self)
+        return card(self)
 
     def __repr__(self) -> str:
-        known = f"{self.method}; {self.status}"
-        numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
         points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])
-        return f"<{type(self).__name__}: {shape}{points}; {known}{numbers}>"
+        return f"<{type(self).__name__}: {shape}{points}; {'; '.join(self._words)}>"
 
 
 ROOT_ATOL = 1e-14  # error of a root found numerically, in standard deviations
@@ -307,7 +282,7 @@ WIDE = 1.96  # standard errors on either side of 95 %
 class WithError:
     """The methods of a law; each returns an Estimate, the value and its standard error."""
 
-    def __init__(self, law: Any) -> None:
+    def __init__(self, law: Law) -> None:
         self._law = law
 
     def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
@@ -318,16 +293,13 @@ class WithError:
             value, error = f(law, p)
             return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
 
-        value, error = pointwise(operation, with_doubt, y)
-        return Estimate(value, error, law.sources)
+        return pointwise(operation, with_doubt, y)._from_sources(law.sources)
 
     def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
         """A number, with the error of sampling and of quadrature."""
         value, error = f(self._law)
-        return self._with_sources(Estimate(value, combined(float(error), self._law.doubt(lambda law: f(law).value))))
-
-    def _with_sources(self, number: Estimate) -> Estimate:
-        return Estimate(float(number.value), float(number.error), self._law.sources)
+        total = combined(error, self._law.doubt(lambda law: f(law).value))
+        return Estimate(float(value), float(total), self._law.sources)
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         return self._at("pdf", lambda law, p: law._pdf(p), y)
@@ -356,7 +328,7 @@ class WithError:
             with np.errstate(invalid="ignore"):
                 reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
         # and at least what the slope says, which draws hide between them; an atom has none
-        slope = np.asarray(law._slope(value))
+        slope = np.asarray(law.pdf(value)) if law._has_density else np.zeros_like(error)
         straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
         reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
         known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
@@ -374,12 +346,9 @@ class WithError:
         law, at = self._law, base.points(t, "t", "cf")
         if (np.abs(at) > MAX_POINT).any():
             raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
-        if not at.size:
-            return Estimate(np.zeros(at.shape, dtype=np.complex128), np.zeros(at.shape))
         value, error = law._cf(at.ravel())
         error = combined(error, law.doubt(lambda other: other._cf(at.ravel()).value))
-        error = np.broadcast_to(error, value.shape).reshape(at.shape)
-        return Estimate(value.reshape(at.shape)[()], error[()], law.sources)
+        return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], law.sources)
 
     def moment(self, order: int) -> Estimate:
         k = base.checked_order(order)
@@ -396,10 +365,10 @@ class WithError:
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        return self._with_sources(self._law._kurtosis())
+        return self._law._shape()[1]._from_sources(self._law.sources)
 
     def skewness(self) -> Estimate:
-        return self._with_sources(self._law._skewness())
+        return self._law._shape()[0]._from_sources(self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._number(lambda law: expectation(law, func))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import _validate
+from .._array_api import one_blas_thread
 from .._files import named, opened, parsed, write
 from .._validate import AXES, NUMBERS, PlacedError, Rng, as_floats, as_whole, shown
 from ._estimate import Array, Sources
@@ -51,6 +52,7 @@ class LawError(PlacedError):
     """
 
 
+Size = int | tuple[int, ...] | None
 FORMAT = 1
 REASON = 200  # characters of an error's own text in a message: some repeat the whole file
 KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
@@ -91,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             if (written := about["format"]) == FORMAT:
                 if (kind := str(about["kind"])) not in KINDS:
                     raise ValueError(f"its kind is {shown(kind)}")
-                return KINDS[kind]._from_arrays(arrays, _origin(**about["origin"]))
+                return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
         except Exception as error:  # what a damaged archive may raise is not documented
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
@@ -101,25 +103,21 @@ def load(path: str | os.PathLike[str]) -> Any:
     raise LawError("load", f"{other}: write it again with law.save")
 
 
-def _origin(
-    status: Any, method: Any, random_numbers: Any, seed: Any, quadrature_error: Any, notes: Any
-) -> Provenance:  # each field must be there, and no other
-    words = [status, method, *(notes if isinstance(notes, list) else [None])]
-    if (
-        not all(isinstance(text, str) for text in words)
-        or as_whole(random_numbers) is None
-        or (seed is not None and as_whole(seed) is None)
-        or not isinstance(quadrature_error, int | float)
-        or not quadrature_error >= 0
-    ):
+def _origin(notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **words: Any) -> Provenance:
+    """The provenance that a file describes: each field must be there, and no other."""
+    texts = [*words.values(), *(notes if isinstance(notes, list) else [None])]
+    wholes = [random_numbers, 0 if seed is None else seed]
+    error = quadrature_error if isinstance(quadrature_error, int | float) else -1.0
+    if not all(isinstance(text, str) for text in texts) or None in map(as_whole, wholes) or not error >= 0:
         raise ValueError("its origin has a field of a wrong type")
-    return Provenance(status, method, random_numbers, seed, float(quadrature_error), tuple(notes))
+    return Provenance(**words, random_numbers=random_numbers, seed=seed, quadrature_error=float(error), notes=(*notes,))
 
 
 class LawBase:
-    """A law with its provenance. A law that can be saved has `_arrays()` and `_from_arrays(arrays, origin)`."""
+    """A law with its provenance. A law that can be saved has `_arrays()`, which `_from_arrays` takes."""
 
     origin: Provenance
+    _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
@@ -127,6 +125,10 @@ class LawBase:
 
     def _arrays(self) -> dict[str, Any]:
         raise LawError("save", f"a {type(self).__name__} cannot be saved")
+
+    @classmethod
+    def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Any:
+        return cls(origin=origin, **arrays)  # type: ignore[call-arg]
 
     @property
     def status(self) -> str:
@@ -142,6 +144,12 @@ class LawBase:
     def random_numbers(self) -> int:
         """The average number of random numbers drawn for each replica."""
         return self.origin.random_numbers
+
+    @property
+    def _words(self) -> list[str]:
+        """What its representations say of it."""
+        numbers = [f"{self.random_numbers:,} random numbers a replica"] if self.random_numbers else []
+        return [self.method, self.status, *numbers]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -168,6 +176,26 @@ class LawBase:
             raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
         return self._formula()
 
+    @one_blas_thread()
+    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
+        """Independent draws of the law; of a joint law, all entries along a last axis.
+
+        A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
+        new replicas.
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            The shape of the result; a single draw if None.
+        seed : int, optional
+            The seed; without `seed` and `rng` the draws differ each time.
+        rng : numpy.random.Generator or int, optional
+            A generator, as in scipy, instead of `seed`.
+        """
+        shape = checked_shape(size)
+        draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
+        return draws.reshape((*shape, *draws.shape[1:]))[()]
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy in another process needs: data alone."""
         return {name: value for name, value in self.__dict__.items() if name != "_formula"}
@@ -186,7 +214,6 @@ class LawBase:
 numbers = partial(_validate.numbers, error=LawError)
 real = partial(_validate.real, error=LawError)
 whole = partial(_validate.whole, error=LawError)
-Size = int | tuple[int, ...] | None
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double
 HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
@@ -237,10 +264,7 @@ def checked_origin(argument: Any, operation: str) -> Provenance:
 
 def checked_heads(argument: Any, operation: str) -> int:
     """A number of heads, however large."""
-    heads = as_whole(argument)
-    if heads is None or not 0 < heads < HEADS:
-        raise LawError(operation, "heads", argument, "a positive integer below 2^63; beyond, infinite_heads()")
-    return heads
+    return whole(argument, "heads", operation, most=HEADS - 1, why="; for more than 2^63, infinite_heads()")
 
 
 def checked_shape(argument: Any) -> tuple[int, ...]:
@@ -266,10 +290,7 @@ def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.G
 
 def checked_order(argument: Any) -> int:
     """The order of a moment."""
-    order = whole(argument, "order", "moment", least=0)
-    if order > HIGHEST:
-        raise LawError("moment", "order", argument, f"at most {HIGHEST}: above, a normal's own moment is no double")
-    return order
+    return whole(argument, "order", "moment", 0, most=HIGHEST, why=": above, a normal's own moment is no double")
 
 
 def levels(argument: Any, operation: str) -> Array:

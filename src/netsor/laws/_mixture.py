@@ -1,14 +1,9 @@
-"""Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell).
-
-One replica of the engine gives the mean and the variance of one coordinate of the output, given all scores and Gram
-matrices, as in equation (4) of docs/theory.md; the law is the mean over the replicas. No bandwidth is needed.
+"""Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell), equation (4) of docs/theory.md.
 
 A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
 density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an
 entropy, the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
-
-Of more replicas than are kept, components stand for cells of them, each with a count. A number of the law is an average
-over all replicas, and its error follows from the spread between them, as ever: the counts say both.
+Of more replicas than are kept, components stand for cells of them, each with a count.
 """
 
 from __future__ import annotations
@@ -25,10 +20,12 @@ from .._array_api import single_threaded
 from ._estimate import Array, Estimate, combined, student
 from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
-from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, checked_origin, real
+from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
-from ._numerics import kernel_bias, log_upper
-from ._replicas import Replicated, Shape, mixture_cf, proportion_error
+from ._numerics import kernel_bias, log_where_tiny
+from ._replicas import Replicated, batches, proportion_error, skewness_kurtosis
+
+CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
 
 
 @single_threaded
@@ -60,19 +57,6 @@ class Mixture(Components, Law):
     >>> print(f"{law.var():.3f}")
     0.400
     """
-
-    def __init__(
-        self,
-        mean: npt.ArrayLike,
-        var: npt.ArrayLike,
-        origin: Provenance,
-        weight: npt.ArrayLike | None = None,
-        *,
-        count: npt.ArrayLike | None = None,
-        binning: float = 0.0,
-    ) -> None:
-        Components.__init__(self, mean, var, weight, count)
-        self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
         """The law with a Gaussian kernel of `factor` bandwidths around each draw; the law itself if it has no draws."""
@@ -108,12 +92,16 @@ class Mixture(Components, Law):
 
     # Densities and distribution functions
 
+    @property
+    def _has_density(self) -> bool:
+        return bool(len(self._smooth) or len(self._points.draws))
+
     def _needs_density(self, name: str) -> None:
-        if not len(self._smooth) and not len(self._points.draws):
-            at = ", ".join(f"{a:g}" for a in self._points.atoms[:3])
-            many = "the point mass at " if len(self._points.atoms) == 1 else "made of point masses at "
-            more = ", …" if len(self._points.atoms) > 3 else ""
-            raise LawError(name, f"this law is {many}{at}{more}, which has no density; law.atoms has their masses")
+        if not self._has_density:
+            first, *more = (f"{at:g}" for at in self._points.atoms)
+            points = ", ".join([first, *more[:2], *(["…"] if len(more) > 2 else [])])
+            many = "made of point masses at" if more else "the point mass at"
+            raise LawError(name, f"this law is {many} {points}, which has no density; law.atoms has their masses")
 
     def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
         """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1. Of −Y, if the sign is −1."""
@@ -121,25 +109,21 @@ class Mixture(Components, Law):
             return np.zeros_like(value)
         few, n = self._compressed, self.effective
         # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
-        weight = np.sqrt(few.weight / self.replicas) if self._alike else few.weight
+        alike = self.weight is None or self.count is not None
+        weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
         square = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
         variance = square[:, 0] - 2 * value * square[:, 1] + value**2 / n + points * (1 - 2 * value) / n
         spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
         return np.asarray(combined(spread, few.unseen(y, kernel, n)))
 
     def _pdf(self, y: Array) -> Estimate:
-        self._needs_density("pdf")
         if len(self._points.draws):
             value, error = self.smoothed()._pdf(y)
             bias = kernel_bias(value, lambda f: self.smoothed(f)._compressed.pdf(y), self.bandwidth, self.effective)
             return Estimate(value, combined(error, bias))
         value = self._density(y)
-        return Estimate(value, combined(self._error(value, y, "pdf"), self.binning and self.binning * self._largest))
-
-    @cached_property
-    def _largest(self) -> float:
-        """Of the density: as far as it is known at the components that a grid is made for."""
-        return float(self._compressed.pdf(self._scales()[0]).max())
+        binned = self.binning and self.binning * float(self._compressed.pdf(self._scales()[0]).max())
+        return Estimate(value, combined(self._error(value, y, "pdf"), binned))
 
     def _density(self, y: Array) -> Array:
         self._needs_density("pdf")
@@ -149,28 +133,20 @@ class Mixture(Components, Law):
         self._needs_density("logpdf")
         if len(self._points.draws):
             return self.smoothed()._logpdf(y)
-        k = self._smooth
-        every = GaussianMixture1D(self.component_mean[k], self.component_var[k], self.component_weight[k])
-        if len(self._compressed.var) == len(k):
-            return every.logpdf(y)
+        if len(self._compressed.var) == len(self._smooth):
+            return self._gaussians.logpdf(y)
         value = self._compressed.pdf(y)
         near = value > 1e-6 / self.std()  # where fewer components suffice
         result = np.log(np.where(near, value, 1.0))
-        result[~near] = every.logpdf(y[~near])
+        result[~near] = self._gaussians.logpdf(y[~near])
         return result
 
     def _logcdf(self, y: Array) -> Array:
-        k = self._smooth
-        parts = -self.component_mean[k], self.component_var[k], self.component_weight[k]
-        return log_upper(super()._logcdf(y), -y, *parts) if len(k) else super()._logcdf(y)
+        reflected = self._gaussians._replace(mean=-self._gaussians.mean)
+        return log_where_tiny(super()._logcdf(y), reflected.logsf, -y)
 
     def _logsf(self, y: Array) -> Array:
-        k = self._smooth
-        parts = self.component_mean[k], self.component_var[k], self.component_weight[k]
-        return log_upper(super()._logsf(y), y, *parts) if len(k) else super()._logsf(y)
-
-    def _slope(self, y: Any) -> Any:
-        return self.pdf(y) if len(self._smooth) or len(self._points.draws) else np.zeros(np.shape(y))
+        return log_where_tiny(super()._logsf(y), self._gaussians.logsf, y)
 
     def _distribution(self, y: Array) -> Array:
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
@@ -182,10 +158,8 @@ class Mixture(Components, Law):
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
         # of the smaller one of the two tails: of the other, differences of squares near 1 are rounding
-        for part, sign, tail, points in (
-            (~upper, 1, value, steps[:-1]),
-            (upper, -1, self._sf(y), steps[-1] - steps[:-1]),
-        ):
+        sides = (~upper, 1, value, steps[:-1]), (upper, -1, self._sf(y), steps[-1] - steps[:-1])
+        for part, sign, tail, points in sides:
             error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
         return Estimate(value, combined(error, self.binning))
 
@@ -201,14 +175,12 @@ class Mixture(Components, Law):
         total = np.cumsum(self.component_weight[order])
         k = np.searchsorted(total, level * (1 - 1e-14) * total[-1], side="left")
         result = self.component_mean[order][np.minimum(k, len(order) - 1)]
-        if self.replicas > 1:
-            result = np.where(level == 0, -np.inf, np.where(level == 1, np.inf, result))
-        return np.asarray(result)
+        ends = (-np.inf, np.inf) if self.replicas > 1 else (result, result)
+        return np.where(level == 0, ends[0], np.where(level == 1, ends[1], result))
 
     # For distances
 
-    def _dense(self, factor: float = 1.0) -> Mixture:
-        return self.smoothed(factor)
+    _dense = smoothed
 
     def _densities(self, y: Array) -> Replicated:
         gaussians, mass = self._blocked
@@ -220,8 +192,7 @@ class Mixture(Components, Law):
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        few = self._compressed if self.centred or self.count is not None else self._merged
-        whole = few._replace(weight=few.weight / few.weight.sum())
+        whole = self._merged._replace(weight=self._merged.weight / self._merged.weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
 
@@ -239,9 +210,8 @@ class Mixture(Components, Law):
 
         pairs: list[tuple[Law, Law]] = [(moved(0.0, error), moved(0.0, -error))] if len(self._smooth) else []
         if not self.centred:
-            whole = self.std()
-            if whole <= CONSTANT * abs(self.mean()):
-                whole = abs(self.mean())
+            std, size = self.std(), abs(self.mean())
+            whole = std if std > CONSTANT * size else size
             by = error * np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
             pairs.append((moved(by, 0.0), moved(-by, 0.0)))
         return pairs
@@ -260,25 +230,17 @@ class Mixture(Components, Law):
         return self._replicas.average(total, decisive=order > 2)
 
     def _central(self) -> Array:
-        mean = np.average(self.component_mean, weights=self.weight)
-        return np.asarray(self.component_mean - mean)
+        return self.component_mean - self._replicas.mean(self.component_mean)
 
     def _var(self) -> Estimate:
         return self._replicas.average(self.component_var + self._central() ** 2)
 
-    def _kurtosis(self) -> Estimate:
-        shape = self._shape()
-        return shape.kurtosis() if shape else Estimate(math.nan, 0.0)  # a point mass has none
-
-    def _skewness(self) -> Estimate:
-        shape = self._shape()
-        return shape.skewness() if shape else Estimate(math.nan, 0.0)
-
-    def _shape(self) -> Shape | None:
-        unit = math.sqrt(self.var())
-        if unit == 0:
-            return None
-        return Shape(self._central() / unit, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
+    def _shape(self) -> tuple[Estimate, Estimate]:
+        std = self.std()
+        if std == 0:  # a point mass has none
+            return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
+        mean, var = self._central() / std, self.component_var / self.var()
+        return skewness_kurtosis(mean, var, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
@@ -295,7 +257,14 @@ class Mixture(Components, Law):
         return super().latex()
 
     def _cf(self, t: Array) -> Estimate:
-        return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
+        # Σ_r w_r e^(itm_r − t²v_r/2), with its error as the radius of a circle
+        values, errors = [], []
+        for p in batches(t, len(self.component_var), CF_ENTRIES_PER_BATCH):
+            with np.errstate(over="ignore"):  # e^(−∞) is 0
+                terms = np.exp(1j * np.outer(self.component_mean, p) - np.outer(self.component_var, p**2) / 2)
+            values.append(self._replicas.mean(terms))
+            errors.append(combined(self._replicas.spread(terms.real), self._replicas.spread(terms.imag)))
+        return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         chosen = self._replicas.choose(size, rng)
@@ -304,14 +273,8 @@ class Mixture(Components, Law):
 
     def _arrays(self) -> dict[str, Any]:
         components = {"mean": self.component_mean, "var": self.component_var}
-        if self.count is not None:
-            return {**components, "count": self.count, "binning": self.binning}
-        return {**components, "weight": self.weight}
-
-    @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Mixture:
-        count, binning = arrays.get("count"), float(arrays.get("binning", 0.0))
-        return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"), count=count, binning=binning)
+        gathered = {"count": self.count, "binning": self.binning}
+        return {**components, **(gathered if self.count is not None else {"weight": self.weight})}
 
 
 class Empirical(Mixture):
@@ -379,11 +342,9 @@ class Empirical(Mixture):
     def _var(self) -> Estimate:
         return _biased(super()._var(), self._sample._var())
 
-    def _kurtosis(self) -> Estimate:
-        return _biased(super()._kurtosis(), self._sample._kurtosis())
-
-    def _skewness(self) -> Estimate:
-        return _biased(super()._skewness(), self._sample._skewness())
+    def _shape(self) -> tuple[Estimate, Estimate]:
+        (skewness, kurtosis), of_sample = super()._shape(), self._sample._shape()
+        return _biased(skewness, of_sample[0]), _biased(kurtosis, of_sample[1])
 
     def _cf(self, t: Array) -> Estimate:
         return _biased(super()._cf(t), self._sample._cf(t))
@@ -392,8 +353,8 @@ class Empirical(Mixture):
         return {"draws": self.component_mean, "bandwidth": self.bandwidth}
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Empirical:
-        return cls(arrays["draws"], float(arrays["bandwidth"]))
+    def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Empirical:
+        return cls(**arrays)
 
 
 def _biased(estimate: Estimate, of_sample: Estimate) -> Estimate:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
-from ._law_base import MAX_MAGNITUDE, LawError, checked_weights, numbers
-from ._replicas import BLOCKS, Replicas, Replicated, block_labels
+from ._law_base import MAX_MAGNITUDE, LawError, Provenance, checked_origin, checked_weights, numbers
+from ._replicas import BLOCKS, Replicas, Replicated
 
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by so many quantiles
 ROUNDED = 40  # bits of two points that agree: what is left, 1e-12 of them, is rounding
@@ -32,8 +32,8 @@ def cell_width(span: float, cell: float = CELL) -> float:
     return float(cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))))
 
 
-def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = None) -> tuple[Array, Array]:
-    """Few variances and weights instead of many, for mixtures of N(0, v).
+def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = None) -> GaussianMixture1D:
+    """Few Gaussians N(0, v) instead of many.
 
     Cells of width h in log v, and in each the two-point rule with the cell's mass, mean, variance and third moment of
     v, so exact for cubics in v; its nodes lie in the cell. The density at y errs by about (h/2)⁴/4! of 1/√v: 3e-11 with
@@ -52,7 +52,7 @@ def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = No
         mass, off = (summed(index, each, len(unit), blocks) for each in (w, w * rule.centred))
         upper = mass * rule.share[:, None] + off / np.where(rule.reach > 0, 2 * rule.reach, np.inf)[:, None]
     nodes = np.concatenate([rule.high[keep], rule.low[keep]])
-    return nodes, np.concatenate([upper[keep], (mass - upper)[keep]])
+    return GaussianMixture1D(np.zeros_like(nodes), nodes, np.concatenate([upper[keep], (mass - upper)[keep]]))
 
 
 def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDArray[np.intp], Array]:
@@ -178,7 +178,14 @@ class Components:
     lattice = LATTICE  # steps of `binned` for the density of kernels
 
     def __init__(
-        self, mean: npt.ArrayLike, var: npt.ArrayLike, weight: npt.ArrayLike | None, count: npt.ArrayLike | None
+        self,
+        mean: npt.ArrayLike,
+        var: npt.ArrayLike,
+        origin: Provenance,
+        weight: npt.ArrayLike | None = None,
+        *,
+        count: npt.ArrayLike | None = None,
+        binning: float = 0.0,
     ) -> None:
         means, variances = numbers(mean, "Mixture", "mean"), numbers(var, "Mixture", "var")
         if max(means.ndim, variances.ndim) > 1 or len({a.size for a in (means, variances) if a.size != 1}) > 1:
@@ -194,6 +201,7 @@ class Components:
         share, name = (weight, "weight") if count is None else (count, "count")
         self.weight = checked_weights(share, len(self.component_mean), "Mixture", name)
         self.count = None if count is None else numbers(count, "Mixture", "count")
+        self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
         self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
 
     @property
@@ -205,11 +213,6 @@ class Components:
     def effective(self) -> float:
         """The effective sample size of the weights, 1/Σ w²."""
         return float(self._replicas.count)
-
-    @property
-    def _alike(self) -> bool:
-        """Whether all replicas have the same weight."""
-        return self.weight is None or self.count is not None
 
     @property
     def _replicas(self) -> Replicas:
@@ -256,22 +259,27 @@ class Components:
         return float(spread * np.sum(weight**2) ** 0.2)
 
     @cached_property
+    def _gaussians(self) -> GaussianMixture1D:
+        """All Gaussian components."""
+        k = self._smooth
+        return GaussianMixture1D(self.component_mean[k], self.component_var[k], self.component_weight[k])
+
+    @cached_property
     def _compressed(self) -> GaussianMixture1D:
         """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
-        k = self._smooth
-        if self.centred and self.weight is None and len(k) > MAX_COMPONENTS:
-            return _centred(*compress(self.component_var[k], self.component_weight[k]))
+        if self.centred and self.weight is None and len(self._smooth) > MAX_COMPONENTS:
+            return compress(self._gaussians.var, self._gaussians.weight)
         return self._weighted(self.component_weight)
 
     @cached_property
     def _merged(self) -> GaussianMixture1D:
         """Fewer components still, enough for distances, where no relative precision in the tails is needed."""
-        return merged(self._compressed)
+        return self._compressed if self.centred or self.count is not None else merged(self._compressed)
 
     @cached_property
     def _blocks(self) -> tuple[Blocks, Array, Array]:
         """The block of each replica, the weight of each in its block, and the weights of the blocks."""
-        labels = block_labels(self.replicas)
+        labels = np.arange(self.replicas) * min(BLOCKS, self.replicas) // self.replicas
         mass = np.bincount(labels, self.component_weight).astype(np.float64)
         return Blocks(labels, len(mass)), self.component_weight / np.where(mass > 0, mass, 1.0)[labels], mass
 
@@ -291,10 +299,10 @@ class Components:
         k = self._smooth
         if self.count is not None:
             split, mass = self._split
-            return GaussianMixture1D(self.component_mean[k], self.component_var[k], split[k]), mass
+            return self._gaussians._replace(weight=split[k]), mass
         blocks, weight, mass = self._blocks
         if self.centred and len(k) > MAX_COMPONENTS:
-            return _centred(*compress(self.component_var[k], weight[k], blocks.of(k))), mass
+            return compress(self.component_var[k], weight[k], blocks.of(k)), mass
         return self._weighted(weight, blocks), mass
 
     def _weighted(self, weight: Array, blocks: Blocks | None = None) -> GaussianMixture1D:
@@ -366,7 +374,3 @@ def _without_rounding(mean: Array, var: Array) -> Array:
     result = mean.copy()
     result[point] = np.where(np.isnan(repeated), at, repeated)[which]
     return result
-
-
-def _centred(var: Array, weight: Array) -> GaussianMixture1D:
-    return GaussianMixture1D(np.zeros_like(var), var, weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,7 @@ from ._estimate import Array, Estimate, combined
 from ._law_base import LawError, points
 from ._replicas import Jackknife, jackknife
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+Function = Callable[[Array], Array]
 Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at points
 
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
@@ -144,66 +142,59 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
     return np.asarray(bias)
 
 
+def _quadrature(law: Any, integrand: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Points and weights for an integral over a law with a density."""
+    return integrated(integrand, coarser(resolved([law._read], *law._scales())))
+
+
 def entropy(law: Any) -> Estimate:
     """−E[log f(Y)]; draws have kernels. −∞ for a law with atoms."""
     if law.atoms:
         return Estimate(-math.inf, 0.0)
     dense, smoothing = law._dense(), 0.0
-    rule = _entropy_rule(dense)
-    value, bias, error, _ = _entropy(dense, *rule)
-    if law._dense(ROOT_TWO) is not dense:
-        _, smoothing = kernel_bias_of(lambda factor: _entropy(law._dense(factor), *rule).value, value)
-    return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
-
-
-def _entropy_rule(law: Any) -> tuple[Array, Array]:
-    """Points and weights of a quadrature for the entropy."""
-    nodes = resolved([law._read], *law._scales())
 
     def integrand(y: Array) -> Array:
-        log_f = law._logpdf(y)
+        log_f = dense._logpdf(y)
         return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
 
-    return integrated(integrand, coarser(nodes))
+    y, weights = _quadrature(dense, integrand)
 
+    def of(law: Any) -> Jackknife:
+        densities = [law._densities(y)]
+        return jackknife(lambda f: np.sum(weights * scipy.special.entr(np.maximum(f, 0.0)), axis=-1), densities)
 
-def _entropy(law: Any, y: Array, weights: Array) -> Jackknife:
-    def functional(f: Array) -> Array:
-        logs = np.log(np.where(f > 0, f, 1.0))
-        return np.asarray(-np.sum(weights * f * logs, axis=-1))
-
-    return jackknife(functional, [law._densities(y)])
+    value, bias, error, _ = of(dense)
+    if law._dense(ROOT_TWO) is not dense:
+        _, smoothing = kernel_bias_of(lambda factor: of(law._dense(factor)).value, value)
+    return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
 
 
 def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     """E[f(Y)]: over the density by quadrature, and at the atoms."""
-    value, error, atoms, dense, wider = 0.0, 0.0, law.atoms, law._dense(), law._dense(ROOT_TWO)
+    value, error, dense, wider = 0.0, 0.0, law._dense(), law._dense(ROOT_TWO)
     if len(dense._scales()[0]):
-        nodes = resolved([dense._read], *dense._scales())
-        y, weights = integrated(lambda y: _called(f, y) * dense._density(y), coarser(nodes))
+        y, weights = _quadrature(dense, lambda y: _called(f, y) * dense._density(y))
         heights = weights * _called(f, y)
-        value, _, error, _ = _expectation(dense, y, heights)
-        smoothing = 0.0 if wider is dense else _expectation(wider, y, heights).value - value
-        error = combined(error, smoothing)
-    at = _called(f, np.array([place for place, _ in atoms])) if atoms else np.zeros(0)
-    masses = [mass for _, mass in atoms]
-    value += math.fsum(height * mass.value for height, mass in zip(at, masses, strict=True))
+
+        def over(law: Any) -> Jackknife:
+            return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])
+
+        value, _, error, _ = over(dense)
+        error = error if wider is dense else combined(error, over(wider).value - value)
+    atoms = law.atoms
+    at = _called(f, np.array([place for place, _ in atoms])) if atoms else ()
     # what one atom has too much others have too little, so that the errors of their masses add in the worst case
-    return Estimate(value, error + math.fsum(abs(h) * mass.error for h, mass in zip(at, masses, strict=True)))
-
-
-def _expectation(law: Any, y: Array, heights: Array) -> Jackknife:
-    return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])
+    value += math.fsum(height * mass.value for height, (_, mass) in zip(at, atoms, strict=True))
+    return Estimate(value, error + math.fsum(abs(h) * mass.error for h, (_, mass) in zip(at, atoms, strict=True)))
 
 
 def _called(f: Callable[[Any], Any], y: Array) -> Array:
     if not callable(f):
         raise LawError("expect", "func", f, "a function of numbers")
     values = np.asarray(f(y), dtype=np.float64)
-    if values.shape != y.shape:
-        if values.shape:
-            raise LawError("expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number")
-        values = np.full(y.shape, float(values))
+    if values.shape not in ((), y.shape):
+        raise LawError("expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number")
+    values = np.broadcast_to(values, y.shape)
     if not np.isfinite(values).all():
         bad = y[~np.isfinite(values)][0]
         raise LawError("expect", f"func({bad:g}) is not finite: the expectation is not known")
@@ -216,20 +207,18 @@ def log_share(share: Array, rest: Array) -> Array:
         return np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
 
 
+def log_where_tiny(logs: Array, exact: Function, y: Array) -> Array:
+    """Logarithms of probabilities, by another function of y where the probability is no double and log says −∞."""
+    tiny = np.isneginf(logs)
+    logs[tiny] = exact(y[tiny])
+    return logs
+
+
 def log_mean(logs: Array) -> Array:
     """The logarithm of the mean over the last axis of numbers that may be no doubles."""
     return np.asarray(scipy.special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
 
 
-def log_upper(logs: Array, y: Array, mean: Array, var: Array, weight: Array) -> Array:
-    """log P(Y > y) of Gaussians, where it was found to be −∞ because P is no double."""
-    for i in np.flatnonzero(np.isneginf(logs)):
-        terms = scipy.special.log_ndtr((mean - y[i]) / np.sqrt(var)) + np.log(weight)
-        logs[i] = scipy.special.logsumexp(terms)
-    return logs
-
-
-Function = Callable[[Array], Array]
 LOG_ZERO = 1e4  # −LOG_ZERO stands for log 0: it is below the logarithm of every positive double
 LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
 

@@ -138,7 +138,7 @@ def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
 
 def _curve(law: Any, y: Any) -> tuple[Any, Any]:
     """The density and its error; 0 for a law that is made of atoms."""
-    if law.atoms and not len(law._scales()[0]) and not law._points.draws.size:
+    if not law._has_density:
         return np.zeros_like(y), np.zeros_like(y)
     value, error = law.with_error.pdf(y)
     return value, error
@@ -163,8 +163,14 @@ THUMBNAIL_POINTS = 121  # of the density: the picture takes a third of a second 
 SHOWN = 8  # entries of a joint law
 
 
-def law_card(law: Any) -> str:
-    """One variable."""
+def card(law: Any) -> str:
+    """What a notebook shows of a law: its density and numbers, or a row for each entry with its correlations."""
+    joint = hasattr(law, "dim")
+    name = f"Joint law of {law.dim} entries" if joint else type(law).__name__
+    return title(name, *law._words) + (_entries if joint else _picture)(law) + "".join(map(note, law.notes))
+
+
+def _picture(law: Any) -> str:
     y = np.linspace(*_range(law), THUMBNAIL_POINTS)
     value, error = _curve(law, y)
     largest = max((mass.value for _, mass in law.atoms), default=1.0)
@@ -178,29 +184,15 @@ def law_card(law: Any) -> str:
         ["5 %, 50 %, 95 %", ", ".join(f"{q:.4g}" for q in law.ppf([0.05, 0.5, 0.95]))],
         *([f"P(Y = {at:g})", mass.brief()] for at, mass in law.atoms[:3]),
     ]
-    picture = density(y, value, finite, atoms, f"density of {law.method}")
-    return title(type(law).__name__, *_words(law)) + picture + table(rows) + "".join(map(note, law.notes))
+    return density(y, value, finite, atoms, f"density of {law.method}") + table(rows)
 
 
-def joint_card(law: Any) -> str:
-    """Several: a row an entry, with its correlations."""
+def _entries(law: Any) -> str:
     some = range(min(law.dim, SHOWN))
-    mean, std = law.mean(), law.std()
-    with np.errstate(invalid="ignore"):
-        corr = law.marginal(list(some)).cov() / np.outer(std[: len(some)], std[: len(some)])
+    mean, std, corr = law.mean(), law.std(), law.marginal(list(some)).corr()
     rows = [
         [str(i), f"{mean[i]:.4g}", f"{std[i]:.4g}", *("–" if math.isnan(r) else f"{r:.3f}" for r in corr[i])]
         for i in some
     ]
     head = ["entry", "mean", "standard deviation", *(f"corr. with {i}" for i in some)]
-    rest = note(f"and {law.dim - SHOWN} more entries") if law.dim > SHOWN else ""
-    given = []
-    if law.log_evidence is not None:
-        given = [f"given data, log evidence {law.log_evidence}, effective sample size {law.effective:.0f}"]
-    top = title(f"Joint law of {law.dim} entries", *_words(law), *given)
-    return top + table(rows, head) + rest + "".join(map(note, law.notes))
-
-
-def _words(law: Any) -> list[str]:
-    numbers = [f"{law.random_numbers:,} random numbers a replica"] if law.random_numbers else []
-    return [law.method, law.status, *numbers]
+    return table(rows, head) + (note(f"and {law.dim - SHOWN} more entries") if law.dim > SHOWN else "")

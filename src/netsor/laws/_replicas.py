@@ -176,69 +176,26 @@ def proportion_error(share: Any, count: float) -> Any:
     return student(max(2, int(count))) * np.maximum(*errors)
 
 
-def block_labels(count: int) -> npt.NDArray[np.intp]:
-    """Which block a replica belongs to: BLOCKS of them, or one for each replica if there are fewer."""
-    return np.arange(count) * min(BLOCKS, count) // count
+def skewness_kurtosis(mean: Array, var: Array, replicas: Replicas, doubt: float) -> tuple[Estimate, Estimate]:
+    """Skewness m₃ and excess kurtosis m₄ − 3, from components in units of the law's standard deviation about its mean.
 
-
-class Shape(NamedTuple):
-    """Components in units of the law's standard deviation, their means about its mean; `doubt` is what each variance
-    may be off by, of itself.
+    Each variance may be off by a share `doubt` of itself. Influences follow from the delta method: mean and variance
+    are estimated as well.
     """
-
-    mean: Array
-    var: Array
-    replicas: Replicas
-    doubt: float
-
-    def _read(self, samples: Array) -> tuple[float, float]:
-        """A moment, and with what lies beyond the replicas."""
-        value = float(self.replicas.mean(samples))
-        return value, value + float(self.replicas.unseen(samples, decisive=True))
-
-    def _made(self, value: float, more: float, influence: Array, worst: Array) -> Estimate:
-        doubt = self.doubt * float(self.replicas.mean(np.abs(worst)))
-        return Estimate(value, combined(float(self.replicas.spread(influence)), more - value, doubt))
-
-    def skewness(self) -> Estimate:
-        """m₃/m₂^(3/2)."""
-        mean, var = self.mean, self.var
-        second, third = var + mean**2, 3 * mean * var + mean**3
-        m2, more2 = self._read(second)
-        m3 = float(self.replicas.mean(third))
-        tail = float(self.replicas.unseen(third, decisive=True)) if mean.any() else 0.0
-        value = m3 / m2**1.5
-        # delta method, the mean being estimated as well
-        influence = (third - 3 * m2 * mean) / m2**1.5 - 1.5 * m3 * second / m2**2.5
-        more = value + (abs(m3) + tail) / more2**1.5 - abs(value) if math.isfinite(tail) else math.inf
-        return self._made(value, more, influence, 3 * mean * var / m2**1.5 - 1.5 * m3 * var / m2**2.5)
-
-    def kurtosis(self) -> Estimate:
-        """m₄/m₂² − 3."""
-        mean, var = self.mean, self.var
-        second, fourth = var + mean**2, 3 * var**2 + 6 * var * mean**2 + mean**4
-        (m2, more2), (m4, more4) = self._read(second), self._read(fourth)
-        third = float(self.replicas.mean(3 * mean * var + mean**3))
-        influence = fourth / m2**2 - 2 * m4 * second / m2**3 - 4 * third * mean / m2**2
-        worst = (6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3
-        more = more4 / more2**2 - 3 if math.isfinite(more4) else math.inf
-        return self._made(m4 / m2**2 - 3, more, influence, worst)
-
-
-CF_ELEMENTS_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
-
-
-def mixture_cf(t: Array, mean: Array, var: Array, replicas: Replicas) -> Estimate:
-    """Σ_r w_r e^(itm_r − t²v_r/2) at points; its error is the radius of a circle about the value."""
-    values, errors = [], []
-    for p in batches(t, len(mean), CF_ELEMENTS_PER_BATCH):
-        with np.errstate(over="ignore"):  # e^(−∞) is 0
-            size = np.exp(-np.outer(var, p**2) / 2)
-        turn = np.outer(mean, p)
-        real, imaginary = size * np.cos(turn), size * np.sin(turn)
-        values.append(replicas.mean(real) + 1j * replicas.mean(imaginary))
-        errors.append(combined(replicas.spread(real), replicas.spread(imaginary)))
-    return Estimate(np.concatenate(values), np.concatenate(errors))
+    second, third, fourth = var + mean**2, 3 * mean * var + mean**3, 3 * var**2 + 6 * var * mean**2 + mean**4
+    m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
+    tail2, tail3, tail4 = (float(replicas.unseen(moment, decisive=True)) for moment in (second, third, fourth))
+    influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
+    changes = 3 * mean * var - 1.5 * m3 * var, 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var  # by each variance
+    beyond = (  # the replicas; the second moment grows with the tail too
+        (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
+        (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
+    )
+    errors = [
+        combined(float(replicas.spread(influence)), unseen, doubt * float(replicas.mean(np.abs(change))))
+        for influence, unseen, change in zip(influences, beyond, changes, strict=True)
+    ]
+    return Estimate(m3, errors[0]), Estimate(m4 - 3, errors[1])
 
 
 AGAIN = 100  # bootstrap repetitions
