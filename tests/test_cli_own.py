@@ -231,7 +231,7 @@ OWN = {
         "d=4",
         "--draws",
         "1000000000000000",
-    ): "--draws 1000000000000000 would take about",
+    ): "--bind n=4 --bind d=4 and --draws 1000000000000000 would take about",
     ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: this law has none",
 }
 
