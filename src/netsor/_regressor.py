@@ -54,7 +54,7 @@ class InfiniteHeads:
 
     def updated(self, data: Observations) -> tuple[Array, Array, Array, Array, Array]:
         """The covariance; then, given data, mean, covariance, and R and R^(−1) y of the data y ~ N(0, R R^T)."""
-        kernel = sum(columns @ columns.T for columns in self.factors()) / self.draws
+        kernel: Any = sum(columns @ columns.T for columns in self.factors()) / self.draws
         return kernel, *updated(np.zeros((1, len(kernel))), kernel[None], data)
 
     def given(self, data: Observations, rows: npt.NDArray[np.intp]) -> tuple[Array, Array, float]:
