@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -16,6 +14,8 @@ from .. import __version__
 from .._validate import ArgumentError, real, shown, whole
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ..engine.backends import Backend
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -198,10 +198,7 @@ def place_options(command: Decorated) -> Decorated:
 
 
 def where_options(command: Decorated, auto: bool = False) -> Decorated:
-    """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given.
-
-    `pop_backend` takes them out of the options of the command, and `executor_context` samples there.
-    """
+    """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given."""
     precisions = ("auto", *PRECISIONS) if auto else PRECISIONS
     options = [
         place_options,
@@ -220,41 +217,42 @@ def where_options(command: Decorated, auto: bool = False) -> Decorated:
     return all_of(options)(command)
 
 
-@dataclass(frozen=True)
-class BackendChoice:
-    """An available backend, and a Dask cluster: a client of one that runs, or whether to start one."""
+class Place(NamedTuple):
+    """Arguments of `Program.law`: a backend, and the executor of a Dask cluster if one was named."""
 
     backend: Backend
-    client: Any = None
-    local: bool = False
+    executor: Executor | None = None
 
 
-def pop_backend(options: dict[str, Any]) -> BackendChoice:
-    """Take these options out of `options`; refuse before any work what is not installed, or does not answer."""
+def pop_backend(options: dict[str, Any]) -> Place:
+    """Take these options out of `options`; refuse before any work what is not installed, or does not answer.
+
+    A Dask cluster is joined, or started, until the command ends.
+    """
     from ..engine.backends import choose
 
     address = options.pop("dask")
     backend, device, precision = (options.pop(name) for name in OPTIONS)
     chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision has what a command allows
     if address is None:
-        return BackendChoice(chosen)
+        return Place(chosen)
     match = ADDRESS.fullmatch(address)
     if address != "local" and (match is None or not 0 < int(match["port"]) < 2**16):
         raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
     if importlib.util.find_spec("distributed") is None:
         raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
-    return BackendChoice(chosen, local=True) if address == "local" else BackendChoice(chosen, _joined(address))
-
-
-def _joined(address: str) -> Any:
-    """A client of the scheduler at this address, until the command ends."""
     import distributed  # seldom needed, and slow to import
 
+    from ..engine._parallel import cores
+
+    keep = click.get_current_context().with_resource
     try:
-        client = distributed.Client(address, timeout="10s")
+        if address == "local":
+            own: Any = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+            address = keep(distributed.LocalCluster(n_workers=options.get("workers") or cores(), **own))
+        return Place(chosen, keep(distributed.Client(address, timeout="10s")).get_executor())
     except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
         raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None
-    return click.get_current_context().with_resource(client)
 
 
 def pop_plan_backend(options: dict[str, Any]) -> dict[str, Any]:
@@ -264,23 +262,3 @@ def pop_plan_backend(options: dict[str, Any]) -> dict[str, Any]:
     place = {name: options.pop(name) for name in ("backend", "device")}
     prices(**place)
     return place
-
-
-@contextmanager
-def executor_context(where: BackendChoice, workers: int | None = None) -> Iterator[dict[str, Any]]:
-    """Arguments for `Program.law`; a local cluster runs while the context is open, so open it after all checks."""
-    if where.client is not None:
-        yield {"backend": where.backend, "executor": where.client.get_executor()}
-        return
-    if not where.local:
-        yield {"backend": where.backend}
-        return
-    import distributed
-
-    from ..engine._parallel import cores
-
-    cluster = distributed.LocalCluster(
-        n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    )
-    with cluster, distributed.Client(cluster) as client:
-        yield {"backend": where.backend, "executor": client.get_executor()}

@@ -38,9 +38,8 @@ def law_command(
     where = opt.pop_backend(options)
     with stdout_to_stderr(as_json):
         target = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
-        with opt.executor_context(where) as how:
-            announce(target.seconds)
-            law = target.infinite_heads() if infinite_heads else target.law(draws, seed, **how)
+        announce(target.seconds)
+        law = target.infinite_heads() if infinite_heads else target.law(draws, seed, where)
         label = INFINITE_HEADS if infinite_heads else target.label
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
@@ -136,12 +135,9 @@ def compare_command(
             tolerance, level = checked(tolerance, level)
             announce(WIDTHS_TRIED * target.seconds)
             enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
-        with opt.executor_context(where) as how:
-            announce(target.seconds)
-            laws = (
-                target.law(draws, seed, **how),
-                limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **how),
-            )
+        announce(target.seconds)
+        infinite = limit.infinite_heads() if infinite_heads else limit.law(draws, seed, where)
+        laws = target.law(draws, seed, where), infinite
         measured = distances(*laws)
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in measured.items():

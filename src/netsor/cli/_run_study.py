@@ -31,7 +31,7 @@ from ..studies.transfer import TransferStudy
 from ..studies.transfer import _request as _transfer_config
 from ._load_program import bound, find, is_target, networks_of, usage_errors
 from ._main import Watch
-from ._options import RATE, BackendChoice, executor_context, integers, parsed
+from ._options import RATE, Place, integers, parsed
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
 from ._subject import LONGEST, slow_notice
 
@@ -39,7 +39,7 @@ Found = TypeVar("Found", bound=Result)
 OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
-def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found]]) -> Found:
+def run_study(watch: Watch, where: Place, make: Callable[[], Study[Found]]) -> Found:
     """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
     with usage_errors(), slow_notice("planning"):
         study = make()
@@ -63,8 +63,7 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
         sentences = (f"{request.title}; {taken}.", finished, request.remark, less)
         echo_notice(" ".join(filter(None, sentences)))
-        with executor_context(where, request.workers) as how:
-            return study.run(how.get("executor"))
+        return study.run(where.executor)
 
 
 def printed(

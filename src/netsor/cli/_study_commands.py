@@ -31,7 +31,7 @@ def run(
 
     if out is not None:
         check_name("--out", out)
-    where = opt.pop_backend(options) if "backend" in options else opt.BackendChoice(Numpy())
+    where = opt.pop_backend(options) if "backend" in options else opt.Place(Numpy())
     typed = shlex.join(["netsor", *sys.argv[1:]])
     options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed}
     with stdout_to_stderr(as_json):

@@ -32,7 +32,7 @@ from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
 from ._load_program import bound, find
-from ._options import MAX_EXACT_INT, SIGMAS
+from ._options import MAX_EXACT_INT, SIGMAS, Place
 from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
@@ -120,12 +120,12 @@ class Target:
         """The same with all widths at infinity, except those in `keep`."""
         return replace(self, widths={k: v if k in keep else math.inf for k, v in self.widths.items()})
 
-    def law(self, draws: int, seed: int, **where: Any) -> Law:
+    def law(self, draws: int, seed: int, where: Place) -> Law:
         """The law of its one output."""
-        where |= {"draws": draws, "seed": seed, "coordinates": self.coordinate}
+        options: Any = {"draws": draws, "seed": seed, "coordinates": self.coordinate, **where._asdict(), **self.widths}
         formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
         with slow_notice("computing the limit") if formula else nullcontext():
-            return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
+            return cast(Law, self.net.law(**options))
 
     def plan(self, **place: Any) -> Plan:
         """What would be drawn and computed for it there."""
