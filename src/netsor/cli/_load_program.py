@@ -28,6 +28,18 @@ MAX_LISTED = 6  # functions that an error names
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
 
+@contextmanager
+def users_code(problem: str) -> Iterator[None]:
+    """Whatever the user's code raises is a usage error: `problem`, and its message."""
+    try:
+        yield
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise
+    except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
+        why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
+        raise click.UsageError(f"{problem}: {why}") from None
+
+
 @dataclass(frozen=True)
 class LoadedProgram:
     """What FILE:PROGRAM names: a program, or a function that returns one, and the arguments for it."""
@@ -37,35 +49,28 @@ class LoadedProgram:
     name: str
     value: Any
     arguments: dict[str, Any]
-    index: str | None
+    part: Any  # the index in PROGRAM[i], or None
 
     def module_factory(self) -> Callable[[], Any] | None:
         """The function that makes a PyTorch module, or None: it names a program."""
-        built = self._called()
-        return partial(self.value, **self.arguments) if hasattr(built, "named_parameters") else None
+        return partial(self.value, **self.arguments) if hasattr(self._called(), "named_parameters") else None
 
     def build(self) -> Program:
         """The program, or the part of it that is named."""
-        net = self._called()
+        net, what = self._called(), f"PROGRAM {shown(self.target)}"
         if not isinstance(net, Program):
-            raise click.UsageError(
-                f"PROGRAM {shown(self.target)} must be a program (see ns.program), got {type(net).__name__}"
-            )
-        return net if self.index is None else _part(net, self.index, self.target)
+            raise click.UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
+        with users_code(f"{what} has no part [{self.part}]"):
+            return net if self.part is None else net[self.part]
 
     def _called(self) -> Any:
-        net = self.value
-        if callable(net) and not isinstance(net, Program):
-            try:
-                net = net(**self.arguments)
-            except (KeyboardInterrupt, BrokenPipeError):
-                raise
-            except BaseException as error:
-                raise click.UsageError(f"PROGRAM {shown(self.target)} cannot be built: {one_line(error)}") from None
-        elif self.arguments:
+        if callable(self.value) and not isinstance(self.value, Program):
+            with users_code(f"PROGRAM {shown(self.target)} cannot be built"):
+                return self.value(**self.arguments)
+        if self.arguments:
             name = next(iter(self.arguments))
             raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is not a function")
-        return net
+        return self.value
 
 
 def is_target(source: str) -> bool:
@@ -84,28 +89,16 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
         raise click.UsageError(f"FILE {shown(module_name)} does not exist")
-    try:
+    with users_code(f"FILE {shown(module_name)} cannot be imported"):
         module = _module(module_name)
-    except (KeyboardInterrupt, BrokenPipeError):
-        raise
-    except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
-        why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
-        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {why}") from None
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
         known = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
         listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
         raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
-    return LoadedProgram(target, module_name, match["name"], value, values, match["index"])
-
-
-def _part(net: Program, index: str, target: str) -> Program:
-    try:
-        key = ast.literal_eval(index.strip())
-        return net[key]
-    except (SyntaxError, ValueError, IndexError, TypeError) as error:
-        raise click.UsageError(f"PROGRAM {shown(target)} has no part [{index}]: {one_line(error)}") from None
+    part = None if match["index"] is None else _literal(match["index"].strip())
+    return LoadedProgram(target, module_name, match["name"], value, values, part)
 
 
 def _module(name: str) -> Any:

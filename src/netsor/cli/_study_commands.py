@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shlex
 import sys
@@ -349,8 +348,7 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     if program is not None:
         loaded = find(program, arguments)
         loaded.build()  # an error in the program is reported here
-        part = None if loaded.index is None else ast.literal_eval(loaded.index.strip())
-        target = Target(loaded.module, loaded.name, loaded.value, part, loaded.arguments)
+        target = Target(loaded.module, loaded.name, loaded.value, loaded.part, loaded.arguments)
     watch.message = "stopped"
     try:
         _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
