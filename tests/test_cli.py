@@ -123,7 +123,7 @@ BAD_OPTIONS = {
     ("law", "--draws", "5"): "'--draws': '5' must be an integer, 100 or more",
     ("law", "--seed", "x"): "'--seed': 'x' must be an integer, 0 or more",
     ("law", "--plot", "x.gif"): "--plot 'x.gif' must end in .png, .pdf or .svg",
-    ("law", "--plot", "nowhere/x.png"): "--plot 'nowhere/x.png' must be in a folder that exists",
+    ("law", "--plot", "nowhere/x.png"): "--plot 'nowhere/x.png' must be in a folder that can be written to: No such file",
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
     ("compare", "--width", "inf"): "--width must give a positive integer",

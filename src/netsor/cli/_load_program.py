@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click import BadParameter, UsageError
 
 from .._program import Program
 from .._validate import SourceLocation, shown
@@ -37,7 +38,7 @@ def users_code(problem: str) -> Iterator[None]:
         raise
     except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
         why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
-        raise click.UsageError(f"{problem}: {why}") from None
+        raise UsageError(f"{problem}: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class LoadedProgram:
         """The program, or the part of it that is named."""
         net, what = self._called(), f"PROGRAM {shown(self.target)}"
         if not isinstance(net, Program):
-            raise click.UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
+            raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
         with users_code(f"{what} has no part [{self.part}]"):
             return net if self.part is None else net[self.part]
 
@@ -69,7 +70,7 @@ class LoadedProgram:
                 return self.value(**self.arguments)
         if self.arguments:
             name = next(iter(self.arguments))
-            raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is not a function")
+            raise UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is not a function")
         return self.value
 
 
@@ -83,12 +84,12 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     module_name, _, attribute = target.rpartition(":")
     match = NAME.fullmatch(attribute)
     if not module_name or match is None:
-        raise click.UsageError(
+        raise UsageError(
             f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
         )
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
-        raise click.UsageError(f"FILE {shown(module_name)} does not exist")
+        raise UsageError(f"FILE {shown(module_name)} does not exist")
     with users_code(f"FILE {shown(module_name)} cannot be imported"):
         module = _module(module_name)
     LOADED.add(str(getattr(module, "__file__", "")))
@@ -96,7 +97,7 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     if value is None:
         known = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
         listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
-        raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
+        raise UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
     part = None if match["index"] is None else _literal(match["index"].strip())
     return LoadedProgram(target, module_name, match["name"], value, values, part)
 
@@ -151,9 +152,9 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
-            raise click.UsageError(f"{option} {shown(text)} must be a name, =, and a value")
+            raise UsageError(f"{option} {shown(text)} must be a name, =, and a value")
         if name in values:
-            raise click.UsageError(f"{option} {name} is given twice")
+            raise UsageError(f"{option} {name} is given twice")
         values[name] = value.strip()
     return values
 
@@ -172,20 +173,18 @@ def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
     names = ", ".join(net.widths) or "no widths to bind"
     for name, value in pairs("--bind", binds).items():
         if name not in net.widths:
-            raise click.UsageError(f"--bind {name} is not a width of the program, which has {names}")
+            raise UsageError(f"--bind {name} is not a width of the program, which has {names}")
         try:
             widths[name] = WIDTH.convert(value, None, None)
-        except click.BadParameter as error:
-            raise click.UsageError(f"--bind {name}: {error.message}") from None
+        except BadParameter as error:
+            raise UsageError(f"--bind {name}: {error.message}") from None
     missing = [name for name in net.widths if name not in widths]
     if missing:
-        raise click.UsageError(f"--bind {missing[0]}=N is missing: the program has the widths {names}")
+        raise UsageError(f"--bind {missing[0]}=N is missing: the program has the widths {names}")
     for width in widths_of(topological_order(net._whole)):
         if MAX_EXACT_INT <= width.bind(widths) < math.inf:
             name = str(width.name)
-            raise click.UsageError(
-                f"--bind {name}={widths[name]} makes the width {width} 2^53 or more: give less, or inf"
-            )
+            raise UsageError(f"--bind {name}={widths[name]} makes the width {width} 2^53 or more: give less, or inf")
     return widths
 
 
@@ -204,14 +203,14 @@ def usage_errors(about: str = "") -> Iterator[None]:
         elif about:  # a message that begins with what the option was given names it once
             named = text.startswith(value) or (argument is not None and f"{argument.name}=" in value)
             text = f"{option} {text}" if named else f"{about}: {text}"
-        raise click.UsageError(text) from None
+        raise UsageError(text) from None
 
 
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     """The function that makes a module."""
     build = find(target, arguments).module_factory()
     if build is None:
-        raise click.UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
+        raise UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
     return build
 
 
@@ -221,11 +220,11 @@ def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, str
     ids = integers("--ids", inputs["ids"], "3,7,7,1")
     lengths = sorted(integers("--tokens", inputs["tokens"], "16,128") or ()) or [None]
     if ids is not None and lengths != [None]:
-        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
+        raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     try:
         return torch._network.networks(module, ids, lengths)  # type: ignore[no-any-return]
     except torch.UnsupportedError as error:
-        raise click.UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
+        raise UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
 
 
 def torch_module() -> Any:
@@ -233,5 +232,5 @@ def torch_module() -> Any:
     try:
         from .. import torch
     except ImportError as error:
-        raise click.UsageError(str(error)) from None
+        raise UsageError(str(error)) from None
     return torch

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
+from click import ClickException
 
 from .. import _early_sigint
 from .._executors import threads_start
@@ -79,7 +80,7 @@ def _invoked(watch: Watch) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 0
-    except click.ClickException as error:
+    except ClickException as error:
         echo_error(" ".join(error.format_message().split()))
         return 2
     except (KeyboardInterrupt, click.Abort):

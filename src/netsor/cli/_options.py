@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
+from click import Choice, UsageError, argument, get_current_context, option
 
 from .. import __version__
 from .._validate import ArgumentError, real, shown, whole
@@ -33,7 +34,7 @@ class Command(click.Command):
             argument = getattr(error, "argument", None)
             if argument is None:
                 raise
-            raise click.UsageError(f"{self._written(argument)} must be {argument.allowed}") from None
+            raise UsageError(f"{self._written(argument)} must be {argument.allowed}") from None
 
     def _written(self, argument: ArgumentError) -> str:
         """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
@@ -91,7 +92,7 @@ def parsed(option: str, text: str | None, read: Callable[[str], Result], allowed
     try:
         return None if text is None else read(text)
     except (ValueError, TypeError):
-        raise click.UsageError(f"{option} {shown(text)} must be {allowed}") from None
+        raise UsageError(f"{option} {shown(text)} must be {allowed}") from None
 
 
 def integers(option: str, text: str | None, example: str, inf: bool = False) -> tuple[Any, ...] | None:
@@ -118,11 +119,11 @@ PLACE = Number(least=1 - MAX_EXACT_INT)
 POINT = Number(real)
 PORT = Number(least=0, most=65535, why=", with 0 for a free one")
 
-WORKERS = click.option(
+WORKERS = option(
     "--workers", type=Number(most=1024), help="Worker processes.  [default: all cores, or one with a device]"
 )
-ARGUMENTS = click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+ARGUMENTS = option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+AS_JSON = option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper.layer
 SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 
@@ -130,27 +131,27 @@ SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tok
 def subject_options(width: str) -> Callable[[Decorated], Decorated]:
     """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in their place."""
     options = [
-        click.argument("program", metavar="[FILE:PROGRAM]", required=False),
-        click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
+        argument("program", metavar="[FILE:PROGRAM]", required=False),
+        option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         ARGUMENTS,
-        click.option(
+        option(
             "--coordinate",
             "coordinates",
             type=PLACE,
             help="A coordinate of the output, if their laws differ.  [default: 0]",
         ),
-        click.option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
-        click.option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
-        click.option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
-        click.option("--token", type=POSITIVE, default=1, help="The token whose output it is; 1 is the first."),
-        click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
-        click.option("--activation", type=click.Choice(ACTIVATIONS), default="clip", help="φ in x = φ(W h)."),
-        click.option("--clip", type=ABOVE, default=100.0, help="Where the clip activation cuts."),
-        click.option("--scaling", type=click.Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
-        click.option("--mask", type=click.Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
-        click.option("--infinite-heads", is_flag=True, help="Infinitely many heads, in the limit of infinite width."),
+        option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
+        option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
+        option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
+        option("--token", type=POSITIVE, default=1, help="The token whose output it is; 1 is the first."),
+        option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
+        option("--activation", type=Choice(ACTIVATIONS), default="clip", help="φ in x = φ(W h)."),
+        option("--clip", type=ABOVE, default=100.0, help="Where the clip activation cuts."),
+        option("--scaling", type=Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
+        option("--mask", type=Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
+        option("--infinite-heads", is_flag=True, help="Infinitely many heads, in the limit of infinite width."),
         *(
-            click.option(
+            option(
                 f"--sigma-{k}", type=SIGMA if k in "qk" else ABOVE, default=1.0, help=f"Standard deviation of {what}."
             )
             for k, what in SIGMAS
@@ -162,10 +163,10 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
 def sampling_options(command: Decorated) -> Decorated:
     """The options of sampling and of output."""
     options = [
-        click.option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
-        click.option("--seed", type=SEED, default=0, help="Seed of the random numbers."),
+        option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
+        option("--seed", type=SEED, default=0, help="Seed of the random numbers."),
         AS_JSON,
-        click.option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
+        option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
     ]
     return all_of(options)(command)
 
@@ -174,8 +175,8 @@ def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Decorated], Dec
     """A decorator that adds these options, in this order."""
 
     def decorate(command: Decorated) -> Decorated:
-        for option in reversed(options):
-            command = option(command)
+        for add in reversed(options):
+            command = add(command)
         return command
 
     return decorate
@@ -190,10 +191,8 @@ NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOS
 
 def place_options(command: Decorated) -> Decorated:
     """--backend and --device."""
-    device = click.option(
-        "--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"
-    )
-    backend = click.option("--backend", type=click.Choice(BACKENDS), default="numpy", help="The array library.")
+    device = option("--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]")
+    backend = option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library.")
     return backend(device(command))
 
 
@@ -202,13 +201,13 @@ def where_options(command: Decorated, auto: bool = False) -> Decorated:
     precisions = ("auto", *PRECISIONS) if auto else PRECISIONS
     options = [
         place_options,
-        click.option(
+        option(
             "--precision",
-            type=click.Choice(precisions),
+            type=Choice(precisions),
             default=precisions[0],
             help="Precision of numbers; auto is float32 where that is enough." if auto else "Precision of numbers.",
         ),
-        click.option(
+        option(
             "--dask",
             metavar="ADDRESS|local",
             help="A Dask cluster: the address of its scheduler, or local to start one on this machine.",
@@ -238,21 +237,21 @@ def pop_backend(options: dict[str, Any]) -> Place:
         return Place(chosen)
     match = ADDRESS.fullmatch(address)
     if address != "local" and (match is None or not 0 < int(match["port"]) < 2**16):
-        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
+        raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
     if importlib.util.find_spec("distributed") is None:
-        raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
+        raise UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
     import distributed  # seldom needed, and slow to import
 
     from ..engine._parallel import cores
 
-    keep = click.get_current_context().with_resource
+    keep = get_current_context().with_resource
     try:
         if address == "local":
             own: Any = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
             address = keep(distributed.LocalCluster(n_workers=options.get("workers") or cores(), **own))
         return Place(chosen, keep(distributed.Client(address, timeout="10s")).get_executor())
     except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
-        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None
+        raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None
 
 
 def pop_plan_backend(options: dict[str, Any]) -> dict[str, Any]:

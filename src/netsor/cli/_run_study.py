@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click import BadParameter, UsageError
 
 from .._document import wrap
 from .._validate import shown
@@ -48,7 +49,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Found]]) -> F
     request = study.request
     if on_cores and cost.clock > LONGEST:
         less = less or f"{request.smaller} take less.".capitalize()
-        raise click.UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
+        raise UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
     kept = request.store is not None and request.store.any()
     finished = "What is finished in --out is not repeated." if kept else ""
     left = f"finished {request.kept} are kept, and the same command goes on from there"
@@ -98,9 +99,7 @@ def report_errors(watch: Watch, out: Path | None, left: str) -> Iterator[None]:
     except OSError as error:
         if out is None:
             raise
-        raise click.UsageError(
-            f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}"
-        ) from None
+        raise UsageError(f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}") from None
 
 
 def model_of(option: str, source: str) -> Transformer:
@@ -129,9 +128,9 @@ def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
         names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
     backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
     if backward and not options["gradients"]:
-        raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
+        raise UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
     if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
-        raise click.UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
+        raise UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
     return names
 
 
@@ -150,7 +149,7 @@ def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline
     study = AuditStudy(_audit_request(options))
     if earlier is not None:
         if len(study.request.models) > 1:
-            raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
+            raise UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
         earlier.check(study.request, study.request.models[0])
     with usage_errors(f"--fail-on {shown(','.join(rules))}"):
         if rules:
@@ -166,10 +165,10 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
     for option, given in (of_models if is_target(source) else of_programs).items():
         if given:
             needed = "is for models; FILE:PROGRAM takes --bind and --arg"
-            raise click.UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
+            raise UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
     swept = _swept(sweep)
     if swept is not None and (compare or others or recipes):
-        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
+        raise UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
     if is_target(source):
         inputs = {name: options.pop(name) for name in ("ids", "tokens")}
         if swept is not None:
@@ -182,7 +181,7 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
             options["widths"] = options["widths"] or "actual"
         return _audit_config.Request(programs, swept=swept, **options)
     if others and len(compare) > 1:
-        raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
+        raise UsageError("--compare-set is for one --compare: give each of the others its own config.json")
     plain = changed(model_of("MODEL", source), "--set", changes)
     model = plain if drawn is None else _by("--recipe", plain, drawn)
     models = [model, *(_by("--compare-recipe", plain, name) for name in recipes)]
@@ -194,7 +193,7 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
         models = list(every)
     ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
     if ids is not None and tokens is not None:
-        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
+        raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     lengths = integers("--tokens", tokens, "16,128")
     return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
 
@@ -219,7 +218,7 @@ def _program(
     target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, str | None]
 ) -> ProgramModel:
     if not is_target(target):
-        raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
+        raise UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     loaded = find(target, arguments)
     module = loaded.module_factory()
     if module is not None:
@@ -227,12 +226,12 @@ def _program(
         return ProgramModel(first, {}, longer)
     for name, text in inputs.items():
         if text is not None:
-            raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
+            raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
     net = loaded.build()
     widths = bound(net, binds)
     infinite = next((name for name, size in widths.items() if size == math.inf), None)
     if infinite is not None:
-        raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
+        raise UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
     with usage_errors(f"FILE:PROGRAM {shown(target)}"):
         return ProgramModel(net, widths)
 
@@ -246,7 +245,7 @@ def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
         given = None if lr is None else _rates_of_function(lr, model)
         model, by, rates, options["ids"] = of_module(model, options["widths"], by, given, options["ids"])
         if rates is None:
-            raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+            raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     else:
         rates = parsed("--lr", lr, _rates, "a number, or kind=number,… as query=0.1,head=0.01")
     model, rules = subject_of(model, options.pop("rules") or None, by)
@@ -272,7 +271,7 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     changes = changes if layers is None else (*changes, f"layers={layers}")
     if is_target(source):
         if changes:
-            raise click.UsageError("--set is for models; a function of the width has its fields in it")
+            raise UsageError("--set is for models; a function of the width has its fields in it")
         model = find(source).value
         return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
     return changed(model_of("MODEL", source), "--set", changes), by
@@ -282,7 +281,7 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
     """What has a name in the file of a function."""
     value = getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
     if value is None:
-        raise click.UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
+        raise UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
     return value
 
 
@@ -290,8 +289,8 @@ def _rates_of_function(lr: str, function: Any) -> Any:
     try:
         float(lr)
         return RATE.convert(lr, None, None)
-    except click.BadParameter as error:
-        raise click.UsageError(f"--lr {error.message}") from None
+    except BadParameter as error:
+        raise UsageError(f"--lr {error.message}") from None
     except ValueError:
         return _named_in_file("--lr", lr, function, "a number, or the name of rates")
 

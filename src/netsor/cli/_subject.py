@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
-import click
+from click import UsageError, get_current_context
 from click.core import ParameterSource
 
 from .._bound_program import picked
@@ -55,9 +55,9 @@ class CommandCost(NamedTuple):
         options = " and ".join(f"--{name} {size}" for name, size in given.items())
         if self.bytes > memory():
             needed = f"need {in_bytes(self.bytes)} of memory, and there are {in_bytes(memory())}"
-            raise click.UsageError(f"{options} would {needed}; smaller numbers need less")
+            raise UsageError(f"{options} would {needed}; smaller numbers need less")
         if self.seconds > LONGEST:
-            raise click.UsageError(f"{options} would take about {in_time(self.seconds)}; smaller numbers need less")
+            raise UsageError(f"{options} would take about {in_time(self.seconds)}; smaller numbers need less")
         return self
 
 
@@ -149,7 +149,7 @@ def subject(
     for name in LAYER:
         if _is_given(name):
             option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
+            raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = find(options["program"], options["arguments"]).build()
     target = Target(net, bound(net, options["binds"]), built_in=False, coordinate=options["coordinates"])
@@ -160,7 +160,7 @@ def subject(
     if not draws:
         return target
     if sum(math.prod(value.shape) for value in net.outputs) > 1:
-        raise click.UsageError(f"{net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
+        raise UsageError(f"{net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
     if both:
         _refuse_limit("--bind", target.widths)
     binds = " --bind ".join(f"{k}={v}" for k, v in target.widths.items())
@@ -171,37 +171,35 @@ def subject(
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
     """Refuse to compare a limit with itself."""
     if not widths:
-        raise click.UsageError("PROGRAM has no width: there is no limit to compare it with")
+        raise UsageError("PROGRAM has no width: there is no limit to compare it with")
     if all(width == math.inf for width in widths.values()):
-        raise click.UsageError(
-            f"{option} inf is what it is compared with; {option} must give a positive integer somewhere"
-        )
+        raise UsageError(f"{option} inf is what it is compared with; {option} must give a positive integer somewhere")
 
 
 def _is_given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    return get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _built_in(options: dict[str, Any], draws: int, both: bool, backend: Backend) -> Target:
     for option, values in (("--bind", options["binds"]), ("--arg", options["arguments"])):
         if values:
-            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
+            raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
     model = {name: options[name] for name in LAYER}
     width, head_dim, token, infinite_heads = (model.pop(k) for k in ("width", "head_dim", "token", "infinite_heads"))
     tokens, heads, activation = model["tokens"], model["heads"], model["activation"]
     if activation != "clip" and _is_given("clip"):
-        raise click.UsageError(f"--clip {model['clip']:g} is for --activation clip, not {activation}")
+        raise UsageError(f"--clip {model['clip']:g} is for --activation clip, not {activation}")
     if head_dim is not None and head_dim > width:
-        raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
+        raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > tokens:
-        raise click.UsageError(f"--token {token} must be at most --tokens {tokens}: tokens are counted from 1")
+        raise UsageError(f"--token {token} must be at most --tokens {tokens}: tokens are counted from 1")
     if MAX_EXACT_INT <= heads * (width if head_dim is None else head_dim) < math.inf:
         option = f"--width {width}" if head_dim is None else f"--head-dim {head_dim}"
-        raise click.UsageError(f"{option} times --heads {heads} must be below 2^53, or inf")
+        raise UsageError(f"{option} times --heads {heads} must be below 2^53, or inf")
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
     limit = dict.fromkeys(widths, math.inf)
     if infinite_heads and not both and widths != limit:
-        raise click.UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
+        raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
     if both and not infinite_heads:
         _refuse_limit("--width", widths)
     # about the memory that the layer needs, whatever its plan: what does not fit is not planned
