@@ -20,16 +20,12 @@ from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
 from ..studies import Result, Study
-from ..studies._training import subject_of
 from ..studies.audit import AuditStudy
-from ..studies.audit import _request as _audit_config
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
+from ..studies.audit._request import Request
+from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._rules import BACKWARD_RULES
-from ..studies.coord_check import CoordCheckStudy, of_module
-from ..studies.coord_check import _request as _check_config
-from ..studies.transfer import TransferStudy
-from ..studies.transfer import _request as _transfer_config
 from ._load_program import bound, find, is_target, networks_of, usage_errors
 from ._main import Watch
 from ._options import RATE, Place, integers, parsed
@@ -157,7 +153,7 @@ def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline
     return study
 
 
-def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
+def _audit_request(options: dict[str, Any]) -> Request:
     names = ("model", "changes", "compare", "others", "sweep", "binds", "arguments", "recipe", "recipes")
     source, changes, compare, others, sweep, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
     of_models = {"--set": changes, "--compare-set": others, "--recipe": drawn, "--compare-recipe": recipes}
@@ -179,7 +175,7 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
             programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
         if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
             options["widths"] = options["widths"] or "actual"
-        return _audit_config.Request(programs, swept=swept, **options)
+        return Request(programs, swept=swept, **options)
     if others and len(compare) > 1:
         raise UsageError("--compare-set is for one --compare: give each of the others its own config.json")
     plain = changed(model_of("MODEL", source), "--set", changes)
@@ -189,13 +185,13 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
     models += [changed(model, "--compare-set", others)] if others and not compare else []
     if swept is not None:
         with usage_errors(f"--sweep {shown(sweep)}"):
-            every, swept = _audit_config.sweep(model, *swept)
+            every, swept = sweep_of(model, *swept)
         models = list(every)
     ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
     if ids is not None and tokens is not None:
         raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     lengths = integers("--tokens", tokens, "16,128")
-    return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
+    return Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
 
 
 def _swept(text: str | None) -> tuple[str, tuple[float, ...]] | None:
@@ -236,8 +232,12 @@ def _program(
         return ProgramModel(net, widths)
 
 
-def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
+def coord_check_study(options: dict[str, Any]) -> Study[Any]:
     """The coordinate check that is asked for."""
+    from ..studies._training import subject_of
+    from ..studies.coord_check import CoordCheckStudy, of_module
+    from ..studies.coord_check._request import Request
+
     options["depths"] = integers("--depths", options["depths"], "2,4,8")
     lr = options.pop("lr")
     model, by = _trained(options)
@@ -249,16 +249,20 @@ def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
     else:
         rates = parsed("--lr", lr, _rates, "a number, or kind=number,… as query=0.1,head=0.01")
     model, rules = subject_of(model, options.pop("rules") or None, by)
-    return CoordCheckStudy(_check_config.Request(model, rules, optimiser=by, lr=rates, **options))
+    return CoordCheckStudy(Request(model, rules, optimiser=by, lr=rates, **options))
 
 
-def transfer_study(options: dict[str, Any]) -> TransferStudy:
+def transfer_study(options: dict[str, Any]) -> Study[Any]:
     """The learning-rate sweep that is asked for."""
+    from ..studies._training import subject_of
+    from ..studies.transfer import TransferStudy
+    from ..studies.transfer._request import Request
+
     grid = "numbers with commas between, as 0.01,0.02,0.04"
     options["lr"] = parsed("--lr", options["lr"], lambda text: [float(word) for word in text.split(",")], grid)
     model, by = _trained(options)
     model, rules = subject_of(model, options.pop("rules") or None, by)
-    return TransferStudy(_transfer_config.Request(model, rules, optimiser=by, **options))
+    return TransferStudy(Request(model, rules, optimiser=by, **options))
 
 
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
