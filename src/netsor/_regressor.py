@@ -6,19 +6,18 @@ import inspect
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _bayes, language
-from ._array_api import one_blas_thread, single_threaded
+from ._array_api import single_threaded
 from ._bound_program import AtWidths
 from ._decorator import program
 from ._program import Program
@@ -29,62 +28,7 @@ from .engine.backends import choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance
 from .laws._estimate import Array, combined
-from .laws._likelihood import Observations, log_density, updated, updated_by_columns
-
-MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
-
-
-@dataclass(frozen=True)
-class InfiniteHeads:
-    """One head at some examples, and the draws of what it attends to; the covariance is a mean over them."""
-
-    head: Latent
-    draws: int
-    seed: int
-
-    def factors(self, most: float = inf) -> Iterator[Array]:
-        """C of the covariance C C^T of one head, for each draw of what it attends to."""
-        rng = np.random.default_rng(self.seed)
-        with one_blas_thread():
-            for _ in range(int(min(self.draws, most))):
-                mean, columns = self.head.given(rng.standard_normal((1, self.head.size)))
-                if mean.any():
-                    raise ValueError("heads=inf: the prior must have outputs of mean 0 given its scores")
-                yield columns[0]
-
-    def updated(self, data: Observations) -> tuple[Array, Array, Array, Array, Array]:
-        """The covariance; then, given data, mean, covariance, and R and R^(−1) y of the data y ~ N(0, R R^T)."""
-        kernel: Any = sum(columns @ columns.T for columns in self.factors()) / self.draws
-        return kernel, *updated(np.zeros((1, len(kernel))), kernel[None], data)
-
-    def given(self, data: Observations, rows: npt.NDArray[np.intp]) -> tuple[Array, Array, float]:
-        """Mean and covariance at some examples given data, and their largest error in standard deviations."""
-        kernel, mean, cov, root, z = self.updated(data)
-        mean, cov = mean[:, rows], cov[:, rows[:, None], rows]
-        half = scipy.linalg.solve_triangular(root[0], kernel[data.entries][:, rows], lower=True)
-        gain, alpha = (scipy.linalg.solve_triangular(root[0].T, b) for b in (half, z[0]))
-        means, variances = [], []
-        for columns in self.factors(MAX_ERROR_DRAWS):
-            own = columns[data.entries]
-            left = columns[rows] - gain.T @ own
-            means.append(left @ (own.T @ alpha))
-            variances.append(np.sum(left**2, axis=1))
-        var = np.diagonal(cov[0])
-        some = var > 0
-        of_mean = np.std(means, axis=0)[some] / np.sqrt(var[some])
-        of_var = np.std(variances, axis=0)[some] / var[some]
-        return mean, cov, float(max([*of_mean, *of_var, 0.0])) / math.sqrt(self.draws)
-
-    def evidence(self, data: Observations) -> Estimate:
-        """The logarithm of the density of data, with the error that the mean over draws leaves."""
-        _, _, _, root, z = self.updated(data)
-        # log N(y; 0, R R^T) grows along a covariance C C^T by ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y
-        slopes = []
-        for columns in self.factors(MAX_ERROR_DRAWS):
-            half = scipy.linalg.solve_triangular(root[0], columns[data.entries], lower=True)
-            slopes.append(0.5 * float(np.sum((half.T @ z[0]) ** 2) - np.sum(half**2)))
-        return Estimate(float(log_density(root, z)[0]), float(np.std(slopes)) / math.sqrt(self.draws))
-
+from .laws._likelihood import Observations, updated_by_columns
 
 Combination = tuple[float, dict[str, Any]]  # the noise, and the arguments of the prior
 
@@ -317,7 +261,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             next(factors)
             planned = time.perf_counter() - start
             next(factors, None)
-            again = (self.kernel_draws + MAX_ERROR_DRAWS) * (time.perf_counter() - start - planned)
+            again = (self.kernel_draws + _bayes.MAX_ERROR_DRAWS) * (time.perf_counter() - start - planned)
             return _bayes.ChainCost(count * (planned + again) * wanted, size, count)
         latent, _ = model._latent(model.X_, arguments)
         planned = time.perf_counter() - start
@@ -410,12 +354,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         latent, origin = self._at(tokens, arguments).latent(self.workers, where, self.seed_)
         return latent, replace(origin, method=f"{origin.method}, given {len(self.y_)} examples")
 
-    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[InfiniteHeads, Provenance]:
+    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[_bayes.InfiniteHeads, Provenance]:
         one = {name: value for name, value in arguments.items() if name != "heads"}
         head, origin = self._latent(tokens, one)
         method = f"infinitely many heads, given {len(self.y_)} examples"
         draws = 1 if head.plan.constant else self.kernel_draws
-        return InfiniteHeads(head, draws, self.seed_), replace(origin, method=method)
+        return _bayes.InfiniteHeads(head, draws, self.seed_), replace(origin, method=method)
 
     def _evidence(self, noise: float, arguments: Mapping[str, Any]) -> Estimate:
         if arguments.get("heads") == inf:
