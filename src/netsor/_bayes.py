@@ -29,7 +29,7 @@ from .engine.backends import Device
 from .laws import Estimate, Joint, Provenance, _likelihood
 from .laws import _mcmc as mcmc
 from .laws._estimate import Array, combined
-from .laws._likelihood import Observations
+from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations
 
 MAX_RHAT = 1.05  # R-hat above which chains are not said to agree
 LONGEST = 16  # times that chains are said to be too short, at most
@@ -224,13 +224,13 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     traces = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
     worst, count = float(mcmc.r_hat(traces).max()), float(mcmc.effective(traces).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
-    if worst > MAX_RHAT or count < _likelihood.MIN_EFFECTIVE_SAMPLES:
+    if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
         # effective sizes grow with the length of chains, and R-hat² − 1 falls
         excess = min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)
-        longer = max(2, math.ceil(_likelihood.MIN_EFFECTIVE_SAMPLES / count), math.ceil(excess))
+        longer = max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(excess))
         warnings.warn(
             f"posterior: the chains are not long enough: R-hat is {worst:.3f} (at most {MAX_RHAT} wanted) and the "
-            f"effective sample size {count:.0f} ({_likelihood.MIN_EFFECTIVE_SAMPLES:.0f} wanted); give thin={longer * thin} "
+            f"effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give thin={longer * thin} "
             f"instead of thin={thin}; if that does not help, raise particles={particles}",
             stacklevel=4,
         )
