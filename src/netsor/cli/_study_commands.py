@@ -15,7 +15,6 @@ import click
 from click import Choice, UsageError, argument, option, pass_obj
 
 from .._validate import real, shown
-from ..optim import NAMES
 from . import _options as opt
 from ._main import Watch
 from ._options import cli
@@ -171,7 +170,7 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
         option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
         option("--widths", metavar="N,…", help=f"Widths of the stream.  [default: {widths}]"),
         option("--steps", type=opt.POSITIVE, default=steps, help="Number of steps."),
-        option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"{NAMES}; {optimiser}"),
+        option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"sgd, muon or adam; {optimiser}"),
         option("--lr", metavar="X,…", help=lr),
         option(
             "--parametrisation",
