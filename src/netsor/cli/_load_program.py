@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click import BadParameter, UsageError
+from click import UsageError
 
 from .._program import Program
 from .._validate import SourceLocation, shown
 from ..language._graph import topological_order, widths_of
-from ._options import MAX_EXACT_INT, WIDTH, integers
+from ..language._width import bind_widths
+from ._options import INFINITE, integers
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
 LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
@@ -169,23 +170,9 @@ def _literal(text: str) -> Any:
 
 def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
     """The widths of the program, all of them, by --bind."""
-    widths: dict[str, float] = {}
-    names = ", ".join(net.widths) or "no widths to bind"
-    for name, value in pairs("--bind", binds).items():
-        if name not in net.widths:
-            raise UsageError(f"--bind {name} is not a width of the program, which has {names}")
-        try:
-            widths[name] = WIDTH.convert(value, None, None)
-        except BadParameter as error:
-            raise UsageError(f"--bind {name}: {error.message}") from None
-    missing = [name for name in net.widths if name not in widths]
-    if missing:
-        raise UsageError(f"--bind {missing[0]}=N is missing: the program has the widths {names}")
-    for width in widths_of(topological_order(net._whole)):
-        if MAX_EXACT_INT <= width.bind(widths) < math.inf:
-            name = str(width.name)
-            raise UsageError(f"--bind {name}={widths[name]} makes the width {width} 2^53 or more: give less, or inf")
-    return widths
+    widths = {k: math.inf if v.lower() in INFINITE else _literal(v) for k, v in pairs("--bind", binds).items()}
+    with usage_errors("--bind"):
+        return bind_widths(widths_of(topological_order(net._whole)), widths, allow_inf=True)
 
 
 @contextmanager

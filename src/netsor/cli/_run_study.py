@@ -25,7 +25,6 @@ from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
 from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
-from ..studies.audit._rules import BACKWARD_RULES
 from ._load_program import bound, find, is_target, networks_of, usage_errors
 from ._main import Watch
 from ._options import RATE, Place, integers, parsed
@@ -118,16 +117,10 @@ def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transforme
         return model.replace(**changes)
 
 
-def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
+def rules_of(text: str | None) -> list[str]:
     """The names of rules, checked before anything is measured."""
     with usage_errors(f"--fail-on {shown(text)}"):
-        names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
-    backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
-    if backward and not options["gradients"]:
-        raise UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
-    if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
-        raise UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
-    return names
+        return [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
 
 
 def against(audit: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:

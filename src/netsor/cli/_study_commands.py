@@ -141,7 +141,7 @@ def audit_command(
     if without and options["gradients"]:
         raise UsageError("--gradients and --no-gradients cannot be combined")
     options["gradients"] = False if without else options["gradients"] or None
-    rules = rules_of(fail_on, options)
+    rules = rules_of(fail_on)
     if baseline is not None:
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)

@@ -32,7 +32,7 @@ from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
 from ._load_program import bound, find
-from ._options import MAX_EXACT_INT, SIGMAS, Place
+from ._options import SIGMAS, Place
 from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
@@ -193,9 +193,6 @@ def _built_in(options: dict[str, Any], draws: int, both: bool, backend: Backend)
         raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > tokens:
         raise UsageError(f"--token {token} must be at most --tokens {tokens}: tokens are counted from 1")
-    if MAX_EXACT_INT <= heads * (width if head_dim is None else head_dim) < math.inf:
-        option = f"--width {width}" if head_dim is None else f"--head-dim {head_dim}"
-        raise UsageError(f"{option} times --heads {heads} must be below 2^53, or inf")
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
     limit = dict.fromkeys(widths, math.inf)
     if infinite_heads and not both and widths != limit:
