@@ -231,7 +231,7 @@ BAD = {
     ("tiny.json", "--ids", "1"): "--ids [1] must be two or more",
     ("tiny.json", "--ranges", "--widths", "inf"): "--ranges must be left out where all widths are infinite",
     ("",): "MODEL '' must be the name of a model, or a file",
-    ("tiny.json", "--ids", "1,2", "--tokens", "2"): "--ids and --tokens cannot be combined",
+    ("tiny.json", "--ids", "1,2", "--tokens", "3"): "ids and tokens cannot be combined",
     ("tiny.json", "--draws", "14"): "'14' must be an integer, 15 or more: fewer decide no rule",
     ("tiny.json", "--tokens", "3,x"): "--tokens '3,x' must be whole numbers with commas between, as 16,128",
     ("tiny.json", "--tokens", "3,3"): "--tokens (3, 3) must be one length or more, each once",

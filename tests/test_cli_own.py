@@ -391,7 +391,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         ((), "--bind width n is not bound: give n=…"),
         (("--bind", "n=8", "--arg", "named=strem"), "name='strem' must be one of embedding, stream, attention"),
         (("--bind", "n=8", "--arg", "named=mlp"), "must name its streams for an audit"),
-        (("--bind", "n=inf"), "--bind n=inf must be a positive integer: --widths inf is the limit"),
+        (("--bind", "n=inf"), "FILE:PROGRAM 'own.py:net': width n=inf must be a positive integer"),
         (("--bind", "n=8", "--tokens", "4"), "--tokens is for models"),
         (("--bind", "n=8", "--set", "std=1"), "--set is for models"),
         (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -180,11 +179,9 @@ def _audit_request(options: dict[str, Any]) -> Request:
         with usage_errors(f"--sweep {shown(sweep)}"):
             every, swept = sweep_of(model, *swept)
         models = list(every)
-    ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
-    if ids is not None and tokens is not None:
-        raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
-    lengths = integers("--tokens", tokens, "16,128")
-    return Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
+    options["ids"] = integers("--ids", options["ids"], "3,7,7,1")
+    options["tokens"] = integers("--tokens", options["tokens"], "16,128")
+    return Request(tuple(models), swept=swept, **options)
 
 
 def _swept(text: str | None) -> tuple[str, tuple[float, ...]] | None:
@@ -218,9 +215,6 @@ def _program(
             raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
     net = loaded.build()
     widths = bound(net, binds)
-    infinite = next((name for name, size in widths.items() if size == math.inf), None)
-    if infinite is not None:
-        raise UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
     with usage_errors(f"FILE:PROGRAM {shown(target)}"):
         return ProgramModel(net, widths)
 
