@@ -334,7 +334,7 @@ NAMED = {
     ),
     "muon": NamedOptimiser(
         # without steps it is the polar factor itself
-        lambda decay, eps, steps, factor: Muon(1.0, decay, 0.0, False, steps, 0.0, len(steps) if steps else None, factor),
+        lambda decay, eps, steps, by: Muon(1.0, decay, 0.0, False, steps, 0.0, len(steps) if steps else None, by),
         lambda lr, eps: Muon(lr, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0),
         1e-3,
         0.02,
