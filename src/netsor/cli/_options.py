@@ -12,7 +12,7 @@ import click
 from click import Choice, UsageError, argument, get_current_context, option
 
 from .. import __version__
-from .._validate import ArgumentError, real, shown, whole
+from .._validate import LARGEST, ArgumentError, real, shown, whole
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -46,13 +46,7 @@ class Command(click.Command):
         return f"{argument.name}={shown(argument.value)}"
 
 
-class Group(click.Group):
-    """All commands."""
-
-    command_class = Command
-
-
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="netsor")
 def cli() -> None:
     """Audit transformers at initialisation, and compute exact laws of networks.
@@ -62,7 +56,7 @@ def cli() -> None:
     """
 
 
-MAX_EXACT_INT = 2**53  # above it not every integer is a double
+cli.command_class = Command
 INFINITE = ("inf", "infinity", "∞")
 
 
@@ -115,7 +109,7 @@ TRIALS = Number(most=10_000)
 SIGMA = Number(real, least=1e-8, most=1e8, zero=True)
 ABOVE = Number(real, least=1e-8, most=1e8)
 RATE = Number(real, least=0, most=1e12)
-PLACE = Number(least=1 - MAX_EXACT_INT)
+PLACE = Number(least=1 - LARGEST)
 POINT = Number(real)
 PORT = Number(least=0, most=65535, why=", with 0 for a free one")
 
@@ -252,12 +246,3 @@ def pop_backend(options: dict[str, Any]) -> Place:
         return Place(chosen, keep(distributed.Client(address, timeout="10s")).get_executor())
     except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
         raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None
-
-
-def pop_plan_backend(options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for `Program.plan`, taken out of `options`: a device that is named need not be here."""
-    from ..engine.backends import prices
-
-    place = {name: options.pop(name) for name in ("backend", "device")}
-    prices(**place)
-    return place

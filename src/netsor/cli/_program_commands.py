@@ -176,11 +176,11 @@ def plan_command(as_json: bool, **options: Any) -> None:
 
     if options["infinite_heads"]:
         raise UsageError("--infinite-heads is a formula, and has no plan")
-    place = opt.pop_plan_backend(options)
+    backend, device = options.pop("backend"), options.pop("device")
     with stdout_to_stderr(as_json):
         target = subject(options)
         start = time.perf_counter()
-        plan = target.plan(**place)
+        plan = target.plan(backend=backend, device=device)
         seconds = time.perf_counter() - start
         text = str(plan)
     if as_json:
