@@ -236,7 +236,6 @@ BAD = {
     ("tiny.json", "--tokens", "3,x"): "--tokens '3,x' must be whole numbers with commas between, as 16,128",
     ("tiny.json", "--tokens", "3,3"): "--tokens (3, 3) must be one length or more, each once",
     ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth' must be one of growth, branches",
-    ("tiny.json", "--gradients", "--no-gradients"): "--gradients and --no-gradients cannot be combined",
     ("tiny.json", "--no-gradients", "--fail-on", "exploding"): "exploding is not measured of tiny",
     ("tiny.json", "--fail-on", "load"): "--fail-on 'load': load is not measured of tiny: there are no experts",
     ("tiny.json", "--set", "vocabulary=none", "--fail-on", "loss"): "loss is not measured of tiny, vocabulary=none: th",

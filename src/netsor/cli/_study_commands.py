@@ -103,11 +103,10 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
     help="Exit with code 3 if a median leaves its 5–95 % band in an earlier audit: its --json, or audit.json of --out.",
 )
 @option(
-    "--gradients",
-    is_flag=True,
+    "--gradients/--no-gradients",
+    default=None,
     help="Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]",
 )
-@option("--no-gradients", is_flag=True, help="Measure no gradients.")
 @option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
 @option("--seed", type=opt.SEED, default=0, help="Seed of the random numbers.")
 @opt.WORKERS
@@ -137,10 +136,6 @@ def audit_command(
     from ._load_program import usage_errors
     from ._run_study import against, audit_study, printed, rules_of
 
-    without = options.pop("no_gradients")
-    if without and options["gradients"]:
-        raise UsageError("--gradients and --no-gradients cannot be combined")
-    options["gradients"] = False if without else options["gradients"] or None
     rules = rules_of(fail_on)
     if baseline is not None:
         check_name("--baseline", baseline)
