@@ -22,7 +22,7 @@ from .._program import Program
 from .._validate import SourceLocation, shown
 from ..language._graph import topological_order, widths_of
 from ..language._width import bind_widths
-from ._options import INFINITE, integers
+from ._options import INFINITE
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
 LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
@@ -201,15 +201,13 @@ def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     return build
 
 
-def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, str | None]) -> list[Program]:
+def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, Any]) -> list[Program]:
     """The programs of a module, with the probes of an audit, on the ids of --ids or the lengths of --tokens."""
     torch = torch_module()
-    ids = integers("--ids", inputs["ids"], "3,7,7,1")
-    lengths = sorted(integers("--tokens", inputs["tokens"], "16,128") or ()) or [None]
-    if ids is not None and lengths != [None]:
+    if inputs["ids"] and inputs["tokens"]:
         raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     try:
-        return torch._network.networks(module, ids, lengths)  # type: ignore[no-any-return]
+        return torch._network.networks(module, inputs["ids"], sorted(inputs["tokens"] or ()) or [None])  # type: ignore[no-any-return]
     except torch.UnsupportedError as error:
         raise UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
 

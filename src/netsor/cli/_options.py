@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..engine.backends import Backend
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-Result = TypeVar("Result")
 
 
 class Command(click.Command):
@@ -81,24 +80,42 @@ class Number(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{shown(value)} must be {error.allowed}{' or inf' * self.inf}", param, ctx)
 
 
-def parsed(option: str, text: str | None, read: Callable[[str], Result], allowed: str) -> Result | None:
-    """What `read` makes of an option; None if it is not given."""
-    try:
-        return None if text is None else read(text)
-    except (ValueError, TypeError):
-        raise UsageError(f"{option} {shown(text)} must be {allowed}") from None
+class Text(click.ParamType):  # type: ignore[type-arg]
+    """A text that `read` parses; help texts show `name`, and `allowed` says how it must be written."""
+
+    def __init__(self, name: str, read: Callable[[str], Any], allowed: str) -> None:
+        self.name, self.read, self.allowed = name, read, allowed
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """What it says, or an error in one line."""
+        try:
+            return self.read(value)
+        except (ValueError, TypeError):
+            self.fail(f"{shown(value)} must be {self.allowed}", param, ctx)
 
 
-def integers(option: str, text: str | None, example: str, inf: bool = False) -> tuple[Any, ...] | None:
-    """Whole numbers with commas between, or infinity where that is allowed."""
-
-    def read(text: str) -> tuple[Any, ...]:
-        words = [word.strip() for word in text.split(",")]
-        return tuple(math.inf if inf and word.lower() in INFINITE else int(word) for word in words)
-
-    return parsed(option, text, read, f"whole numbers with commas between, as {example}")
+def _width(word: str) -> float:
+    return math.inf if word.strip().lower() in INFINITE else int(word)
 
 
+def _swept(text: str) -> tuple[str, tuple[float, ...]]:
+    """A field, and numbers: whole ones where the field is one of whole numbers."""
+    from ..models import settings
+
+    field, values = text.split("=")
+    numbers = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
+    return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in numbers)
+
+
+def _several(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
+    return lambda text: tuple(map(kind, text.split(",")))
+
+
+IDS = Text("I,J,…", _several(int), "whole numbers with commas between, as 3,7,7,1")
+SIZES = Text("N,…", _several(int), "whole numbers with commas between, as 16,128")
+WIDTHS = Text("N,…", _several(_width), "whole numbers or inf with commas between, as 256,1024,inf")
+RATES = Text("X,…", _several(float), "numbers with commas between, as 0.01,0.02,0.04")
+SWEEP = Text("FIELD=A,B,…", _swept, "written field=number,number,…, as std=0.005,0.01,0.02")
 POSITIVE = Number()
 WIDTH = Number(inf=True)
 SEED = Number(least=0, most=2**128 - 1)
@@ -108,7 +125,6 @@ TRIALS = Number(most=10_000)
 # a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
 SIGMA = Number(real, least=1e-8, most=1e8, zero=True)
 ABOVE = Number(real, least=1e-8, most=1e8)
-RATE = Number(real, least=0, most=1e12)
 PLACE = Number(least=1 - LARGEST)
 POINT = Number(real)
 PORT = Number(least=0, most=65535, why=", with 0 for a free one")

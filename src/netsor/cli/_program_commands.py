@@ -232,13 +232,13 @@ LEVEL = opt.Number(real, above=0, most=0.5)
     "[default: the module's own config, or its own initialisation]",
 )
 @option("--weights", metavar="FILE", help="Test the weights in a .safetensors file of step 0 instead.")
-@option("--ids", metavar="I,J,…", help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]")
+@option("--ids", type=opt.IDS, help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]")
 @option("--draws", type=opt.POSITIVE, default=300, help="Draws of the declared law of a pass.")
 @option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
 @option("--seed", type=opt.SEED, default=0, help="Seed of the draws, and of the module.")
 @opt.AS_JSON
 def check_init_command(
-    model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: str | None, as_json: bool,
+    model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: Any, as_json: bool,
     **options: Any,
 ) -> None:  # fmt: skip
     """Check the real weights of a PyTorch module before training.
@@ -255,10 +255,7 @@ def check_init_command(
         declared = module_of(reference, ()) if reference is not None and is_target(reference) else reference
         if weights is not None:
             check_name("--weights", weights)
-        given = opt.integers("--ids", ids, "3,7,7,1")
-        check = check_init(
-            build, None if given is None else list(given), reference=declared, weights=weights, **options
-        )
+        check = check_init(build, ids and list(ids), reference=declared, weights=weights, **options)
     if as_json:
         echo_json(check.to_dict())
     else:

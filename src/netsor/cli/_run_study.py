@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click import BadParameter, UsageError
+from click import UsageError
 
 from .._document import wrap
-from .._validate import shown
+from .._validate import real, shown
 from ..engine._parallel import in_bytes
 from ..engine._plan import in_time
 from ..models import Transformer, read, recipe, settings
@@ -26,7 +26,7 @@ from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
 from ._load_program import bound, find, is_target, networks_of, usage_errors
 from ._main import Watch
-from ._options import RATE, Place, integers, parsed
+from ._options import Place
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
 from ._subject import LONGEST, slow_notice
 
@@ -146,15 +146,14 @@ def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline
 
 
 def _audit_request(options: dict[str, Any]) -> Request:
-    names = ("model", "changes", "compare", "others", "sweep", "binds", "arguments", "recipe", "recipes")
-    source, changes, compare, others, sweep, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
+    names = ("model", "changes", "compare", "others", "swept", "binds", "arguments", "recipe", "recipes")
+    source, changes, compare, others, swept, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
     of_models = {"--set": changes, "--compare-set": others, "--recipe": drawn, "--compare-recipe": recipes}
     of_programs = {"--bind": binds, "--arg": arguments}
     for option, given in (of_models if is_target(source) else of_programs).items():
         if given:
             needed = "is for models; FILE:PROGRAM takes --bind and --arg"
             raise UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
-    swept = _swept(sweep)
     if swept is not None and (compare or others or recipes):
         raise UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
     if is_target(source):
@@ -176,23 +175,10 @@ def _audit_request(options: dict[str, Any]) -> Request:
     models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
     models += [changed(model, "--compare-set", others)] if others and not compare else []
     if swept is not None:
-        with usage_errors(f"--sweep {shown(sweep)}"):
+        with usage_errors(f"--sweep {swept[0]}"):
             every, swept = sweep_of(model, *swept)
         models = list(every)
-    options["ids"] = integers("--ids", options["ids"], "3,7,7,1")
-    options["tokens"] = integers("--tokens", options["tokens"], "16,128")
     return Request(tuple(models), swept=swept, **options)
-
-
-def _swept(text: str | None) -> tuple[str, tuple[float, ...]] | None:
-    """A field, and numbers: whole ones where the field is one of whole numbers."""
-
-    def read(text: str) -> tuple[str, tuple[float, ...]]:
-        field, values = text.split("=")
-        numbers = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
-        return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in numbers)
-
-    return parsed("--sweep", text, read, "written field=number,number,…, as std=0.005,0.01,0.02")
 
 
 def _by(option: str, model: Transformer, name: str) -> Transformer:
@@ -200,9 +186,7 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         return recipe(model, name)
 
 
-def _program(
-    target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, str | None]
-) -> ProgramModel:
+def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, Any]) -> ProgramModel:
     if not is_target(target):
         raise UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     loaded = find(target, arguments)
@@ -225,7 +209,6 @@ def coord_check_study(options: dict[str, Any]) -> Study[Any]:
     from ..studies.coord_check import CoordCheckStudy, of_module
     from ..studies.coord_check._request import Request
 
-    options["depths"] = integers("--depths", options["depths"], "2,4,8")
     lr = options.pop("lr")
     model, by = _trained(options)
     if callable(model) and not isinstance(model, Transformer):
@@ -234,7 +217,10 @@ def coord_check_study(options: dict[str, Any]) -> Study[Any]:
         if rates is None:
             raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     else:
-        rates = parsed("--lr", lr, _rates, "a number, or kind=number,… as query=0.1,head=0.01")
+        try:
+            rates = None if lr is None else _rates(lr)
+        except ValueError:
+            raise UsageError(f"--lr {shown(lr)} must be a number, or kind=number,… as query=0.1,head=0.01") from None
     model, rules = subject_of(model, options.pop("rules") or None, by)
     return CoordCheckStudy(Request(model, rules, optimiser=by, lr=rates, **options))
 
@@ -245,8 +231,6 @@ def transfer_study(options: dict[str, Any]) -> Study[Any]:
     from ..studies.transfer import TransferStudy
     from ..studies.transfer._request import Request
 
-    grid = "numbers with commas between, as 0.01,0.02,0.04"
-    options["lr"] = parsed("--lr", options["lr"], lambda text: [float(word) for word in text.split(",")], grid)
     model, by = _trained(options)
     model, rules = subject_of(model, options.pop("rules") or None, by)
     return TransferStudy(Request(model, rules, optimiser=by, **options))
@@ -257,8 +241,6 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     source, changes, layers = (options.pop(name) for name in ("model", "changes", "layers"))
     by, vectors = options.pop("optimiser"), options["vectors"]
     options["vectors"] = [] if vectors is None else [word.strip() for word in vectors.split(",")]
-    for name in ("widths", "ids", "targets"):
-        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
     changes = changes if layers is None else (*changes, f"layers={layers}")
     if is_target(source):
         if changes:
@@ -278,12 +260,10 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
 
 def _rates_of_function(lr: str, function: Any) -> Any:
     try:
-        float(lr)
-        return RATE.convert(lr, None, None)
-    except BadParameter as error:
-        raise UsageError(f"--lr {error.message}") from None
+        number = float(lr)
     except ValueError:
         return _named_in_file("--lr", lr, function, "a number, or the name of rates")
+    return real(number, "lr", least=0, most=1e12)
 
 
 def _rates(text: str) -> float | dict[str, float]:

@@ -80,11 +80,12 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
 )
 @option(
     "--sweep",
-    metavar="FIELD=A,B,…",
+    "swept",
+    type=opt.SWEEP,
     help="Compare several values of a field, such as std=0.005,0.01,0.02; of FILE:PROGRAM, of an argument.",
 )
-@option("--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]")
-@option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
+@option("--tokens", type=opt.SIZES, help="Number of tokens, all different, or several such lengths.  [default: 16,128]")
+@option("--ids", type=opt.IDS, help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
 @option(
     "--draws",
     type=opt.MIN_DRAWS,
@@ -157,16 +158,18 @@ MIN_FOUR = opt.Number(least=4)
 TOLERANCE = opt.Number(real, above=0, most=1)
 
 
-def training_options(command: Any, widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str) -> Any:
+def training_options(
+    command: Any, widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str, rates: Any
+) -> Any:
     """The options of a study of networks that are trained for a few steps; texts are those that differ."""
     options: list[Any] = [
         argument("model"),
         option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL."),
         option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
-        option("--widths", metavar="N,…", help=f"Widths of the stream.  [default: {widths}]"),
+        option("--widths", type=opt.WIDTHS, help=f"Widths of the stream.  [default: {widths}]"),
         option("--steps", type=opt.POSITIVE, default=steps, help="Number of steps."),
         option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"sgd, muon or adam; {optimiser}"),
-        option("--lr", metavar="X,…", help=lr),
+        option("--lr", type=rates, metavar="X,…", help=lr),
         option(
             "--parametrisation",
             "--parametrization",
@@ -183,8 +186,8 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
         ),
         option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
         option("--tokens", type=opt.POSITIVE, help="Tokens of a random batch.  [default: 4]"),
-        option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it."),
-        option("--targets", metavar="I,J,…", help="A target for each of --ids."),
+        option("--ids", type=opt.IDS, help="The ids of the batch; each is the target of the one before it."),
+        option("--targets", type=opt.IDS, help="A target for each of --ids."),
         option("--draws", type=MIN_FOUR, default=draws, help="Initialisations at each width."),
         option("--seed", type=opt.SEED, default=0, help="Seed of the batch and of the draws."),
         opt.WORKERS,
@@ -207,8 +210,9 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
     lr="Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for FILE:FUNCTION a number, or the "
     "name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
     verbose="Print the sizes at every width too.",
+    rates=str,
 )
-@option("--depths", metavar="L,…", help="Numbers of blocks, at one width: exponents of the depth.")
+@option("--depths", type=opt.SIZES, help="Numbers of blocks, at one width: exponents of the depth.")
 @option(
     "--eps",
     type=opt.Number(real, least=0, most=1),
@@ -248,6 +252,7 @@ def coord_check_command(
     lr="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: a factor of 2 apart, as many as "
     "the best one needs at each width]",
     verbose="Print the loss at every learning rate too.",
+    rates=opt.RATES,
 )
 @option("--clip-norm", type=opt.ABOVE, metavar="X", help="Clip gradients to this global norm.")
 def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | None, **options: Any) -> None:
