@@ -123,7 +123,11 @@ BAD_OPTIONS = {
     ("law", "--draws", "5"): "'--draws': '5' must be an integer, 100 or more",
     ("law", "--seed", "x"): "'--seed': 'x' must be an integer, 0 or more",
     ("law", "--plot", "x.gif"): "--plot 'x.gif' must end in .png, .pdf or .svg",
-    ("law", "--plot", "nowhere/x.png"): "--plot 'nowhere/x.png' must be in a folder that exists",
+    (
+        "law",
+        "--plot",
+        "nowhere/x.png",
+    ): "--plot 'nowhere/x.png' must be in a folder that can be written to: No such file",
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
     ("compare", "--width", "inf"): "--width must give a positive integer",
@@ -135,6 +139,8 @@ BAD_OPTIONS = {
     ("law", "--sigma-q", "1e200"): "'1e200' must be a finite number, 0 or from 1e-08 to 1e+08",
     ("law", "--clip", "1e-200"): "'1e-200' must be a finite number from 1e-08 to 1e+08",
     ("law", "--draws", "1" + "0" * 30): "must be an integer, 100 or more (below 2^53)",
+    ("law", "--width", "9007199254740991"): "width 2n at n=9007199254740991 must be below 2^53, or inf",
+    ("plan", "--width", "9007199254740991"): "width 2n at n=9007199254740991 must be below 2^53, or inf",
     ("law", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("law", "--tokens", "100000"): "--tokens 100000 would need",
     ("law", "--tokens", "1000000"): "--tokens 1000000 would need",
@@ -148,7 +154,7 @@ BAD_OPTIONS = {
         "--activation",
         "tanh",
     ): "--draws 1000000 and --width 10000000 would take about 6.1 days",
-    ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 would take about",
+    ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 and --width 8 would take about",
     ("compare", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("plan", "--tokens", "100000"): "--tokens 100000 would need",
     ("plan", "--infinite-heads"): "--infinite-heads is a formula, and has no plan",
@@ -178,22 +184,6 @@ def test_bad_options_end_in_one_line(arguments, tmp_path):
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
-    def cost(a, b, c):
-        return _subject.CommandCost(a * b, c)
-
-    modest = {"a": 1, "b": 1, "c": 1}
-    for given, blamed in (
-        ({"a": 2**40, "b": 1, "c": 1}, "--a 1099511627776 would need 1.02e+03 GiB of memory, and there are 16 GiB"),
-        ({"a": 2**20, "b": 2**20, "c": 1}, "--a 1048576 and --b 1048576 would need"),
-        ({"a": 2**40, "b": 2**40, "c": 1}, "--a 1099511627776 would need"),  # neither alone would do: the first of them
-        ({"a": 1, "b": 1, "c": 1e9}, "--c 1000000000.0 would take about 32 years"),
-    ):
-        with pytest.raises(click.UsageError) as refused:
-            _subject.check_budget(cost, given, modest)
-        assert refused.value.message.startswith(blamed)
 
 
 def trial(heads, width=256):
@@ -249,18 +239,17 @@ def test_what_is_long_is_announced(capsys):
         (False, ["--heads", "100000"]),
         (False, ["--width", "1000000000000"]),
         (False, ["--tokens", "1000"]),
-        pytest.param(True, ["--tokens", "8000", "--activation", "gelu"], marks=pytest.mark.slow),
     ],
 )
 def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
     """Those that are not long take about a second on one core."""
 
-    def afford(cost, given, modest):
-        found.append(cost(**given).seconds)
+    def announced(seconds):
+        found.append(seconds)
         raise click.UsageError("enough")
 
     found = []
-    monkeypatch.setattr(_subject, "check_budget", afford)
+    monkeypatch.setattr(_subject, "announce", announced)
     monkeypatch.setattr(_subject, "memory", lambda: 1e15)
     assert netsor("law", *words).returncode == 2
     assert (found[0] > 60) == long

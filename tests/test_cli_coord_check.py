@@ -157,7 +157,7 @@ def test_a_file_says_how_things_scale(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--widths", "16,x"], "--widths '16,x' must be whole numbers"),
+        (["--widths", "16,x"], "'--widths': '16,x' must be whole numbers"),
         (["--widths", "16"], "--widths [16] must be two or more"),
         (["--widths", "16,20"], "--widths 20 must be a multiple of 8 for tiny"),
         (["--widths", "16,9007199254740992"], "(below 2^53)"),
@@ -197,8 +197,8 @@ def test_bad_input(folder, options, said):
     [
         (["mine.py:net"], "--lr must be given"),
         (["mine.py:net", "--lr", "none"], "must be a number, or the name of rates"),
-        (["mine.py:net", "--lr", "nan"], "--lr 'nan' must be a finite number from 0 to 1e+12"),
-        (["mine.py:net", "--lr", "1e99"], "--lr '1e99' must be a finite number from 0 to 1e+12"),
+        (["mine.py:net", "--lr", "nan"], "--lr nan must be a finite number from 0 to 1e+12"),
+        (["mine.py:net", "--lr", "1e99"], "--lr 1e+99 must be a finite number from 0 to 1e+12"),
         (["mine.py:net", "--lr", "1", "--widths", "8,inf"], "--widths [8] must be two or more that are finite"),
         (["mine.py:net", "--lr", "1", "--parametrisation", "mup"], "must be left out: "),
         (["mine.py:net", "--lr", "1", "--ids", "1,2"], "must be left out: "),

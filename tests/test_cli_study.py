@@ -12,7 +12,7 @@ import pytest
 from netsor import studies
 from netsor._validate import ArgumentError, TraceError
 from netsor.cli._main import Watch
-from netsor.cli._options import BackendChoice, Command
+from netsor.cli._options import Command, Place
 from netsor.cli._run_study import run_study
 from netsor.engine.backends import Numpy
 from netsor.studies import Cost
@@ -24,7 +24,7 @@ class Far(Numpy):
     kind = "cuda"
 
 
-HERE, THERE = BackendChoice(Numpy(), None), BackendChoice(Far("cuda:1"), None)
+HERE, THERE = Place(Numpy()), Place(Far("cuda:1"))
 COST = Cost(seconds=20.0, first=10.0, bytes=2.0**30, random_numbers=123_456, workers=1)
 
 

@@ -96,7 +96,7 @@ def test_a_function_of_the_width(folder):
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
-        ("tiny.json", ["--lr", "fast"], "--lr 'fast' must be numbers with commas between"),
+        ("tiny.json", ["--lr", "fast"], "'--lr': 'fast' must be numbers with commas between"),
         ("tiny.json", ["--lr", "0.1,1,10"], "must be at most a factor of 4 apart"),
         ("tiny.json", ["--widths", "16"], "--widths [16] must be two or more"),
         ("tiny.json", ["--widths", "16,20"], "--widths 20 must be a multiple of 8 for tiny"),

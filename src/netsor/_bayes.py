@@ -11,26 +11,25 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 
-from ._array_api import one_blas_thread
+from ._array_api import Ints, one_blas_thread
 from ._validate import ArgumentError, seed_number, whole
 from .engine._latent import Latent, matched
 from .engine._parallel import Progress, check_memory, in_bytes
 from .engine._plan import in_time
 from .engine._rng_keys import generator
 from .engine.backends import Device
-from .laws import Estimate, Joint, Provenance
+from .laws import Estimate, Joint, Provenance, _likelihood
 from .laws import _mcmc as mcmc
 from .laws._estimate import Array, combined
-from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations, fitted, log_likelihood, updated_by_columns
-from .laws._likelihood import log_likelihood_on_device as on_device
-from .laws._mcmc import effective, r_hat
+from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations
 
 MAX_RHAT = 1.05  # R-hat above which chains are not said to agree
 LONGEST = 16  # times that chains are said to be too short, at most
@@ -44,11 +43,11 @@ CALL_SECONDS = 3e-4  # what such a call costs in addition to the likelihood: mea
 TEMPERING_STEPS = 32  # of the power, from the prior to the posterior: for memory
 MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
 FIRST = 2  # times as many particles find the path as then go along it in each run of the evidence
+MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
 QUADRATURE_PROBE_PARTICLES = 16  # for which the effect of errors of Gaussian expectations on the evidence is measured
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """Nearly independent states (kept, size) of chains over the random numbers of a plan, with diagnostics."""
 
     z: Array
@@ -175,11 +174,13 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     """The log likelihood of data as a function of the normals (k, size)."""
 
     def found(z: Array) -> Array:
-        return np.concatenate(latent.over(z, lambda mean, columns: log_likelihood(mean, columns, data)))
+        return np.concatenate(latent.over(z, lambda mean, columns: _likelihood.log_likelihood(mean, columns, data)))
 
     if latent.plan.constant or not isinstance(latent.backend, Device):
         return found
-    ask = latent.on_device(lambda library, mean, columns: on_device(library, mean, columns, data))
+    ask = latent.on_device(
+        lambda library, mean, columns: _likelihood.log_likelihood_on_device(library, mean, columns, data)
+    )
 
     def found_there(z: Array) -> Array:
         height = ask(z)
@@ -219,9 +220,9 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
             kept[:, k // thin], heights[:, k // thin] = at.z, at.height
             bar.tell(chains)
         flat = kept.reshape(-1, latent.size)
-        parts = latent.over(flat, lambda mean, columns: np.concatenate(fitted(mean, columns, data), axis=1))
+        parts = latent.over(flat, lambda mean, columns: np.concatenate(_likelihood.fitted(mean, columns, data), axis=1))
     traces = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
-    worst, count = float(r_hat(traces).max()), float(effective(traces).min())
+    worst, count = float(mcmc.r_hat(traces).max()), float(mcmc.effective(traces).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
     if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
         # effective sizes grow with the length of chains, and R-hat² − 1 falls
@@ -256,10 +257,9 @@ def posterior(
         "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps states alone",
     )
     chains = sampled(latent, data, how, seed, progress)
-    parts = latent.over(chains.z, lambda mean, columns: updated_by_columns(mean, columns, data))
+    parts = latent.over(chains.z, lambda mean, columns: _likelihood.updated_by_columns(mean, columns, data))
     mean, cov = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    law = Joint(mean, cov, replace(origin, method=method))
-    return Posterior(law, chains.r_hat, chains.effective, chains.acceptance, chains.chains, number)
+    return Posterior(Joint(mean, cov, replace(origin, method=method)), *chains[1:], observed=number)
 
 
 def evidence(
@@ -344,3 +344,55 @@ class _Bar:
         self.bar.update(moves)
         if callable(self.progress):
             self.progress(self.done, self.total)
+
+
+@dataclass(frozen=True)
+class InfiniteHeads:
+    """One head at some examples, and the draws of what it attends to; the covariance is a mean over them."""
+
+    head: Latent
+    draws: int
+    seed: int
+
+    def factors(self, most: float = math.inf) -> Iterator[Array]:
+        """C of the covariance C C^T of one head, for each draw of what it attends to."""
+        rng = np.random.default_rng(self.seed)
+        with one_blas_thread():
+            for _ in range(int(min(self.draws, most))):
+                mean, columns = self.head.given(rng.standard_normal((1, self.head.size)))
+                if mean.any():
+                    raise ValueError("heads=inf: the prior must have outputs of mean 0 given its scores")
+                yield columns[0]
+
+    def updated(self, data: Observations) -> tuple[Array, Array, Array, Array, Array]:
+        """The covariance; then, given data, mean, covariance, and R and R^(−1) y of the data y ~ N(0, R R^T)."""
+        kernel: Any = sum(columns @ columns.T for columns in self.factors()) / self.draws
+        return kernel, *_likelihood.updated(np.zeros((1, len(kernel))), kernel[None], data)
+
+    def given(self, data: Observations, rows: Ints) -> tuple[Array, Array, float]:
+        """Mean and covariance at some examples given data, and their largest error in standard deviations."""
+        kernel, mean, cov, root, z = self.updated(data)
+        mean, cov = mean[:, rows], cov[:, rows[:, None], rows]
+        half = scipy.linalg.solve_triangular(root[0], kernel[data.entries][:, rows], lower=True)
+        gain, alpha = (scipy.linalg.solve_triangular(root[0].T, b) for b in (half, z[0]))
+        means, variances = [], []
+        for columns in self.factors(MAX_ERROR_DRAWS):
+            own = columns[data.entries]
+            left = columns[rows] - gain.T @ own
+            means.append(left @ (own.T @ alpha))
+            variances.append(np.sum(left**2, axis=1))
+        var = np.diagonal(cov[0])
+        some = var > 0
+        of_mean = np.std(means, axis=0)[some] / np.sqrt(var[some])
+        of_var = np.std(variances, axis=0)[some] / var[some]
+        return mean, cov, float(max([*of_mean, *of_var, 0.0])) / math.sqrt(self.draws)
+
+    def evidence(self, data: Observations) -> Estimate:
+        """The logarithm of the density of data, with the error that the mean over draws leaves."""
+        _, _, _, root, z = self.updated(data)
+        # log N(y; 0, R R^T) grows along a covariance C C^T by ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y
+        slopes = []
+        for columns in self.factors(MAX_ERROR_DRAWS):
+            half = scipy.linalg.solve_triangular(root[0], columns[data.entries], lower=True)
+            slopes.append(0.5 * float(np.sum((half.T @ z[0]) ** 2) - np.sum(half**2)))
+        return Estimate(float(_likelihood.log_density(root, z)[0]), float(np.std(slopes)) / math.sqrt(self.draws))

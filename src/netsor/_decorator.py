@@ -31,10 +31,7 @@ class Traced(Generic[P]):
             return Program(self._function(*args, **kwargs), name, probes)
 
     def _arguments(self, args: Any, kwargs: Any) -> str:
-        try:
-            signature = inspect.signature(self._function)
-        except ValueError:  # some functions written in C have no signature
-            return ""
+        signature = inspect.signature(self._function)
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -52,10 +49,7 @@ class Traced(Generic[P]):
         raise TypeError(f"{self._name} makes a program when it is called: write {self._name}()[{key_text(key)}]")
 
     def __repr__(self) -> str:
-        try:
-            signature = str(inspect.signature(self._function))
-        except ValueError:
-            signature = "(…)"
+        signature = inspect.signature(self._function)
         return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"
 
     def __reduce__(self) -> str:

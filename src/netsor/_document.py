@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 FLAG, OK, UNDECIDED, NOT_APPLICABLE = "FLAG", "ok", "undecided", "n/a"
 STATUSES = (FLAG, UNDECIDED, OK, NOT_APPLICABLE)  # the worst first
@@ -13,21 +13,19 @@ GAP = 2  # columns between those of a table
 FIRST = 34  # columns of the names of rows; longer names have several lines
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell of a table: its text, or links in its place; a remark below it in small letters; and its colour."""
 
     text: str
     note: str = ""
     status: str = ""  # "good", "bad", "open" or "absent"
-    links: Mapping[str, str] = field(default_factory=dict)  # addresses by their text
+    links: Mapping[str, str] = {}  # addresses by their text
 
 
 Row = Sequence[str | Cell]
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """A paragraph; `kind` is "verdict", "warning", "note" or ""."""
 
     text: str
@@ -37,8 +35,7 @@ class Paragraph:
     links: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows below a head. The first column names the rows. `prose` marks a table of sentences rather than numbers."""
 
     head: Sequence[str]
@@ -46,8 +43,7 @@ class Table:
     prose: bool = False
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One finding: its status, its name, one line, and the advice or the explanations that follow."""
 
     status: str
@@ -56,15 +52,13 @@ class Item:
     more: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(NamedTuple):
     """Findings, in the order in which they are listed."""
 
     items: Sequence[Item]
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A figure; `svg` draws it when a page needs it."""
 
     name: str
@@ -72,15 +66,13 @@ class Figure:
     svg: Callable[[], bytes]
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """Figures side by side."""
 
     figures: Sequence[Figure]
 
 
-@dataclass(frozen=True)
-class Raw:
+class Raw(NamedTuple):
     """Trusted HTML of our own, such as a typeset formula. Only pages show it."""
 
     html: str
@@ -89,8 +81,7 @@ class Raw:
 Block = Paragraph | Table | Items | Figures | Raw
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A titled part.
 
     `show` says where: "always", "verbose" (on pages, and in a terminal with --verbose), "text" or "html".
@@ -103,8 +94,7 @@ class Section:
     anchor: str = ""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A result: its title, the conclusion in one line, what was done in one line, and sections."""
 
     title: str

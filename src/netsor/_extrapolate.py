@@ -8,8 +8,8 @@ exponent γ of the differences, S(2n) − S(n) ~ n^γ, by which a statistic with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ._bound_program import AtWidths, Coordinates
 from ._validate import ArgumentError
-from .engine import ExactError, NoLimitError, PlanQuery, Sampling
-from .engine._sampler import sample_outputs
+from .engine import ExactError, NoLimitError, Sampling
 from .language._array import Value
+from .language._graph import topological_order
 from .language._operation import Apply, SteppedMatMul, SteppedParameter
 from .language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from .language._vector import Nonlin, Vector
@@ -110,14 +111,12 @@ def _weights(n: Array, powers: tuple[float, ...]) -> Array:
     return np.concatenate([np.zeros(len(n) - len(last)), np.linalg.inv(table)[0]])
 
 
-def _refuse_fixed_scales(
-    values: Sequence[Value], ends: Sequence[dict[str, float]], numbers: Mapping[str, float]
-) -> None:
+def _refuse_fixed_scales(values: Sequence[Value], first: AtWidths, last: AtWidths) -> None:
     """Refuse a scale that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
     for value in values:
         if isinstance(value.op, SteppedMatMul | SteppedParameter):
             rules = value.op.steps if isinstance(value.op, SteppedMatMul) else (value.op.rule,)
-            if any(rule.eps(ends[0]) == rule.eps(ends[-1]) > 0 for rule in rules):
+            if any(rule.eps(first.widths) == rule.eps(last.widths) > 0 for rule in rules):
                 raise ExactError(
                     value,
                     "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
@@ -127,14 +126,14 @@ def _refuse_fixed_scales(
     arguments = tuple(dict.fromkeys(x for v in functions for x in v.op.inputs))
     if not arguments:
         return
-    how, given = Sampling(SCALE_DRAWS, progress=False), tuple(numbers.items())
-    asked = (PlanQuery(arguments, tuple(bound.items()), numbers=given) for bound in ends)
-    first, last = (dict(zip(arguments, sample_outputs(each, how), strict=True)) for each in asked)
+    how = Sampling(SCALE_DRAWS, progress=False)
+    at_ends = (replace(at, outputs=arguments, whole=arguments) for at in (first, last))
+    drawn = [dict(zip(arguments, at.unchecked(how), strict=True)) for at in at_ends]
     for value in functions:
         op = value.op
         assert isinstance(op, Apply | Nonlin)
         ndim = op.leading + op.axes if isinstance(op, Apply) else value.ndim
-        narrow, wide = ([_aligned(drawn[x], ndim) for x in op.inputs] for drawn in (first, last))
+        narrow, wide = ([_aligned(some[x], ndim) for x in op.inputs] for some in drawn)
         if bends_below(op.f, narrow, wide):
             raise ExactError(
                 value,
@@ -347,28 +346,20 @@ class ExtrapolatedLaw:
         return f"<ExtrapolatedLaw of {self.name}, {self.status}>"
 
 
-def extrapolate(
-    name: str,
-    widths: Mapping[str, float],
-    values: Sequence[Value],
-    draws: int,
-    seed: int,
-    law: Callable[[dict[str, float], int, int], Any],
-    numbers: Mapping[str, float],
-) -> ExtrapolatedLaw:
-    """The limit at the infinite ones of these widths; `law(widths, draws, seed)` is the exact law at finite ones.
-
-    `values` are those of the program, in order, `numbers` those of its hyperparameters.
-    """
-    infinite = [k for k, width in widths.items() if math.isinf(width)]
+def extrapolate(name: str, at: AtWidths, coordinates: Coordinates, how: Sampling) -> ExtrapolatedLaw:
+    """The limit at the infinite ones of the widths, from exact laws at finite ones."""
+    infinite = [k for k, width in at.widths.items() if math.isinf(width)]
     if not infinite:
         raise ArgumentError("method", "extrapolate", "left out at finite widths, where laws are exact")
-    if draws < 2 * BLOCKS:
-        raise ArgumentError("draws", draws, f"{2 * BLOCKS} or more for method='extrapolate'")
+    if how.draws < 2 * BLOCKS:
+        raise ArgumentError("draws", how.draws, f"{2 * BLOCKS} or more for method='extrapolate'")
+    values = topological_order(at.whole)
     vectors = max(value.size for value in values if isinstance(value, Vector))
     first = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
-    used = tuple(first * 2**k for k in range(LEVELS))
-    _refuse_fixed_scales(values, [{**widths, **dict.fromkeys(infinite, n)} for n in (used[0], used[-1])], numbers)
-    seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(BLOCKS)]
-    by_width = [[law({**widths, **dict.fromkeys(infinite, n)}, draws // BLOCKS, s) for s in seeds] for n in used]
-    return ExtrapolatedLaw(name, used, tuple(zip(*by_width, strict=True)))
+    widths = tuple(first * 2**k for k in range(LEVELS))
+    finite = [replace(at, widths={**at.widths, **dict.fromkeys(infinite, n)}) for n in widths]
+    _refuse_fixed_scales(values, finite[0], finite[-1])
+    seeds = [int(s) for s in np.random.SeedSequence(how.seed).generate_state(BLOCKS)]
+    blocks = [replace(how, draws=how.draws // BLOCKS, seed=seed, progress=False) for seed in seeds]
+    laws: Any = tuple(tuple(each.law(coordinates, block) for each in finite) for block in blocks)
+    return ExtrapolatedLaw(name, widths, laws)

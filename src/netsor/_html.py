@@ -9,7 +9,6 @@ import html
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -164,7 +163,7 @@ def to_cell(document: Document) -> str:
 
 def _rendered(document: Document, **given: Any) -> str:
     sections = [section for section in document.sections if section.show != "text"]  # the others are for terminals
-    return str(_template().render(document=replace(document, sections=sections), classes=COLOUR_CLASSES, **given))
+    return str(_template().render(document=document._replace(sections=sections), classes=COLOUR_CLASSES, **given))
 
 
 def _svg(figure: Figure) -> str:

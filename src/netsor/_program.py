@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ from . import _bayes
 from ._array_api import one_blas_thread
 from ._bayes import ChainCost
 from ._bound_program import AtWidths
-from ._extrapolate import ExtrapolatedLaw, extrapolate
+from ._extrapolate import extrapolate
 from ._html import note, scrolled, table, title
-from ._validate import ArgumentError, Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
+from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
@@ -67,15 +66,11 @@ class Program:
     _gaussian = True  # False: it stands for a network whose weights have another law, such as a uniform one
 
     def __init__(
-        self,
-        output: Value | tuple[Value, ...] | list[Value],
-        name: str = "program",
-        probes: Sequence[Probe] = (),
+        self, output: Value | tuple[Value, ...] | list[Value], name: str = "program", probes: Sequence[Probe] = ()
     ) -> None:
         if not isinstance(name, str):
             raise TraceError("Program", "name", name, "a string")
-        if isinstance(output, list):
-            output = tuple(output)
+        output = tuple(output) if isinstance(output, list) else output
         outputs = output if isinstance(output, tuple) else (output,)
         if not outputs or not all(isinstance(value, Value) for value in outputs):
             raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
@@ -121,8 +116,7 @@ class Program:
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        parts = ", ".join(repr(value) for value in self.outputs)
-        return f"<Program {self.name}: {parts}>"
+        return f"<Program {self.name}: {', '.join(map(repr, self.outputs))}>"
 
     def __str__(self) -> str:
         return text(self.name, self.outputs, self.probes)
@@ -157,10 +151,8 @@ class Program:
             `"full"` has a line for the limit of every value. `"paper"` has only the lines that the law of the outputs
             needs, with linear steps carried out, and that law in a box.
         """
-        if style not in ("full", "paper"):
-            raise ArgumentError("style", style, "'full' or 'paper'")
-        probes = self.probes if style == "full" else ()
-        return latex(self.name, self.outputs, self.check(), document, probes, paper=style == "paper")
+        in_paper = one_of(style, "style", "", ("full", "paper")) == "paper"
+        return latex(self.name, self.outputs, self.check(), document, () if in_paper else self.probes, paper=in_paper)
 
     def check(self) -> Report:
         """Check Assumption 3.1 of the paper point by point; the verdict is proved, conjectured, or no limit."""
@@ -269,25 +261,14 @@ class Program:
         """
         where = choose(backend, device, precision)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where, least=2)
-        if one_of(method, "method", "law", ("exact", "extrapolate")) == "extrapolate":
-            return self._extrapolated(widths, coordinates, how)  # type: ignore[return-value]
-        at = self._at(widths)
+        exact = one_of(method, "method", "law", ("exact", "extrapolate")) == "exact"
+        at = self._at(widths, exact)
+        if not exact:
+            return extrapolate(self.name, at, coordinates, how)  # type: ignore[return-value]
         law = at.law(coordinates, how)
         if at.widths and not isinstance(coordinates, list) and all(width == inf for width in at.widths.values()):
             law._formula = functools.partial(formula, self.outputs, self.check())
         return law
-
-    def _extrapolated(
-        self, widths: dict[str, float], coordinates: int | list[int] | None, how: Sampling
-    ) -> ExtrapolatedLaw:
-        """The limit by exact laws at finite widths."""
-
-        def law(finite: dict[str, float], draws: int, seed: int) -> Mixture | HeadSum | Joint:
-            return self._at(finite | numbers).law(coordinates, replace(how, draws=draws, seed=seed, progress=False))
-
-        values = topological_order(self._whole)
-        bound, numbers = bind_names(values, widths, allow_inf=True)
-        return extrapolate(self.name, bound, values, how.draws, how.seed, law, numbers)
 
     def draw(
         self,
@@ -422,9 +403,9 @@ class Program:
         shifted = at.shifted(workers) if origin.quadrature_error else []
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
-    def _at(self, widths: dict[str, float]) -> AtWidths:
+    def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
         bound, numbers = bind_names(topological_order(self._whole), widths, allow_inf=True)
-        return AtWidths(self.outputs, self._whole, bound, self._status(bound), numbers)
+        return AtWidths(self.outputs, self._whole, bound, self._status(bound if need_limit else {}), numbers)
 
     def _status(self, widths: dict[str, float]) -> str:
         """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width.

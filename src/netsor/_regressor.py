@@ -6,19 +6,18 @@ import inspect
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _bayes, language
-from ._array_api import one_blas_thread, single_threaded
+from ._array_api import single_threaded
 from ._bound_program import AtWidths
 from ._decorator import program
 from ._program import Program
@@ -29,69 +28,9 @@ from .engine.backends import choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance
 from .laws._estimate import Array, combined
-from .laws._likelihood import Observations, log_density, updated, updated_by_columns
+from .laws._likelihood import Observations, updated_by_columns
 
-MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
-
-
-@dataclass(frozen=True)
-class InfiniteHeads:
-    """One head at some examples, and how many draws of what it attends to the covariance is a mean of."""
-
-    head: Latent
-    draws: int
-    seed: int
-
-    def kernels(self) -> Iterator[Array]:
-        """C of the covariance C C^T of one head, for each draw of what it attends to."""
-        rng = np.random.default_rng(self.seed)
-        with one_blas_thread():
-            for _ in range(1 if self.head.plan.constant else self.draws):
-                mean, columns = self.head.given(rng.standard_normal((1, self.head.size)))
-                if mean.any():
-                    raise ValueError("heads=inf: the prior must have outputs of mean 0 given its scores")
-                yield columns[0]
-
-    def kernel(self) -> Array:
-        """The covariance."""
-        total: Any = 0.0
-        count = 0
-        for columns in self.kernels():
-            total, count = total + columns @ columns.T, count + 1
-        return np.asarray(total / count)
-
-    def given(self, data: Observations, rows: npt.NDArray[np.intp]) -> tuple[Array, Array, float]:
-        """Mean and covariance at some examples given data, and their largest error in standard deviations."""
-        kernel = self.kernel()
-        mean, cov, root, z = updated(np.zeros((1, len(kernel))), kernel[None], data)
-        mean, cov = mean[:, rows], cov[:, rows[:, None], rows]
-        if self.head.plan.constant:
-            return mean, cov, 0.0
-        half = scipy.linalg.solve_triangular(root[0], kernel[data.entries][:, rows], lower=True)
-        gain, alpha = (scipy.linalg.solve_triangular(root[0].T, b) for b in (half, z[0]))
-        means, variances = [], []
-        for columns in itertools.islice(self.kernels(), MAX_ERROR_DRAWS):
-            own = columns[data.entries]
-            left = columns[rows] - gain.T @ own
-            means.append(left @ (own.T @ alpha))
-            variances.append(np.sum(left**2, axis=1))
-        var = np.diagonal(cov[0])
-        some = var > 0
-        of_mean = np.std(means, axis=0)[some] / np.sqrt(var[some])
-        of_var = np.std(variances, axis=0)[some] / var[some]
-        return mean, cov, float(max([*of_mean, *of_var, 0.0])) / math.sqrt(self.draws)
-
-    def evidence(self, data: Observations) -> Estimate:
-        """The logarithm of the density of data, with the error that the mean over draws leaves."""
-        kernel = self.kernel()
-        _, _, root, z = updated(np.zeros((1, len(kernel))), kernel[None], data)
-        # log N(y; 0, R R^T) grows along a covariance C C^T by ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y
-        slopes = []
-        for columns in itertools.islice(self.kernels(), MAX_ERROR_DRAWS):
-            half = scipy.linalg.solve_triangular(root[0], columns[data.entries], lower=True)
-            slopes.append(0.5 * float(np.sum((half.T @ z[0]) ** 2) - np.sum(half**2)))
-        return Estimate(float(log_density(root, z)[0]), float(np.std(slopes)) / math.sqrt(self.draws))
-
+Combination = tuple[float, dict[str, Any]]  # the noise, and the arguments of the prior
 
 n = Width("n")
 LEAST = {"draws": 8, "chains": 2, "thin": 1, "particles": 8, "moves": 1, "runs": 2, "kernel_draws": 2}
@@ -132,9 +71,9 @@ def checked_count(name: str, value: Any) -> float:
     raise ArgumentError(name, value, "an integer from 1 to 2^53, or inf")
 
 
-def planned_heads(arguments: Mapping[str, Any]) -> float:
+def planned_heads(given: Combination) -> float:
     """How many heads a plan has; of infinitely many, one."""
-    heads = float(arguments.get("heads", 1))
+    heads = float(given[1].get("heads", 1))
     return 1.0 if heads == inf else heads
 
 
@@ -220,34 +159,30 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         y : array_like
             (examples,).
         """
-        tried, names = self._begin(X, y), list(self.grid or {})
+        tried, best = self._begin(X, y), 0
         self.evidence_ = []
         if self.grid or self.evidence:
-            for given in tried:
-                self.evidence_.append(({name: given[name] for name in names}, self._evidence(given)))
-            best = max(range(len(tried)), key=lambda k: self.evidence_[k][1].value)
-            chosen, evidence = tried[best], self.evidence_[best][1]
-            self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = evidence.value, evidence.error
-        else:
-            chosen = tried[0]
-        self.noise_ = chosen.pop("noise")
-        self.arguments_ = chosen
-        data = self._data(self.noise_)
+            found = [self._evidence(*given) for given in tried]
+            every = [arguments | {"noise": noise} for noise, arguments in tried]
+            self.evidence_ = [({k: g[k] for k in self.grid or ()}, e) for g, e in zip(every, found, strict=True)]
+            best = max(range(len(tried)), key=lambda k: found[k].value)
+            self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = found[best].value, found[best].error
+        self.noise_, self.arguments_ = tried[best]
         if self.arguments_.get("heads") == inf:
             self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
             return self
         self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
-        chains = self._sampled(self.latent_, data)
+        chains = self._sampled(self.latent_)
         self.states_, self.r_hat_, self.effective_ = chains.z, chains.r_hat, chains.effective
         return self
 
-    def _sampled(self, latent: Latent, data: Observations) -> _bayes.Sampled:
-        return _bayes.sampled(latent, data, self._schedule(), self.seed_, self.progress)
+    def _sampled(self, latent: Latent) -> _bayes.Sampled:
+        return _bayes.sampled(latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress)
 
     def _schedule(self) -> _bayes.Schedule:
         return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves)
 
-    def _begin(self, X: Any, y: Any) -> list[dict[str, Any]]:
+    def _begin(self, X: Any, y: Any) -> list[Combination]:
         """Check parameters and data and store the data; returns the combinations of the grid."""
         tried = self._combinations()
         X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
@@ -261,11 +196,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         except ValueError:
             allowed = "None, an integer from 0 to 2^32 − 1 or a numpy.random.RandomState"
             raise ArgumentError("random_state", self.random_state, allowed) from None
-        self._check_size(len(self.X_), max(tried, key=planned_heads))
+        self._check_size(len(self.X_), max(map(planned_heads, tried)))
         return tried
 
-    def _combinations(self) -> list[dict[str, Any]]:
-        """Check all parameters but X and y; returns all combinations of the grid, with the noise."""
+    def _combinations(self) -> list[Combination]:
+        """Check all parameters but X and y; returns all combinations of the grid."""
         prior, heads = self.prior, checked_count("heads", self.heads)
         if prior is not None and not callable(prior):
             raise ArgumentError("prior", prior, "None or a function decorated with ns.program")
@@ -289,31 +224,27 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
                 raise ArgumentError(f"grid: {name}", values, "a sequence of one value or more")
         own = {"noise": self.noise, **({"heads": heads} if prior is None or heads == inf else {}), **arguments}
-        source = {**dict.fromkeys(arguments, "arguments: "), **dict.fromkeys(grid, "grid: ")}
-        tried = itertools.product(*grid.values())
-        return [self._checked({**own, **dict(zip(grid, values, strict=True))}, source) for values in tried]
+        labels = {name: f"arguments: {name}" for name in arguments} | {name: f"grid: {name}" for name in grid}
+        tried = (own | dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+        return [self._checked(given, labels) for given in tried]
 
-    def _checked(self, given: dict[str, Any], source: Mapping[str, str]) -> dict[str, Any]:
-        """Check one combination: the noise, and what the prior is called with. `source` says where each comes from."""
-
-        def label(name: str) -> str:
-            return source.get(name, "") + name
-
-        given["noise"] = real(given["noise"], label("noise"), least=1 / SCALE, most=SCALE)
-        if "heads" in given:
-            given["heads"] = checked_count(label("heads"), given["heads"])
-            if given["heads"] == inf and self.width != inf:
-                raise ValueError(f"{label('heads')}=inf needs width=inf, got width={shown(self.width)}")
-        used = {k: v for k, v in given.items() if k != "noise" and not (k == "heads" and v == inf)}
+    def _checked(self, given: dict[str, Any], labels: Mapping[str, str]) -> Combination:
+        """Check one combination; `labels` name the arguments that are no parameters."""
+        noise = real(given.pop("noise"), labels.get("noise", "noise"), least=1 / SCALE, most=SCALE)
+        used, label = dict(given), labels.get("heads", "heads")
+        if "heads" in given and checked_count(label, given["heads"]) == inf:
+            if self.width != inf:
+                raise ValueError(f"{label}=inf needs width=inf, got width={shown(self.width)}")
+            del used["heads"]  # the prior has one
         for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
-            scale(used[name], label(name))
+            scale(used[name], labels[name])
         signature = inspect.signature(self.prior or attention_prior)
         try:
             signature.bind(None, **used)
         except TypeError as error:
             known = ", ".join(signature.parameters)
             raise ValueError(f"arguments and grid do not fit prior({known}), got {shown(used)}: {error}") from None
-        return given
+        return noise, given
 
     def cost(self, X: Any, y: Any) -> _bayes.ChainCost:
         """The cost of `fit` with these data, without fitting. The parameters are those of `fit`.
@@ -322,22 +253,20 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         model = clone(self)
         tried, wanted = model._begin(X, y), bool(self.grid or self.evidence)
-        size = model._size(len(model.X_), max(tried, key=planned_heads))
-        given, data = tried[0], model._data(tried[0].pop("noise"))
+        size, count = model._size(len(model.X_), max(map(planned_heads, tried))), len(tried)
+        noise, arguments = tried[0]
         start = time.perf_counter()
-        if given.get("heads") == inf:
-            kernels = model._infinite(model.X_, given)[0].kernels()
-            next(kernels)
+        if arguments.get("heads") == inf:
+            factors = model._infinite(model.X_, arguments)[0].factors()
+            next(factors)
             planned = time.perf_counter() - start
-            next(kernels, None)
-            again = (self.kernel_draws + MAX_ERROR_DRAWS) * (time.perf_counter() - start - planned)
-            return _bayes.ChainCost(len(tried) * (planned + again) * wanted, size, len(tried))
-        latent, _ = model._latent(model.X_, given)
+            next(factors, None)
+            again = (self.kernel_draws + _bayes.MAX_ERROR_DRAWS) * (time.perf_counter() - start - planned)
+            return _bayes.ChainCost(count * (planned + again) * wanted, size, count)
+        latent, _ = model._latent(model.X_, arguments)
         planned = time.perf_counter() - start
-        sampling, count = _bayes.cost(latent, data, self._schedule(), 1 + (1 + self.runs / 2) * wanted), len(tried)
-        return _bayes.ChainCost(
-            count * (planned + sampling.seconds), max(sampling.bytes, size), count * sampling.likelihoods
-        )
+        each = _bayes.cost(latent, model._data(noise), self._schedule(), 1 + (1 + self.runs / 2) * wanted)
+        return _bayes.ChainCost(count * (planned + each.seconds), max(each.bytes, size), count * each.likelihoods)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The posterior mean of the function at new examples. Other parameters are those of `fit`.
@@ -380,7 +309,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"X of shape {X.shape} must be (examples, {', '.join(map(str, self.shape_))}), as in fit")
         more, rows = self._new_examples(as_tokens(X))
         data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
-        self._check_size(len(whole), self.arguments_)
+        self._check_size(len(whole), planned_heads((self.noise_, self.arguments_)))
         if self.arguments_.get("heads") == inf:
             heads, origin = self._infinite(whole, self.arguments_)
             mean, cov, error = heads.given(data, rows)
@@ -388,7 +317,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         large, origin = self._latent(whole, self.arguments_) if len(more) else (self.latent_, self.origin_)
         places = embedding(self.latent_, large)
         if places is None:  # the engine draws other numbers for more examples: chains over these
-            z = self._sampled(large, data).z
+            z = self._sampled(large).z
         else:
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
             z[:, places] = self.states_
@@ -425,30 +354,29 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         latent, origin = self._at(tokens, arguments).latent(self.workers, where, self.seed_)
         return latent, replace(origin, method=f"{origin.method}, given {len(self.y_)} examples")
 
-    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[InfiniteHeads, Provenance]:
+    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[_bayes.InfiniteHeads, Provenance]:
         one = {name: value for name, value in arguments.items() if name != "heads"}
         head, origin = self._latent(tokens, one)
         method = f"infinitely many heads, given {len(self.y_)} examples"
-        return InfiniteHeads(head, self.kernel_draws, self.seed_), replace(origin, method=method)
+        draws = 1 if head.plan.constant else self.kernel_draws
+        return _bayes.InfiniteHeads(head, draws, self.seed_), replace(origin, method=method)
 
-    def _evidence(self, given: dict[str, Any]) -> Estimate:
-        data = self._data(given["noise"])
-        arguments = {name: value for name, value in given.items() if name != "noise"}
+    def _evidence(self, noise: float, arguments: Mapping[str, Any]) -> Estimate:
         if arguments.get("heads") == inf:
-            return self._infinite(self.X_, arguments)[0].evidence(data)
+            return self._infinite(self.X_, arguments)[0].evidence(self._data(noise))
         (latent, origin), half = self._latent(self.X_, arguments), max(8, self.particles // 2)
         shifted = self._at(self.X_, arguments).shifted(self.workers) if origin.quadrature_error > ROUNDED else []
-        return _bayes.evidence(latent, data, self.runs, half, self.moves, self.seed_, self.progress, shifted)
+        progress = self.progress
+        return _bayes.evidence(latent, self._data(noise), self.runs, half, self.moves, self.seed_, progress, shifted)
 
-    def _size(self, count: int, arguments: Mapping[str, Any]) -> float:
+    def _size(self, count: int, heads: float) -> float:
         """The bytes that a plan for so many examples needs."""
-        return 8 * (COPIES[0] + COPIES[1] * planned_heads(arguments)) * float(count * self.X_.shape[1]) ** 2
+        return 8 * (COPIES[0] + COPIES[1] * heads) * float(count * self.X_.shape[1]) ** 2
 
-    def _check_size(self, count: int, arguments: Mapping[str, Any]) -> None:
-        tokens, heads = self.X_.shape[1], planned_heads(arguments)
-        many = f" for heads={heads:.0f}" if heads > 1 else ""
+    def _check_size(self, count: int, heads: float) -> None:
+        tokens, many = self.X_.shape[1], f" for heads={heads:.0f}" if heads > 1 else ""
         check_memory(
-            self._size(count, arguments),
+            self._size(count, heads),
             f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows{many},",
             f"take fewer examples or tokens{' or heads' if many else ''}, or predict in parts",
         )

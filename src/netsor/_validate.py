@@ -37,9 +37,9 @@ def shown(argument: object) -> str:
         return f"an integer of {argument.bit_length()} bits"
     if type(argument).__module__ == "numpy" and getattr(argument, "size", 0) > 4:
         return f"an array of shape {getattr(argument, 'shape', ())}"
-    known = isinstance(argument, list | tuple | dict | set)
+    write = reprlib.repr if isinstance(argument, list | tuple | dict | set) else repr
     try:
-        brief = " ".join((reprlib.repr if known else repr)(argument).split())
+        brief = " ".join(write(argument).split())
     except ValueError:  # Python refuses to write an integer of thousands of digits
         return f"an object of type {type(argument).__name__}"
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
@@ -207,12 +207,10 @@ def is_bool(argument: object) -> bool:
 
 
 def refused(
-    name: str, argument: Any, allowed: str, operation: str = "", error: type[PlacedError] | None = None
+    name: str, argument: Any, allowed: str, operation: str = "", error: type[PlacedError] = TraceError
 ) -> ValueError:
     """The error about an argument: of an operation, if one is named, with the user's line."""
-    if not operation:
-        return ArgumentError(name, argument, allowed)
-    return (error or TraceError)(operation, name, argument, allowed)
+    return error(operation, name, argument, allowed) if operation else ArgumentError(name, argument, allowed)
 
 
 def real(
@@ -224,7 +222,7 @@ def real(
     above: float = -math.inf,
     most: float = math.inf,
     zero: bool = False,
-    error: type[PlacedError] | None = None,
+    error: type[PlacedError] = TraceError,
 ) -> float:
     """One finite number, within bounds; with `zero` also 0."""
     number = as_number(argument)
@@ -254,7 +252,7 @@ def whole(
     *,
     most: int = LARGEST - 1,
     why: str = "",
-    error: type[PlacedError] | None = None,
+    error: type[PlacedError] = TraceError,
 ) -> int:
     """One integer, from `least` to `most`."""
     number = as_whole(argument)

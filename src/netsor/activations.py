@@ -103,9 +103,6 @@ def _named(module: str, name: str) -> Function:
     return function
 
 
-# Each f is a named function at the level of the module, so that a traced program can be sent to another process.
-
-
 ROOT = float(np.sqrt(2.0 / np.pi))  # no numpy scalar: that would make double precision of single
 
 
@@ -123,10 +120,8 @@ def _special(name: str, x: Array) -> Array:
     return array_namespace(x).asarray(getattr(scipy.special, name)(np.asarray(x)))
 
 
-def _in_torch(name: str, x: Array, **options: Any) -> Array | None:
-    """PyTorch's own function, which passes over the array once; None if the array is of another library."""
-    if not is_torch_array(x):
-        return None
+def _in_torch(name: str, x: Array, **options: Any) -> Array:
+    """PyTorch's own function of a tensor, which passes over it once."""
     from torch.nn import functional
 
     return getattr(functional, name)(x, **options)
@@ -137,9 +132,8 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     xp = array_namespace(p)
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
-    softmax = _in_torch("softmax", p, dim=-1)
-    if softmax is not None:
-        return softmax
+    if is_torch_array(p):
+        return _in_torch("softmax", p, dim=-1)
     if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         weights /= xp.sum(weights, axis=-1, keepdims=True)
@@ -149,37 +143,18 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[..., None]
 
 
-def _identity(x: Array) -> Array:
-    return x
-
-
 def _relu(x: Array) -> Array:
     if type(x) is np.ndarray:
         return np.maximum(x, 0.0)  # two thirds of the time of clip
-    relu = _in_torch("relu", x)
-    if relu is not None:
-        return relu
-    return array_namespace(x).clip(x, 0.0, None)
+    return _in_torch("relu", x) if is_torch_array(x) else array_namespace(x).clip(x, 0.0, None)
 
 
 def _leaky_relu(x: Array, slope: float) -> Array:
     return array_namespace(x).where(x > 0, x, slope * x)
 
 
-def _abs(x: Array) -> Array:
-    return array_namespace(x).abs(x)
-
-
 def _clip(x: Array, bound: float) -> Array:
     return array_namespace(x).clip(x, -bound, bound)
-
-
-def _erf(x: Array) -> Array:
-    return _special("erf", x)
-
-
-def _tanh(x: Array) -> Array:
-    return array_namespace(x).tanh(x)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -187,19 +162,16 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    gelu = _in_torch("gelu", x)
-    return x * _special("ndtr", x) if gelu is None else gelu
+    return _in_torch("gelu", x) if is_torch_array(x) else x * _special("ndtr", x)
 
 
 def _silu(x: Array) -> Array:
-    silu = _in_torch("silu", x)
-    return x * _sigmoid(x) if silu is None else silu
+    return _in_torch("silu", x) if is_torch_array(x) else x * _sigmoid(x)
 
 
 def _gelu_tanh(x: Array) -> Array:
-    y = _in_torch("gelu", x, approximate="tanh")
-    if y is not None:
-        return y
+    if is_torch_array(x):
+        return _in_torch("gelu", x, approximate="tanh")
     y = x * x  # and then in place: numpy passes over its temporary arrays as often as it makes them
     y *= 0.044715 * ROOT
     y += ROOT
@@ -211,23 +183,11 @@ def _gelu_tanh(x: Array) -> Array:
     return y
 
 
-def _sin(x: Array) -> Array:
-    return array_namespace(x).sin(x)
-
-
-def _cos(x: Array) -> Array:
-    return array_namespace(x).cos(x)
-
-
 # E[φ(m + s z)], z ~ N(0, 1): what remains of φ when part of its argument is averaged.
 
 
 def _density(t: Array) -> Array:
     return np.exp(-0.5 * t * t) / np.sqrt(2.0 * np.pi)
-
-
-def _identity_smoothed(m: Array, s: Array) -> Array:
-    return m + 0.0 * s
 
 
 def _relu_smoothed(m: Array, s: Array) -> Array:
@@ -242,7 +202,7 @@ def _leaky_relu_smoothed(m: Array, s: Array, slope: float) -> Array:
 
 
 def _abs_smoothed(m: Array, s: Array) -> Array:
-    return _relu_smoothed(m, s) + _relu_smoothed(-m, s)
+    return _leaky_relu_smoothed(m, s, slope=-1.0)
 
 
 def _clip_smoothed(m: Array, s: Array, bound: float) -> Array:
@@ -257,18 +217,6 @@ def _ramp_smoothed(m: Array, s: Array, scale: float) -> Array:
     """E[x Φ(x/scale)] for x = m + s z."""
     total = np.sqrt(scale**2 + s * s)
     return m * scipy.special.ndtr(m / total) + s * s / total * _density(m / total)
-
-
-def _gelu_smoothed(m: Array, s: Array) -> Array:
-    return _ramp_smoothed(m, s, 1.0)
-
-
-def _sin_smoothed(m: Array, s: Array) -> Array:
-    return np.exp(-0.5 * s * s) * np.sin(m)
-
-
-def _cos_smoothed(m: Array, s: Array) -> Array:
-    return np.exp(-0.5 * s * s) * np.cos(m)
 
 
 @cache
@@ -288,20 +236,22 @@ def _logistic() -> tuple[tuple[float, float], ...]:
     return tuple(zip(weights.tolist(), (2 * k).tolist(), strict=True))
 
 
-def logistic_sum(term: Callable[[Array, Array, float], Array], m: Array, s: Array) -> Array:
-    """Σ weight · term(m, s, scale) over the scales of the logistic function."""
-    total: Array = 0.0
-    for weight, scale in _logistic():
-        total = total + weight * term(m, s, scale)
-    return total
+def logistic_sum(term: Callable[[float], Array]) -> Array:
+    """Σ weight · term(scale) over the scales of the logistic function."""
+    return sum(weight * term(scale) for weight, scale in _logistic())
 
 
-def _sigmoid_term(m: Array, s: Array, scale: float) -> Array:
-    return scipy.special.ndtr(m / np.sqrt(scale**2 + s * s))
+def _tanh_smoothed(m: Array, s: Array) -> Array:
+    # tanh(x) = 2 sigmoid(2 x) − 1
+    return logistic_sum(lambda scale: scipy.special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s)))
 
 
-def _tanh_term(m: Array, s: Array, scale: float) -> Array:
-    return scipy.special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s))  # tanh(x) = 2 sigmoid(2 x) − 1
+def _sigmoid_smoothed(m: Array, s: Array) -> Array:
+    return logistic_sum(lambda scale: scipy.special.ndtr(m / np.sqrt(scale**2 + s * s)))
+
+
+def _silu_smoothed(m: Array, s: Array) -> Array:
+    return logistic_sum(lambda scale: _ramp_smoothed(m, s, scale))
 
 
 @cache
@@ -319,42 +269,55 @@ def _gelu_difference() -> tuple[tuple[float, float], ...]:
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
-    total = _gelu_smoothed(m, s)
+    total = _ramp_smoothed(m, s, 1.0)
     widened = 1.0 / (1.0 + 4.0 * s * s)
     for weight, centre in _gelu_difference():
         total = total + weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
     return total
 
 
-def _smooth(
-    name: str, f: Callable[..., Array], smoothed: Callable[..., Array], bounded: bool, parity: int | None = None
+# The functions. Those with a name in this module may be lambdas: they are sent to other processes by that name.
+
+
+def _known(
+    name: str,
+    f: Callable[..., Array],
+    smoothed: Callable[..., Array],
+    bounded: bool,
+    parity: int | None = None,
+    breaks: tuple[float, ...] = (),
+    parameters: tuple[float, ...] = (),
 ) -> Function:
-    return Function(name, f, bounded, lipschitz=True, breaks=(), smoothed=smoothed, parity=parity)
+    return Function(name, f, bounded, True, parameters, breaks, smoothed, parity=parity)
 
 
-IDENTITY = _smooth("identity", _identity, _identity_smoothed, bounded=False, parity=-1)
-RELU = Function("relu", _relu, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_relu_smoothed)
-ABS = Function("abs", _abs, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_abs_smoothed, parity=1)
-ERF = _smooth("erf", _erf, _erf_smoothed, bounded=True, parity=-1)
-TANH = _smooth("tanh", _tanh, partial(logistic_sum, _tanh_term), bounded=True, parity=-1)
-SIGMOID = _smooth("sigmoid", _sigmoid, partial(logistic_sum, _sigmoid_term), bounded=True)
-GELU = _smooth("gelu", _gelu, _gelu_smoothed, bounded=False)
-GELU_TANH = _smooth("gelu_tanh", _gelu_tanh, _gelu_tanh_smoothed, bounded=False)  # the gelu_new of GPT-2
-SILU = _smooth("silu", _silu, partial(logistic_sum, _ramp_smoothed), bounded=False)
-SIN = _smooth("sin", _sin, _sin_smoothed, bounded=True, parity=-1)
-COS = _smooth("cos", _cos, _cos_smoothed, bounded=True, parity=1)
+def _in_library(name: str) -> Callable[[Array], Array]:
+    return lambda x: getattr(array_namespace(x), name)(x)
+
+
+IDENTITY = _known("identity", lambda x: x, lambda m, s: m + 0.0 * s, bounded=False, parity=-1)
+RELU = _known("relu", _relu, _relu_smoothed, bounded=False, breaks=(0.0,))
+ABS = _known("abs", _in_library("abs"), _abs_smoothed, bounded=False, parity=1, breaks=(0.0,))
+ERF = _known("erf", lambda x: _special("erf", x), _erf_smoothed, bounded=True, parity=-1)
+TANH = _known("tanh", _in_library("tanh"), _tanh_smoothed, bounded=True, parity=-1)
+SIGMOID = _known("sigmoid", _sigmoid, _sigmoid_smoothed, bounded=True)
+GELU = _known("gelu", _gelu, lambda m, s: _ramp_smoothed(m, s, 1.0), bounded=False)
+GELU_TANH = _known("gelu_tanh", _gelu_tanh, _gelu_tanh_smoothed, bounded=False)  # the gelu_new of GPT-2
+SILU = _known("silu", _silu, _silu_smoothed, bounded=False)
+SIN = _known("sin", _in_library("sin"), lambda m, s: np.exp(-0.5 * s * s) * np.sin(m), bounded=True, parity=-1)
+COS = _known("cos", _in_library("cos"), lambda m, s: np.exp(-0.5 * s * s) * np.cos(m), bounded=True, parity=1)
 
 
 def leaky_relu(slope: float) -> Function:
     """x for x > 0, slope · x below."""
     f, smoothed = partial(_leaky_relu, slope=slope), partial(_leaky_relu_smoothed, slope=slope)
-    return Function("leaky_relu", f, False, True, parameters=(slope,), breaks=(0.0,), smoothed=smoothed)
+    return _known("leaky_relu", f, smoothed, bounded=False, breaks=(0.0,), parameters=(slope,))
 
 
 def clip(bound: float) -> Function:
     """x cut off at ± bound."""
     f, smoothed = partial(_clip, bound=bound), partial(_clip_smoothed, bound=bound)
-    return Function("clip", f, True, True, parameters=(bound,), breaks=(-bound, bound), smoothed=smoothed, parity=-1)
+    return _known("clip", f, smoothed, bounded=True, parity=-1, breaks=(-bound, bound), parameters=(bound,))
 
 
 def is_clip(f: Function) -> bool:

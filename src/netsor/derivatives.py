@@ -42,8 +42,8 @@ def derivative(f: Function, k: int = 0) -> Function | float | None:
         if chosen is None or isinstance(chosen, Function | float):
             return chosen
         return Function(f"{f.name}'_{k + 1}" if several else f"{f.name}'", chosen)
-    rule = known(RULES, f)
-    return None if rule is None or k else rule(f)
+    rule = None if k else known(RULES, f)
+    return rule if rule is None or isinstance(rule, Function | float) else rule(f)
 
 
 def base(f: Function) -> Any:
@@ -205,11 +205,7 @@ def _tanh_family(name: str, a: float, b: float, table: Table, parity: int | None
 def _derivative_of_tanh_family(f: Function) -> Function:
     given = f.f.keywords  # type: ignore[attr-defined]
     a, b = given["a"], given["b"]
-    return _tanh_family(f"{f.name}'", a, b, _table_derivative(a, b, given["table"]), _flipped(f.parity))
-
-
-def _flipped(parity: int | None) -> int | None:
-    return None if parity is None else -parity
+    return _tanh_family(f"{f.name}'", a, b, _table_derivative(a, b, given["table"]), f.parity and -f.parity)
 
 
 # A(x) Φ(c x) + B(x) φ(c x), with derivative A' Φ + (c A + B' − c² x B) φ
@@ -231,7 +227,7 @@ def _derivative_of_normal_family(f: Function) -> Function:
     c, first, second = given["c"], given["first"], given["second"]
     terms = ([c * a for a in first], _slopes(second), [0.0, *(-c * c * b for b in second)])
     density_row = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
-    return _normal_family(f"{f.name}'", c, _slopes(first), density_row, _flipped(f.parity))
+    return _normal_family(f"{f.name}'", c, _slopes(first), density_row, f.parity and -f.parity)
 
 
 def _slopes(row: Row) -> Row:
@@ -279,36 +275,24 @@ def _derivative_of_monomial(f: Function) -> Function | float:
 # E[φ'(m + s z)] is the derivative of E[φ(m + s z)] in m
 
 
-def _erf_smoothed(m: Array, s: Array) -> Array:
-    wide = 1.0 + 2.0 * s * s
-    return 2.0 / np.sqrt(np.pi * wide) * np.exp(-m * m / wide)
-
-
-def _ramp(m: Array, total: Array, s: Array) -> Array:
-    """Of m Φ(m/t) + (s²/t) φ(m/t), in m."""
-    return scipy.special.ndtr(m / total) + m / total * (1.0 - (s / total) ** 2) * _density(m / total)
-
-
-def _gelu_smoothed(m: Array, s: Array) -> Array:
-    return _ramp(m, np.sqrt(1.0 + s * s), s)
-
-
-def _sigmoid_term(m: Array, s: Array, scale: float) -> Array:
+def _bump(m: Array, s: Array, scale: float) -> Array:
+    """Of E[Φ(x/scale)], x = m + s z."""
     total = np.sqrt(scale**2 + s * s)
     return _density(m / total) / total
 
 
-def _tanh_term(m: Array, s: Array, scale: float) -> Array:
-    wide = 0.5 * scale**2 + 2.0 * s * s
-    return 2.0 / np.sqrt(np.pi * wide) * np.exp(-m * m / wide)
+def _ramp(m: Array, s: Array, scale: float) -> Array:
+    """Of E[x Φ(x/scale)]."""
+    total = np.sqrt(scale**2 + s * s)
+    return scipy.special.ndtr(m / total) + m / total * (1.0 - (s / total) ** 2) * _density(m / total)
 
 
-def _silu_term(m: Array, s: Array, scale: float) -> Array:
-    return _ramp(m, np.sqrt(scale**2 + s * s), s)
+def _sigmoid_smoothed(m: Array, s: Array) -> Array:
+    return logistic_sum(lambda scale: _bump(m, s, scale))
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
-    total, widened = _gelu_smoothed(m, s), 1.0 / (1.0 + 4.0 * s * s)
+    total, widened = _ramp(m, s, 1.0), 1.0 / (1.0 + 4.0 * s * s)
     for weight, centre in _gelu_difference():
         bump = weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
         total = total - 4.0 * widened * (m - centre) * bump
@@ -317,17 +301,18 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
 
 _BEND = ROOT * CUBIC
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
+_GATES = _table_derivative(0.5, 0.0, _HALF_GATE), _table_derivative(ROOT, _BEND, _HALF_GATE)
 
 STEP = _step_function("relu'", 0.0, 1.0)
 SIGN = _step_function("abs'", -1.0, 1.0, parity=-1)
-ERF = _normal_family("erf'", 2.0**0.5, (), (2.0 * 2.0**0.5,), 1, _erf_smoothed)
-GELU = _normal_family("gelu'", 1.0, (1.0,), (0.0, 1.0), None, _gelu_smoothed)
-TANH = _tanh_family("tanh'", 1.0, 0.0, ((1.0, 0.0, -1.0),), 1, partial(logistic_sum, _tanh_term))
-SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, partial(logistic_sum, _sigmoid_term))
-SILU = _tanh_family("silu'", 0.5, 0.0, _table_derivative(0.5, 0.0, _HALF_GATE), None, partial(logistic_sum, _silu_term))
-GELU_TANH = _tanh_family(
-    "gelu_tanh'", ROOT, _BEND, _table_derivative(ROOT, _BEND, _HALF_GATE), None, _gelu_tanh_smoothed
-)
+# erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
+ERF = _normal_family("erf'", 2.0**0.5, (), (8.0**0.5,), 1, lambda m, s: 2.0 * _bump(m, s, 0.5**0.5))
+GELU = _normal_family("gelu'", 1.0, (1.0,), (0.0, 1.0), None, lambda m, s: _ramp(m, s, 1.0))
+TANH = _tanh_family("tanh'", 1.0, 0.0, ((1.0, 0.0, -1.0),), 1, lambda m, s: 4.0 * _sigmoid_smoothed(2.0 * m, 2.0 * s))
+SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, _sigmoid_smoothed)
+SILU = _tanh_family("silu'", 0.5, 0.0, _GATES[0], None, lambda m, s: logistic_sum(lambda scale: _ramp(m, s, scale)))
+GELU_TANH = _tanh_family("gelu_tanh'", ROOT, _BEND, _GATES[1], None, _gelu_tanh_smoothed)
+MINUS_SIN = _wave_function("cos'", 2)
 
 # a, b and the table of activations that are such polynomials themselves
 BY_TANH: dict[Any, tuple[float, float, Table]] = {
@@ -346,31 +331,31 @@ def by_tanh(f: Function) -> tuple[float, float, Table] | None:
     return known(BY_TANH, f)
 
 
-RULES: dict[Any, Callable[[Function], Function | float]] = {
-    base(activations.IDENTITY): lambda f: 1.0,
-    base(activations.RELU): lambda f: STEP,
-    base(activations.ABS): lambda f: SIGN,
+RULES: dict[Any, Function | float | Callable[[Function], Function | float]] = {
+    base(activations.IDENTITY): 1.0,
+    base(activations.RELU): STEP,
+    base(activations.ABS): SIGN,
     base(activations.leaky_relu(0.5)): _of_leaky,
     base(activations.clip(1.0)): _of_clip,
-    base(activations.ERF): lambda f: ERF,
-    base(activations.GELU): lambda f: GELU,
-    base(activations.TANH): lambda f: TANH,
-    base(activations.SIGMOID): lambda f: SIGMOID,
-    base(activations.SILU): lambda f: SILU,
-    base(activations.GELU_TANH): lambda f: GELU_TANH,
-    base(activations.SIN): lambda f: activations.COS,
-    base(activations.COS): lambda f: _wave_function("cos'", 2),
+    base(activations.ERF): ERF,
+    base(activations.GELU): GELU,
+    base(activations.TANH): TANH,
+    base(activations.SIGMOID): SIGMOID,
+    base(activations.SILU): SILU,
+    base(activations.GELU_TANH): GELU_TANH,
+    base(activations.SIN): activations.COS,
+    base(activations.COS): MINUS_SIN,
     _of_tanh: _derivative_of_tanh_family,
     _of_normal: _derivative_of_normal_family,
     _wave: _derivative_of_wave,
     _monomial: _derivative_of_monomial,
-    np.tanh: lambda f: TANH,
-    np.sin: lambda f: activations.COS,
-    np.cos: lambda f: _wave_function("cos'", 2),
-    np.absolute: lambda f: SIGN,
+    np.tanh: TANH,
+    np.sin: activations.COS,
+    np.cos: MINUS_SIN,
+    np.absolute: SIGN,
     np.exp: lambda f: f,
-    np.log: lambda f: _monomials("log'", 1.0, -1.0),
-    np.sqrt: lambda f: _monomials("sqrt'", 0.5, -0.5),
-    np.square: lambda f: _monomials("square'", 2.0, 1.0),
-    np.reciprocal: lambda f: _monomials("reciprocal'", -1.0, -2.0),
+    np.log: _monomials("log'", 1.0, -1.0),
+    np.sqrt: _monomials("sqrt'", 0.5, -0.5),
+    np.square: _monomials("square'", 2.0, 1.0),
+    np.reciprocal: _monomials("reciprocal'", -1.0, -2.0),
 }

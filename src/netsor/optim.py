@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from ._array_api import array_namespace
 from ._validate import TraceError, as_floats, one_of, real, shown, whole
 
 Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
@@ -58,18 +59,15 @@ class Optimiser(ABC):
     matrices_only: ClassVar[bool] = False
     lr: Any
     weight_decay: Any
-
-    @property
-    def epsilon(self) -> Rate:
-        """ε of the optimiser, 0 if it has none."""
-        return getattr(self, "eps", 0.0)
+    momentum: float = 0.0
+    eps: Any = 0.0
 
     def __post_init__(self) -> None:
-        if not callable(self.lr) and not hasattr(self.lr, "op"):
-            object.__setattr__(self, "lr", real(self.lr, "lr", type(self).__name__, least=0))
-        if not hasattr(self.weight_decay, "op"):
-            decay = real(self.weight_decay, "weight_decay", type(self).__name__, least=0)
-            object.__setattr__(self, "weight_decay", decay)
+        for name in ("lr", "weight_decay", "momentum", "eps"):
+            value = getattr(self, name)
+            function, scalar = callable(value), hasattr(value, "op")
+            if not (function and name in ("lr", "eps")) and not (scalar and name in ("lr", "weight_decay")):
+                object.__setattr__(self, name, real(value, name, type(self).__name__, least=0))
 
     @property
     def decays(self) -> bool:
@@ -125,7 +123,6 @@ class SGD(Optimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        real(self.momentum, "momentum", "SGD", least=0)
         real(self.dampening, "dampening", "SGD")
         if self.nesterov and (not self.momentum or self.dampening):
             raise TraceError("SGD", "nesterov", True, "False without momentum, or with dampening")
@@ -172,8 +169,6 @@ class Adam(Optimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.eps):
-            real(self.eps, "eps", self.name, least=0)
         betas = as_floats(self.betas)
         if betas is None or betas.shape != (2,) or not ((betas >= 0) & (betas < 1)).all():
             raise TraceError(self.name, "betas", self.betas, "two numbers from 0 up to, but not including, 1")
@@ -272,8 +267,6 @@ class Muon(Optimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        real(self.momentum, "momentum", "Muon", least=0)
-        real(self.eps, "eps", "Muon", least=0)
         if self.adjust_lr_fn is not None and not callable(self.adjust_lr_fn):
             one_of(self.adjust_lr_fn, "adjust_lr_fn", "Muon", tuple(ADJUSTMENTS))
         _ = self.iterations
@@ -283,11 +276,9 @@ class Muon(Optimiser):
         """The coefficients of each step."""
         if self.ns_steps is None:
             return None
-        steps, given = self.ns_steps, self.ns_coefficients
+        given, steps = self.ns_coefficients, whole(self.ns_steps, "ns_steps", "Muon")
         allowed = f"with ns_steps={shown(steps)} must be three finite numbers and 1 to {MAX_NS_STEPS} steps"
-        return newton_schulz(
-            "Muon", f"ns_coefficients={shown(given)} {allowed}", given, whole(steps, "ns_steps", "Muon")
-        )
+        return newton_schulz("Muon", f"ns_coefficients={shown(given)} {allowed}", given, steps)
 
     def _adjustment(self, fan_in: float, fan_out: float) -> float:
         """The factor of lr."""
@@ -332,14 +323,9 @@ class NamedOptimiser(NamedTuple):
     in_torch: tuple[str, ...] = ()  # classes of torch.optim with this first step
 
 
-def _polynomial(iterations: Coefficients | None) -> tuple[Any, float, int | None]:
-    """The arguments `ns_coefficients`, `eps` and `ns_steps` of Muon; the polar factor itself for None."""
-    return (iterations, 0.0, len(iterations)) if iterations else (Muon.ns_coefficients, 0.0, None)
-
-
 NAMED = {
     "sgd": NamedOptimiser(
-        lambda decay, eps, iterations, factor: SGD(1.0, weight_decay=decay),
+        lambda decay, eps, steps, factor: SGD(1.0, weight_decay=decay),
         lambda lr, eps: SGD(lr),
         1e-3,
         2.0**-7,
@@ -347,7 +333,8 @@ NAMED = {
         in_torch=("SGD",),
     ),
     "muon": NamedOptimiser(
-        lambda decay, eps, iterations, factor: Muon(1.0, decay, 0.0, False, *_polynomial(iterations), factor),
+        # without steps it is the polar factor itself
+        lambda decay, eps, steps, by: Muon(1.0, decay, 0.0, False, steps, 0.0, len(steps) if steps else None, by),
         lambda lr, eps: Muon(lr, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0),
         1e-3,
         0.02,
@@ -356,7 +343,7 @@ NAMED = {
         ("Muon",),
     ),
     "adam": NamedOptimiser(
-        lambda decay, eps, iterations, factor: AdamW(1.0, eps=eps, weight_decay=decay),
+        lambda decay, eps, steps, factor: AdamW(1.0, eps=eps, weight_decay=decay),
         lambda lr, eps: Adam(lr, eps=eps),
         1e-4,
         3e-3,
@@ -365,22 +352,14 @@ NAMED = {
         ("Adam", "AdamW"),
     ),
 }
-NAMES = " or ".join([", ".join(list(NAMED)[:-1]), list(NAMED)[-1]])  # "sgd, muon or adam", in help texts
 
 
 # Functions of entries, for arrays of any library
 
 
-def _library(*arrays: Array) -> Any:
-    """The array library of some arrays; numpy is not imported for the names of optimisers, which a help text has."""
-    from ._array_api import array_namespace
-
-    return array_namespace(*arrays)
-
-
 def unit(g: Array, eps: float) -> Array:
     """g/(|g| + eps), and 0 for g = 0."""
-    xp = _library(g)
+    xp = array_namespace(g)
     down = xp.abs(g) + eps
     return g / (down if eps else xp.where(down > 0, down, 1.0))
 
@@ -398,14 +377,14 @@ def _average_square(v: Array, g: Array, keep: float) -> Array:
 
 
 def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> Array:
-    xp = _library(m, v)
+    xp = array_namespace(m, v)
     down = xp.sqrt(v) * (first / math.sqrt(second)) + first * eps  # a division, and not three
     return m / (down if eps else xp.where(down > 0, down, 1.0))
 
 
 def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Array:
     """The polar factor of matrices (…, rows, columns), or its Newton–Schulz polynomial."""
-    xp = _library(g)
+    xp = array_namespace(g)
     if iterations is None:
         u, s, v = xp.linalg.svd(g, full_matrices=False)
         kept = s > MUON_SINGULAR_VALUE_RTOL * s[..., :1]

@@ -121,7 +121,7 @@ def test_errors_of_a_heavy_tail_cover():
 def test_r_hat_counts_variances(monkeypatch):
     """An output that nothing is seen of has mean 0 in all states: its variance alone tells how chains fare."""
     shapes = []
-    monkeypatch.setattr(_bayes, "r_hat", lambda traces: shapes.append(traces.shape) or np.ones(traces.shape[-1]))
+    monkeypatch.setattr(_bayes.mcmc, "r_hat", lambda traces: shapes.append(traces.shape) or np.ones(traces.shape[-1]))
     scales()[0].posterior({0: 20.0}, 0.1, n=ns.inf, draws=160, particles=64)
     assert shapes == [(16, 10, 1 + 2 * 3)]
 

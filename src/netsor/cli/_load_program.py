@@ -16,16 +16,30 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click import UsageError
 
 from .._program import Program
 from .._validate import SourceLocation, shown
 from ..language._graph import topological_order, widths_of
-from ._options import MAX_EXACT_INT, WIDTH, integers
+from ..language._width import bind_widths
+from ._options import INFINITE
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
 LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
 MAX_LISTED = 6  # functions that an error names
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
+
+
+@contextmanager
+def users_code(problem: str) -> Iterator[None]:
+    """Whatever the user's code raises is a usage error: `problem`, and its message."""
+    try:
+        yield
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise
+    except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
+        why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
+        raise UsageError(f"{problem}: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -37,35 +51,28 @@ class LoadedProgram:
     name: str
     value: Any
     arguments: dict[str, Any]
-    index: str | None
+    part: Any  # the index in PROGRAM[i], or None
 
     def module_factory(self) -> Callable[[], Any] | None:
         """The function that makes a PyTorch module, or None: it names a program."""
-        built = self._called()
-        return partial(self.value, **self.arguments) if hasattr(built, "named_parameters") else None
+        return partial(self.value, **self.arguments) if hasattr(self._called(), "named_parameters") else None
 
     def build(self) -> Program:
         """The program, or the part of it that is named."""
-        net = self._called()
+        net, what = self._called(), f"PROGRAM {shown(self.target)}"
         if not isinstance(net, Program):
-            raise click.UsageError(
-                f"PROGRAM {shown(self.target)} must be a program (see ns.program), got {type(net).__name__}"
-            )
-        return net if self.index is None else _part(net, self.index, self.target)
+            raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
+        with users_code(f"{what} has no part [{self.part}]"):
+            return net if self.part is None else net[self.part]
 
     def _called(self) -> Any:
-        net = self.value
-        if callable(net) and not isinstance(net, Program):
-            try:
-                net = net(**self.arguments)
-            except (KeyboardInterrupt, BrokenPipeError):
-                raise
-            except BaseException as error:
-                raise click.UsageError(f"PROGRAM {shown(self.target)} cannot be built: {one_line(error)}") from None
-        elif self.arguments:
+        if callable(self.value) and not isinstance(self.value, Program):
+            with users_code(f"PROGRAM {shown(self.target)} cannot be built"):
+                return self.value(**self.arguments)
+        if self.arguments:
             name = next(iter(self.arguments))
-            raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is not a function")
-        return net
+            raise UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is not a function")
+        return self.value
 
 
 def is_target(source: str) -> bool:
@@ -78,34 +85,22 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
     module_name, _, attribute = target.rpartition(":")
     match = NAME.fullmatch(attribute)
     if not module_name or match is None:
-        raise click.UsageError(
+        raise UsageError(
             f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
         )
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
-        raise click.UsageError(f"FILE {shown(module_name)} does not exist")
-    try:
+        raise UsageError(f"FILE {shown(module_name)} does not exist")
+    with users_code(f"FILE {shown(module_name)} cannot be imported"):
         module = _module(module_name)
-    except (KeyboardInterrupt, BrokenPipeError):
-        raise
-    except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
-        why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
-        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {why}") from None
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
         known = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
         listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
-        raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
-    return LoadedProgram(target, module_name, match["name"], value, values, match["index"])
-
-
-def _part(net: Program, index: str, target: str) -> Program:
-    try:
-        key = ast.literal_eval(index.strip())
-        return net[key]
-    except (SyntaxError, ValueError, IndexError, TypeError) as error:
-        raise click.UsageError(f"PROGRAM {shown(target)} has no part [{index}]: {one_line(error)}") from None
+        raise UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
+    part = None if match["index"] is None else _literal(match["index"].strip())
+    return LoadedProgram(target, module_name, match["name"], value, values, part)
 
 
 def _module(name: str) -> Any:
@@ -158,9 +153,9 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
-            raise click.UsageError(f"{option} {shown(text)} must be a name, =, and a value")
+            raise UsageError(f"{option} {shown(text)} must be a name, =, and a value")
         if name in values:
-            raise click.UsageError(f"{option} {name} is given twice")
+            raise UsageError(f"{option} {name} is given twice")
         values[name] = value.strip()
     return values
 
@@ -175,25 +170,9 @@ def _literal(text: str) -> Any:
 
 def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
     """The widths of the program, all of them, by --bind."""
-    widths: dict[str, float] = {}
-    names = ", ".join(net.widths) or "no widths to bind"
-    for name, value in pairs("--bind", binds).items():
-        if name not in net.widths:
-            raise click.UsageError(f"--bind {name} is not a width of the program, which has {names}")
-        try:
-            widths[name] = WIDTH.convert(value, None, None)
-        except click.BadParameter as error:
-            raise click.UsageError(f"--bind {name}: {error.message}") from None
-    missing = [name for name in net.widths if name not in widths]
-    if missing:
-        raise click.UsageError(f"--bind {missing[0]}=N is missing: the program has the widths {names}")
-    for width in widths_of(topological_order(net._whole)):
-        if MAX_EXACT_INT <= width.bind(widths) < math.inf:
-            name = str(width.name)
-            raise click.UsageError(
-                f"--bind {name}={widths[name]} makes the width {width} 2^53 or more: give less, or inf"
-            )
-    return widths
+    widths = {k: math.inf if v.lower() in INFINITE else _literal(v) for k, v in pairs("--bind", binds).items()}
+    with usage_errors("--bind"):
+        return bind_widths(widths_of(topological_order(net._whole)), widths, allow_inf=True)
 
 
 @contextmanager
@@ -211,28 +190,26 @@ def usage_errors(about: str = "") -> Iterator[None]:
         elif about:  # a message that begins with what the option was given names it once
             named = text.startswith(value) or (argument is not None and f"{argument.name}=" in value)
             text = f"{option} {text}" if named else f"{about}: {text}"
-        raise click.UsageError(text) from None
+        raise UsageError(text) from None
 
 
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     """The function that makes a module."""
     build = find(target, arguments).module_factory()
     if build is None:
-        raise click.UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
+        raise UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
     return build
 
 
-def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, str | None]) -> list[Program]:
+def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, Any]) -> list[Program]:
     """The programs of a module, with the probes of an audit, on the ids of --ids or the lengths of --tokens."""
     torch = torch_module()
-    ids = integers("--ids", inputs["ids"], "3,7,7,1")
-    lengths = sorted(integers("--tokens", inputs["tokens"], "16,128") or ()) or [None]
-    if ids is not None and lengths != [None]:
-        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
+    if inputs["ids"] and inputs["tokens"]:
+        raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
     try:
-        return torch._network.networks(module, ids, lengths)  # type: ignore[no-any-return]
+        return torch._network.networks(module, inputs["ids"], sorted(inputs["tokens"] or ()) or [None])  # type: ignore[no-any-return]
     except torch.UnsupportedError as error:
-        raise click.UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
+        raise UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
 
 
 def torch_module() -> Any:
@@ -240,5 +217,5 @@ def torch_module() -> Any:
     try:
         from .. import torch
     except ImportError as error:
-        raise click.UsageError(str(error)) from None
+        raise UsageError(str(error)) from None
     return torch

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
+from click import ClickException
 
 from .. import _early_sigint
 from .._executors import threads_start
@@ -79,7 +80,7 @@ def _invoked(watch: Watch) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 0
-    except click.ClickException as error:
+    except ClickException as error:
         echo_error(" ".join(error.format_message().split()))
         return 2
     except (KeyboardInterrupt, click.Abort):
@@ -89,17 +90,11 @@ def _invoked(watch: Watch) -> int:
         return _report_unexpected(error)
 
 
-class _Lines(logging.Handler):
-    """What the library logs, as lines on stderr."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a line."""
-        echo_error(record.getMessage())
-
-
 @contextmanager
 def _logged() -> Iterator[None]:
-    log, lines = logging.getLogger("netsor"), _Lines(logging.INFO)
+    """What the library logs becomes lines on stderr."""
+    log, lines = logging.getLogger("netsor"), logging.Handler()
+    lines.emit = lambda record: echo_error(record.getMessage())  # type: ignore[method-assign]
     before, log.propagate = (log.level, log.propagate), False
     log.setLevel(logging.INFO)
     log.addHandler(lines)
@@ -182,14 +177,13 @@ class Watch:
         self._left = threading.Event()
         self._pipe: tuple[int, int] | None = None
         self._before = -1
-        self._warnings = os.environ.get("PYTHONWARNINGS")
 
     def __enter__(self) -> Watch:
         if threading.current_thread() is not threading.main_thread():
             return self
         if signal.getsignal(signal.SIGINT) in (_early_sigint.leave, signal.default_int_handler):
             signal.signal(signal.SIGINT, _once)
-        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (self._warnings, QUIET)))
+        os.environ.setdefault("PYTHONWARNINGS", QUIET)
         if sys.platform != "win32" and threads_start():
             self._pipe = os.pipe()
             for end in self._pipe:
@@ -200,10 +194,6 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
-        if self._warnings is None:
-            os.environ.pop("PYTHONWARNINGS", None)
-        else:
-            os.environ["PYTHONWARNINGS"] = self._warnings
         if self._pipe is not None:
             signal.set_wakeup_fd(self._before)
             os.close(self._pipe[1])  # which ends the thread

@@ -5,21 +5,21 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
+from click import Choice, UsageError, argument, get_current_context, option
 
 from .. import __version__
-from .._validate import ArgumentError, real, shown, whole
+from .._validate import LARGEST, ArgumentError, real, shown, whole
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ..engine.backends import Backend
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-Result = TypeVar("Result")
 
 
 class Command(click.Command):
@@ -33,7 +33,7 @@ class Command(click.Command):
             argument = getattr(error, "argument", None)
             if argument is None:
                 raise
-            raise click.UsageError(f"{self._written(argument)} must be {argument.allowed}") from None
+            raise UsageError(f"{self._written(argument)} must be {argument.allowed}") from None
 
     def _written(self, argument: ArgumentError) -> str:
         """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
@@ -45,13 +45,7 @@ class Command(click.Command):
         return f"{argument.name}={shown(argument.value)}"
 
 
-class Group(click.Group):
-    """All commands."""
-
-    command_class = Command
-
-
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="netsor")
 def cli() -> None:
     """Audit transformers at initialisation, and compute exact laws of networks.
@@ -61,7 +55,7 @@ def cli() -> None:
     """
 
 
-MAX_EXACT_INT = 2**53  # above it not every integer is a double
+cli.command_class = Command
 INFINITE = ("inf", "infinity", "∞")
 
 
@@ -86,24 +80,42 @@ class Number(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{shown(value)} must be {error.allowed}{' or inf' * self.inf}", param, ctx)
 
 
-def parsed(option: str, text: str | None, read: Callable[[str], Result], allowed: str) -> Result | None:
-    """What `read` makes of an option; None if it is not given."""
-    try:
-        return None if text is None else read(text)
-    except (ValueError, TypeError):
-        raise click.UsageError(f"{option} {shown(text)} must be {allowed}") from None
+class Text(click.ParamType):  # type: ignore[type-arg]
+    """A text that `read` parses; help texts show `name`, and `allowed` says how it must be written."""
+
+    def __init__(self, name: str, read: Callable[[str], Any], allowed: str) -> None:
+        self.name, self.read, self.allowed = name, read, allowed
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """What it says, or an error in one line."""
+        try:
+            return self.read(value)
+        except (ValueError, TypeError):
+            self.fail(f"{shown(value)} must be {self.allowed}", param, ctx)
 
 
-def integers(option: str, text: str | None, example: str, inf: bool = False) -> tuple[Any, ...] | None:
-    """Whole numbers with commas between, or infinity where that is allowed."""
-
-    def read(text: str) -> tuple[Any, ...]:
-        words = [word.strip() for word in text.split(",")]
-        return tuple(math.inf if inf and word.lower() in INFINITE else int(word) for word in words)
-
-    return parsed(option, text, read, f"whole numbers with commas between, as {example}")
+def _width(word: str) -> float:
+    return math.inf if word.strip().lower() in INFINITE else int(word)
 
 
+def _swept(text: str) -> tuple[str, tuple[float, ...]]:
+    """A field, and numbers: whole ones where the field is one of whole numbers."""
+    from ..models import settings
+
+    field, values = text.split("=")
+    numbers = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
+    return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in numbers)
+
+
+def _several(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
+    return lambda text: tuple(map(kind, text.split(",")))
+
+
+IDS = Text("I,J,…", _several(int), "whole numbers with commas between, as 3,7,7,1")
+SIZES = Text("N,…", _several(int), "whole numbers with commas between, as 16,128")
+WIDTHS = Text("N,…", _several(_width), "whole numbers or inf with commas between, as 256,1024,inf")
+RATES = Text("X,…", _several(float), "numbers with commas between, as 0.01,0.02,0.04")
+SWEEP = Text("FIELD=A,B,…", _swept, "written field=number,number,…, as std=0.005,0.01,0.02")
 POSITIVE = Number()
 WIDTH = Number(inf=True)
 SEED = Number(least=0, most=2**128 - 1)
@@ -113,16 +125,15 @@ TRIALS = Number(most=10_000)
 # a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
 SIGMA = Number(real, least=1e-8, most=1e8, zero=True)
 ABOVE = Number(real, least=1e-8, most=1e8)
-RATE = Number(real, least=0, most=1e12)
-PLACE = Number(least=1 - MAX_EXACT_INT)
+PLACE = Number(least=1 - LARGEST)
 POINT = Number(real)
 PORT = Number(least=0, most=65535, why=", with 0 for a free one")
 
-WORKERS = click.option(
+WORKERS = option(
     "--workers", type=Number(most=1024), help="Worker processes.  [default: all cores, or one with a device]"
 )
-ARGUMENTS = click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+ARGUMENTS = option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+AS_JSON = option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper.layer
 SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 
@@ -130,27 +141,27 @@ SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tok
 def subject_options(width: str) -> Callable[[Decorated], Decorated]:
     """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in their place."""
     options = [
-        click.argument("program", metavar="[FILE:PROGRAM]", required=False),
-        click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
+        argument("program", metavar="[FILE:PROGRAM]", required=False),
+        option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         ARGUMENTS,
-        click.option(
+        option(
             "--coordinate",
             "coordinates",
             type=PLACE,
             help="A coordinate of the output, if their laws differ.  [default: 0]",
         ),
-        click.option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
-        click.option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
-        click.option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
-        click.option("--token", type=POSITIVE, default=1, help="The token whose output it is; 1 is the first."),
-        click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
-        click.option("--activation", type=click.Choice(ACTIVATIONS), default="clip", help="φ in x = φ(W h)."),
-        click.option("--clip", type=ABOVE, default=100.0, help="Where the clip activation cuts."),
-        click.option("--scaling", type=click.Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
-        click.option("--mask", type=click.Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
-        click.option("--infinite-heads", is_flag=True, help="Infinitely many heads, in the limit of infinite width."),
+        option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
+        option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
+        option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
+        option("--token", type=POSITIVE, default=1, help="The token whose output it is; 1 is the first."),
+        option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
+        option("--activation", type=Choice(ACTIVATIONS), default="clip", help="φ in x = φ(W h)."),
+        option("--clip", type=ABOVE, default=100.0, help="Where the clip activation cuts."),
+        option("--scaling", type=Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
+        option("--mask", type=Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
+        option("--infinite-heads", is_flag=True, help="Infinitely many heads, in the limit of infinite width."),
         *(
-            click.option(
+            option(
                 f"--sigma-{k}", type=SIGMA if k in "qk" else ABOVE, default=1.0, help=f"Standard deviation of {what}."
             )
             for k, what in SIGMAS
@@ -162,10 +173,10 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
 def sampling_options(command: Decorated) -> Decorated:
     """The options of sampling and of output."""
     options = [
-        click.option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
-        click.option("--seed", type=SEED, default=0, help="Seed of the random numbers."),
+        option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
+        option("--seed", type=SEED, default=0, help="Seed of the random numbers."),
         AS_JSON,
-        click.option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
+        option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
     ]
     return all_of(options)(command)
 
@@ -174,8 +185,8 @@ def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Decorated], Dec
     """A decorator that adds these options, in this order."""
 
     def decorate(command: Decorated) -> Decorated:
-        for option in reversed(options):
-            command = option(command)
+        for add in reversed(options):
+            command = add(command)
         return command
 
     return decorate
@@ -190,28 +201,23 @@ NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOS
 
 def place_options(command: Decorated) -> Decorated:
     """--backend and --device."""
-    device = click.option(
-        "--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"
-    )
-    backend = click.option("--backend", type=click.Choice(BACKENDS), default="numpy", help="The array library.")
+    device = option("--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]")
+    backend = option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library.")
     return backend(device(command))
 
 
 def where_options(command: Decorated, auto: bool = False) -> Decorated:
-    """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given.
-
-    `pop_backend` takes them out of the options of the command, and `executor_context` samples there.
-    """
+    """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given."""
     precisions = ("auto", *PRECISIONS) if auto else PRECISIONS
     options = [
         place_options,
-        click.option(
+        option(
             "--precision",
-            type=click.Choice(precisions),
+            type=Choice(precisions),
             default=precisions[0],
             help="Precision of numbers; auto is float32 where that is enough." if auto else "Precision of numbers.",
         ),
-        click.option(
+        option(
             "--dask",
             metavar="ADDRESS|local",
             help="A Dask cluster: the address of its scheduler, or local to start one on this machine.",
@@ -220,67 +226,39 @@ def where_options(command: Decorated, auto: bool = False) -> Decorated:
     return all_of(options)(command)
 
 
-@dataclass(frozen=True)
-class BackendChoice:
-    """An available backend, and a Dask cluster: a client of one that runs, or whether to start one."""
+class Place(NamedTuple):
+    """Arguments of `Program.law`: a backend, and the executor of a Dask cluster if one was named."""
 
     backend: Backend
-    client: Any = None
-    local: bool = False
+    executor: Executor | None = None
 
 
-def pop_backend(options: dict[str, Any]) -> BackendChoice:
-    """Take these options out of `options`; refuse before any work what is not installed, or does not answer."""
+def pop_backend(options: dict[str, Any]) -> Place:
+    """Take these options out of `options`; refuse before any work what is not installed, or does not answer.
+
+    A Dask cluster is joined, or started, until the command ends.
+    """
     from ..engine.backends import choose
 
     address = options.pop("dask")
     backend, device, precision = (options.pop(name) for name in OPTIONS)
     chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision has what a command allows
     if address is None:
-        return BackendChoice(chosen)
+        return Place(chosen)
     match = ADDRESS.fullmatch(address)
     if address != "local" and (match is None or not 0 < int(match["port"]) < 2**16):
-        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
+        raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
     if importlib.util.find_spec("distributed") is None:
-        raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
-    return BackendChoice(chosen, local=True) if address == "local" else BackendChoice(chosen, _joined(address))
-
-
-def _joined(address: str) -> Any:
-    """A client of the scheduler at this address, until the command ends."""
+        raise UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
     import distributed  # seldom needed, and slow to import
-
-    try:
-        client = distributed.Client(address, timeout="10s")
-    except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
-        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None
-    return click.get_current_context().with_resource(client)
-
-
-def pop_plan_backend(options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for `Program.plan`, taken out of `options`: a device that is named need not be here."""
-    from ..engine.backends import prices
-
-    place = {name: options.pop(name) for name in ("backend", "device")}
-    prices(**place)
-    return place
-
-
-@contextmanager
-def executor_context(where: BackendChoice, workers: int | None = None) -> Iterator[dict[str, Any]]:
-    """Arguments for `Program.law`; a local cluster runs while the context is open, so open it after all checks."""
-    if where.client is not None:
-        yield {"backend": where.backend, "executor": where.client.get_executor()}
-        return
-    if not where.local:
-        yield {"backend": where.backend}
-        return
-    import distributed
 
     from ..engine._parallel import cores
 
-    cluster = distributed.LocalCluster(
-        n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    )
-    with cluster, distributed.Client(cluster) as client:
-        yield {"backend": where.backend, "executor": client.get_executor()}
+    keep = get_current_context().with_resource
+    try:
+        if address == "local":
+            own: Any = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+            address = keep(distributed.LocalCluster(n_workers=options.get("workers") or cores(), **own))
+        return Place(chosen, keep(distributed.Client(address, timeout="10s")).get_executor())
+    except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
+        raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None

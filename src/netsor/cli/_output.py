@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import textwrap
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import ClickException, UsageError
 
 from .._validate import shown
 
@@ -84,7 +84,7 @@ def finite(name: str, value: Any) -> float:
     """A number to be printed; refused if it is infinite or NaN, which JSON cannot hold."""
     number = float(value)
     if not math.isfinite(number):
-        raise click.ClickException(f"the {name} is {number}: this law has none, or it is outside double precision")
+        raise ClickException(f"the {name} is {number}: this law has none, or it is outside double precision")
     return number
 
 
@@ -98,10 +98,10 @@ def check_name(option: str, path: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise click.UsageError(f"{option} {shown(path)} must be a name in UTF-8") from None
+        raise UsageError(f"{option} {shown(path)} must be a name in UTF-8") from None
     if not path or "\0" in path:
         what = {"--out": "name a folder; for this one give '.'", "MODEL": "be the name of a model, or a file"}
-        raise click.UsageError(f"{option} {shown(path)} must {what.get(option, 'name a file')}")
+        raise UsageError(f"{option} {shown(path)} must {what.get(option, 'name a file')}")
 
 
 def check_plot(plot: str | None) -> None:
@@ -111,18 +111,16 @@ def check_plot(plot: str | None) -> None:
     check_name("--plot", plot)
     path = Path(plot)
     if path.suffix not in (".png", ".pdf", ".svg"):
-        raise click.UsageError(f"--plot {shown(plot)} must end in .png, .pdf or .svg")
+        raise UsageError(f"--plot {shown(plot)} must end in .png, .pdf or .svg")
+    if path.is_dir():
+        raise UsageError(f"--plot {shown(plot)} must be a file, and is a folder")
+    import tempfile  # slow to import
+
     try:
-        if not path.parent.is_dir():
-            raise click.UsageError(f"--plot {shown(plot)} must be in a folder that exists")
-        if path.is_dir():
-            raise click.UsageError(f"--plot {shown(plot)} must be a file, and is a folder")
         with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not show whether it works
             pass
     except OSError as error:
-        raise click.UsageError(
-            f"--plot {shown(plot)} must be in a folder that can be written to: {reason(error)}"
-        ) from None
+        raise UsageError(f"--plot {shown(plot)} must be in a folder that can be written to: {reason(error)}") from None
 
 
 def draw(plot: str, laws: dict[str, Law]) -> None:
@@ -144,6 +142,6 @@ def draw(plot: str, laws: dict[str, Law]) -> None:
     try:
         write(Path(plot), content)
     except OSError as error:
-        raise click.ClickException(f"--plot {shown(plot)} cannot be written: {reason(error)}") from None
+        raise ClickException(f"--plot {shown(plot)} cannot be written: {reason(error)}") from None
     with contextlib.suppress(OSError):  # nobody may read it
         click.echo(strip_control_chars(f"wrote {plot}"), err=True)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import click
+from click import UsageError, argument, option
 
 from .._validate import real
 from . import _options as opt
@@ -19,7 +20,7 @@ from ._output import INFINITE_HEADS, check_name, check_plot, draw, echo, echo_js
 @opt.subject_options(width="inf")
 @opt.sampling_options
 @opt.where_options
-@click.option(
+@option(
     "--at", type=opt.POINT, multiple=True, help="A point for density and distribution function; may be given again."
 )
 def law_command(
@@ -38,9 +39,8 @@ def law_command(
     where = opt.pop_backend(options)
     with stdout_to_stderr(as_json):
         target = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
-        with opt.executor_context(where) as how:
-            announce(target.seconds)
-            law = target.infinite_heads() if infinite_heads else target.law(draws, seed, **how)
+        announce(target.seconds)
+        law = target.infinite_heads() if infinite_heads else target.law(draws, seed, where)
         label = INFINITE_HEADS if infinite_heads else target.label
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
@@ -80,9 +80,9 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
 @opt.subject_options(width="256")
 @opt.sampling_options
 @opt.where_options
-@click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
-@click.option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
-@click.option(
+@option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
+@option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
+@option(
     "--of",
     default="kl",
     metavar="WHAT",
@@ -112,13 +112,11 @@ def compare_command(
     check_plot(plot)
     where = opt.pop_backend(options)
     if keep_head_dim and options["head_dim"] is None:
-        raise click.UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
+        raise UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
-        raise click.UsageError(
-            "--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity"
-        )
+        raise UsageError("--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity")
     if tolerance is not None and infinite_heads:
-        raise click.UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
+        raise UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
     with stdout_to_stderr(as_json):
         target = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
         limit = target.limit(keep=("d",) if keep_head_dim else ())
@@ -126,9 +124,7 @@ def compare_command(
         if tolerance is not None:
             free = [k for k in target.widths if not (keep_head_dim and k == "d")]
             if len(free) != 1:
-                raise click.UsageError(
-                    f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d"
-                )
+                raise UsageError(f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d")
             kept: dict[str, Any] = {k: v for k, v in target.widths.items() if k not in free}
             level: str | float = of
             with suppress(ValueError):  # it need not be a number
@@ -136,12 +132,9 @@ def compare_command(
             tolerance, level = checked(tolerance, level)
             announce(WIDTHS_TRIED * target.seconds)
             enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
-        with opt.executor_context(where) as how:
-            announce(target.seconds)
-            laws = (
-                target.law(draws, seed, **how),
-                limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **how),
-            )
+        announce(target.seconds)
+        infinite = limit.infinite_heads() if infinite_heads else limit.law(draws, seed, where)
+        laws = target.law(draws, seed, where), infinite
         measured = distances(*laws)
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in measured.items():
@@ -182,12 +175,12 @@ def plan_command(as_json: bool, **options: Any) -> None:
     from ._subject import PLANS, subject
 
     if options["infinite_heads"]:
-        raise click.UsageError("--infinite-heads is a formula, and has no plan")
-    place = opt.pop_plan_backend(options)
+        raise UsageError("--infinite-heads is a formula, and has no plan")
+    backend, device = options.pop("backend"), options.pop("device")
     with stdout_to_stderr(as_json):
         target = subject(options)
         start = time.perf_counter()
-        plan = target.plan(**place)
+        plan = target.plan(backend=backend, device=device)
         seconds = time.perf_counter() - start
         text = str(plan)
     if as_json:
@@ -201,7 +194,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
 
 
 @cli.command("check")
-@click.argument("program", metavar="FILE:PROGRAM")
+@argument("program", metavar="FILE:PROGRAM")
 @opt.ARGUMENTS
 @opt.AS_JSON
 def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> None:
@@ -230,24 +223,22 @@ LEVEL = opt.Number(real, above=0, most=0.5)
 
 
 @cli.command("check-init")
-@click.argument("model")
+@argument("model")
 @opt.ARGUMENTS
-@click.option(
+@option(
     "--reference",
     metavar="MODEL",
     help="What is declared: a config.json, the name of a model that ships, or FILE:FUNCTION that makes a module.  "
     "[default: the module's own config, or its own initialisation]",
 )
-@click.option("--weights", metavar="FILE", help="Test the weights in a .safetensors file of step 0 instead.")
-@click.option(
-    "--ids", metavar="I,J,…", help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]"
-)
-@click.option("--draws", type=opt.POSITIVE, default=300, help="Draws of the declared law of a pass.")
-@click.option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
-@click.option("--seed", type=opt.SEED, default=0, help="Seed of the draws, and of the module.")
+@option("--weights", metavar="FILE", help="Test the weights in a .safetensors file of step 0 instead.")
+@option("--ids", type=opt.IDS, help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]")
+@option("--draws", type=opt.POSITIVE, default=300, help="Draws of the declared law of a pass.")
+@option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
+@option("--seed", type=opt.SEED, default=0, help="Seed of the draws, and of the module.")
 @opt.AS_JSON
 def check_init_command(
-    model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: str | None, as_json: bool,
+    model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: Any, as_json: bool,
     **options: Any,
 ) -> None:  # fmt: skip
     """Check the real weights of a PyTorch module before training.
@@ -264,10 +255,7 @@ def check_init_command(
         declared = module_of(reference, ()) if reference is not None and is_target(reference) else reference
         if weights is not None:
             check_name("--weights", weights)
-        given = opt.integers("--ids", ids, "3,7,7,1")
-        check = check_init(
-            build, None if given is None else list(given), reference=declared, weights=weights, **options
-        )
+        check = check_init(build, ids and list(ids), reference=declared, weights=weights, **options)
     if as_json:
         echo_json(check.to_dict())
     else:

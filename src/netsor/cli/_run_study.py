@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click import UsageError
 
 from .._document import wrap
-from .._validate import shown
+from .._validate import real, shown
 from ..engine._parallel import in_bytes
 from ..engine._plan import in_time
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
 from ..studies import Result, Study
-from ..studies._training import subject_of
 from ..studies.audit import AuditStudy
-from ..studies.audit import _request as _audit_config
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
-from ..studies.audit._rules import BACKWARD_RULES
-from ..studies.coord_check import CoordCheckStudy, of_module
-from ..studies.coord_check import _request as _check_config
-from ..studies.transfer import TransferStudy
-from ..studies.transfer import _request as _transfer_config
+from ..studies.audit._request import Request
+from ..studies.audit._request import sweep as sweep_of
 from ._load_program import bound, find, is_target, networks_of, usage_errors
 from ._main import Watch
-from ._options import RATE, BackendChoice, executor_context, integers, parsed
+from ._options import Place
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
 from ._subject import LONGEST, slow_notice
 
@@ -39,7 +34,7 @@ Found = TypeVar("Found", bound=Result)
 OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
-def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found]]) -> Found:
+def run_study(watch: Watch, where: Place, make: Callable[[], Study[Found]]) -> Found:
     """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
     with usage_errors(), slow_notice("planning"):
         study = make()
@@ -48,7 +43,7 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
     request = study.request
     if on_cores and cost.clock > LONGEST:
         less = less or f"{request.smaller} take less.".capitalize()
-        raise click.UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
+        raise UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
     kept = request.store is not None and request.store.any()
     finished = "What is finished in --out is not repeated." if kept else ""
     left = f"finished {request.kept} are kept, and the same command goes on from there"
@@ -63,8 +58,7 @@ def run_study(watch: Watch, where: BackendChoice, make: Callable[[], Study[Found
         taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
         sentences = (f"{request.title}; {taken}.", finished, request.remark, less)
         echo_notice(" ".join(filter(None, sentences)))
-        with executor_context(where, request.workers) as how:
-            return study.run(how.get("executor"))
+        return study.run(where.executor)
 
 
 def printed(
@@ -99,9 +93,7 @@ def report_errors(watch: Watch, out: Path | None, left: str) -> Iterator[None]:
     except OSError as error:
         if out is None:
             raise
-        raise click.UsageError(
-            f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}"
-        ) from None
+        raise UsageError(f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}") from None
 
 
 def model_of(option: str, source: str) -> Transformer:
@@ -124,16 +116,10 @@ def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transforme
         return model.replace(**changes)
 
 
-def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
+def rules_of(text: str | None) -> list[str]:
     """The names of rules, checked before anything is measured."""
     with usage_errors(f"--fail-on {shown(text)}"):
-        names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
-    backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
-    if backward and not options["gradients"]:
-        raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
-    if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
-        raise click.UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
-    return names
+        return [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
 
 
 def against(audit: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
@@ -151,7 +137,7 @@ def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline
     study = AuditStudy(_audit_request(options))
     if earlier is not None:
         if len(study.request.models) > 1:
-            raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
+            raise UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
         earlier.check(study.request, study.request.models[0])
     with usage_errors(f"--fail-on {shown(','.join(rules))}"):
         if rules:
@@ -159,18 +145,17 @@ def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline
     return study
 
 
-def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
-    names = ("model", "changes", "compare", "others", "sweep", "binds", "arguments", "recipe", "recipes")
-    source, changes, compare, others, sweep, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
+def _audit_request(options: dict[str, Any]) -> Request:
+    names = ("model", "changes", "compare", "others", "swept", "binds", "arguments", "recipe", "recipes")
+    source, changes, compare, others, swept, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
     of_models = {"--set": changes, "--compare-set": others, "--recipe": drawn, "--compare-recipe": recipes}
     of_programs = {"--bind": binds, "--arg": arguments}
     for option, given in (of_models if is_target(source) else of_programs).items():
         if given:
             needed = "is for models; FILE:PROGRAM takes --bind and --arg"
-            raise click.UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
-    swept = _swept(sweep)
+            raise UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
     if swept is not None and (compare or others or recipes):
-        raise click.UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
+        raise UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
     if is_target(source):
         inputs = {name: options.pop(name) for name in ("ids", "tokens")}
         if swept is not None:
@@ -181,34 +166,19 @@ def _audit_request(options: dict[str, Any]) -> _audit_config.Request:
             programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
         if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
             options["widths"] = options["widths"] or "actual"
-        return _audit_config.Request(programs, swept=swept, **options)
+        return Request(programs, swept=swept, **options)
     if others and len(compare) > 1:
-        raise click.UsageError("--compare-set is for one --compare: give each of the others its own config.json")
+        raise UsageError("--compare-set is for one --compare: give each of the others its own config.json")
     plain = changed(model_of("MODEL", source), "--set", changes)
     model = plain if drawn is None else _by("--recipe", plain, drawn)
     models = [model, *(_by("--compare-recipe", plain, name) for name in recipes)]
     models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
     models += [changed(model, "--compare-set", others)] if others and not compare else []
     if swept is not None:
-        with usage_errors(f"--sweep {shown(sweep)}"):
-            every, swept = _audit_config.sweep(model, *swept)
+        with usage_errors(f"--sweep {swept[0]}"):
+            every, swept = sweep_of(model, *swept)
         models = list(every)
-    ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
-    if ids is not None and tokens is not None:
-        raise click.UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
-    lengths = integers("--tokens", tokens, "16,128")
-    return _audit_config.Request(tuple(models), ids=ids, tokens=lengths, swept=swept, **options)
-
-
-def _swept(text: str | None) -> tuple[str, tuple[float, ...]] | None:
-    """A field, and numbers: whole ones where the field is one of whole numbers."""
-
-    def read(text: str) -> tuple[str, tuple[float, ...]]:
-        field, values = text.split("=")
-        numbers = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
-        return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in numbers)
-
-    return parsed("--sweep", text, read, "written field=number,number,…, as std=0.005,0.01,0.02")
+    return Request(tuple(models), swept=swept, **options)
 
 
 def _by(option: str, model: Transformer, name: str) -> Transformer:
@@ -216,11 +186,9 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         return recipe(model, name)
 
 
-def _program(
-    target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, str | None]
-) -> ProgramModel:
+def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs: Mapping[str, Any]) -> ProgramModel:
     if not is_target(target):
-        raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
+        raise UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     loaded = find(target, arguments)
     module = loaded.module_factory()
     if module is not None:
@@ -228,39 +196,44 @@ def _program(
         return ProgramModel(first, {}, longer)
     for name, text in inputs.items():
         if text is not None:
-            raise click.UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
+            raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
     net = loaded.build()
     widths = bound(net, binds)
-    infinite = next((name for name, size in widths.items() if size == math.inf), None)
-    if infinite is not None:
-        raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
     with usage_errors(f"FILE:PROGRAM {shown(target)}"):
         return ProgramModel(net, widths)
 
 
-def coord_check_study(options: dict[str, Any]) -> CoordCheckStudy:
+def coord_check_study(options: dict[str, Any]) -> Study[Any]:
     """The coordinate check that is asked for."""
-    options["depths"] = integers("--depths", options["depths"], "2,4,8")
+    from ..studies._training import subject_of
+    from ..studies.coord_check import CoordCheckStudy, of_module
+    from ..studies.coord_check._request import Request
+
     lr = options.pop("lr")
     model, by = _trained(options)
     if callable(model) and not isinstance(model, Transformer):
         given = None if lr is None else _rates_of_function(lr, model)
         model, by, rates, options["ids"] = of_module(model, options["widths"], by, given, options["ids"])
         if rates is None:
-            raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+            raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     else:
-        rates = parsed("--lr", lr, _rates, "a number, or kind=number,… as query=0.1,head=0.01")
+        try:
+            rates = None if lr is None else _rates(lr)
+        except ValueError:
+            raise UsageError(f"--lr {shown(lr)} must be a number, or kind=number,… as query=0.1,head=0.01") from None
     model, rules = subject_of(model, options.pop("rules") or None, by)
-    return CoordCheckStudy(_check_config.Request(model, rules, optimiser=by, lr=rates, **options))
+    return CoordCheckStudy(Request(model, rules, optimiser=by, lr=rates, **options))
 
 
-def transfer_study(options: dict[str, Any]) -> TransferStudy:
+def transfer_study(options: dict[str, Any]) -> Study[Any]:
     """The learning-rate sweep that is asked for."""
-    grid = "numbers with commas between, as 0.01,0.02,0.04"
-    options["lr"] = parsed("--lr", options["lr"], lambda text: [float(word) for word in text.split(",")], grid)
+    from ..studies._training import subject_of
+    from ..studies.transfer import TransferStudy
+    from ..studies.transfer._request import Request
+
     model, by = _trained(options)
     model, rules = subject_of(model, options.pop("rules") or None, by)
-    return TransferStudy(_transfer_config.Request(model, rules, optimiser=by, **options))
+    return TransferStudy(Request(model, rules, optimiser=by, **options))
 
 
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
@@ -268,12 +241,10 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     source, changes, layers = (options.pop(name) for name in ("model", "changes", "layers"))
     by, vectors = options.pop("optimiser"), options["vectors"]
     options["vectors"] = [] if vectors is None else [word.strip() for word in vectors.split(",")]
-    for name in ("widths", "ids", "targets"):
-        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
     changes = changes if layers is None else (*changes, f"layers={layers}")
     if is_target(source):
         if changes:
-            raise click.UsageError("--set is for models; a function of the width has its fields in it")
+            raise UsageError("--set is for models; a function of the width has its fields in it")
         model = find(source).value
         return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
     return changed(model_of("MODEL", source), "--set", changes), by
@@ -283,18 +254,16 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
     """What has a name in the file of a function."""
     value = getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
     if value is None:
-        raise click.UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
+        raise UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
     return value
 
 
 def _rates_of_function(lr: str, function: Any) -> Any:
     try:
-        float(lr)
-        return RATE.convert(lr, None, None)
-    except click.BadParameter as error:
-        raise click.UsageError(f"--lr {error.message}") from None
+        number = float(lr)
     except ValueError:
         return _named_in_file("--lr", lr, function, "a number, or the name of rates")
+    return real(number, "lr", least=0, most=1e12)
 
 
 def _rates(text: str) -> float | dict[str, float]:

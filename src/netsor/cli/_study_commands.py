@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shlex
 import sys
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click import Choice, UsageError, argument, option, pass_obj
 
 from .._validate import real, shown
-from ..optim import NAMES
 from . import _options as opt
 from ._main import Watch
 from ._options import cli
@@ -31,7 +30,7 @@ def run(
 
     if out is not None:
         check_name("--out", out)
-    where = opt.pop_backend(options) if "backend" in options else opt.BackendChoice(Numpy())
+    where = opt.pop_backend(options) if "backend" in options else opt.Place(Numpy())
     typed = shlex.join(["netsor", *sys.argv[1:]])
     options |= {"backend": where.backend, "out": None if out is None else Path(out), "typed": typed}
     with stdout_to_stderr(as_json):
@@ -51,8 +50,8 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
 
 
 @cli.command("audit")
-@click.argument("model")
-@click.option(
+@argument("model")
+@option(
     "--models",
     is_flag=True,
     is_eager=True,
@@ -60,65 +59,63 @@ FAILED = 3  # exit code, if a rule of --fail-on is flagged, or a median has left
     callback=_list_models,
     help="List the models that ship.",
 )
-@click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
+@option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @opt.ARGUMENTS
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
-@click.option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
-@click.option(
+@option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
+@option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
+@option(
     "--compare-recipe",
     "recipes",
     multiple=True,
     metavar="NAME",
     help="Compare MODEL with itself under another recipe; may be repeated.",
 )
-@click.option("--compare", multiple=True, metavar="OTHER", help="Another model, to compare with; may be repeated.")
-@click.option(
+@option("--compare", multiple=True, metavar="OTHER", help="Another model, to compare with; may be repeated.")
+@option(
     "--compare-set",
     "others",
     multiple=True,
     metavar="FIELD=VALUE",
     help="Change a field of OTHER; without --compare, compare MODEL with itself so changed.",
 )
-@click.option(
+@option(
     "--sweep",
-    metavar="FIELD=A,B,…",
+    "swept",
+    type=opt.SWEEP,
     help="Compare several values of a field, such as std=0.005,0.01,0.02; of FILE:PROGRAM, of an argument.",
 )
-@click.option(
-    "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
-)
-@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
-@click.option(
+@option("--tokens", type=opt.SIZES, help="Number of tokens, all different, or several such lengths.  [default: 16,128]")
+@option("--ids", type=opt.IDS, help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
+@option(
     "--draws",
     type=opt.MIN_DRAWS,
     help="Number of random initialisations.  [default: 200 of 16 tokens, fewer of more, 16 at least]",
 )
-@click.option(
+@option(
     "--widths",
-    type=click.Choice(["actual", "inf", "both"]),
+    type=Choice(["actual", "inf", "both"]),
     help="The model's own widths, infinite widths, or both.  [default: both]",
 )
-@click.option("--quick", is_flag=True, help="16 draws of 16 tokens at own widths, no gradients: seconds, for a test.")
-@click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
-@click.option(
+@option("--quick", is_flag=True, help="16 draws of 16 tokens at own widths, no gradients: seconds, for a test.")
+@option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
+@option(
     "--baseline",
     metavar="FILE",
     help="Exit with code 3 if a median leaves its 5–95 % band in an earlier audit: its --json, or audit.json of --out.",
 )
-@click.option(
-    "--gradients",
-    is_flag=True,
+@option(
+    "--gradients/--no-gradients",
+    default=None,
     help="Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]",
 )
-@click.option("--no-gradients", is_flag=True, help="Measure no gradients.")
-@click.option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
-@click.option("--seed", type=opt.SEED, default=0, help="Seed of the random numbers.")
+@option("--ranges", is_flag=True, help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
+@option("--seed", type=opt.SEED, default=0, help="Seed of the random numbers.")
 @opt.WORKERS
-@click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
+@option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
 @partial(opt.where_options, auto=True)
-@click.option("--verbose", is_flag=True, help="Print bands, gradients and every length too.")
+@option("--verbose", is_flag=True, help="Print bands, gradients and every length too.")
 @opt.AS_JSON
-@click.pass_obj
+@pass_obj
 def audit_command(
     watch: Watch,
     /,
@@ -140,11 +137,7 @@ def audit_command(
     from ._load_program import usage_errors
     from ._run_study import against, audit_study, printed, rules_of
 
-    without = options.pop("no_gradients")
-    if without and options["gradients"]:
-        raise click.UsageError("--gradients and --no-gradients cannot be combined")
-    options["gradients"] = False if without else options["gradients"] or None
-    rules = rules_of(fail_on, options)
+    rules = rules_of(fail_on)
     if baseline is not None:
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)
@@ -165,17 +158,19 @@ MIN_FOUR = opt.Number(least=4)
 TOLERANCE = opt.Number(real, above=0, most=1)
 
 
-def training_options(command: Any, widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str) -> Any:
+def training_options(
+    command: Any, widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str, rates: Any
+) -> Any:
     """The options of a study of networks that are trained for a few steps; texts are those that differ."""
     options: list[Any] = [
-        click.argument("model"),
-        click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL."),
-        click.option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
-        click.option("--widths", metavar="N,…", help=f"Widths of the stream.  [default: {widths}]"),
-        click.option("--steps", type=opt.POSITIVE, default=steps, help="Number of steps."),
-        click.option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"{NAMES}; {optimiser}"),
-        click.option("--lr", metavar="X,…", help=lr),
-        click.option(
+        argument("model"),
+        option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL."),
+        option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
+        option("--widths", type=opt.WIDTHS, help=f"Widths of the stream.  [default: {widths}]"),
+        option("--steps", type=opt.POSITIVE, default=steps, help="Number of steps."),
+        option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"sgd, muon or adam; {optimiser}"),
+        option("--lr", type=rates, metavar="X,…", help=lr),
+        option(
             "--parametrisation",
             "--parametrization",
             "rules",
@@ -183,24 +178,24 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
             metavar="NAME|FILE",
             help="sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]",
         ),
-        click.option(
+        option(
             "--grow",
-            type=click.Choice(["heads", "head-dim"]),
+            type=Choice(["heads", "head-dim"]),
             default="heads",
             help="What grows with the width: the number of heads, or their dimension.",
         ),
-        click.option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
-        click.option("--tokens", type=opt.POSITIVE, help="Tokens of a random batch.  [default: 4]"),
-        click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it."),
-        click.option("--targets", metavar="I,J,…", help="A target for each of --ids."),
-        click.option("--draws", type=MIN_FOUR, default=draws, help="Initialisations at each width."),
-        click.option("--seed", type=opt.SEED, default=0, help="Seed of the batch and of the draws."),
+        option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
+        option("--tokens", type=opt.POSITIVE, help="Tokens of a random batch.  [default: 4]"),
+        option("--ids", type=opt.IDS, help="The ids of the batch; each is the target of the one before it."),
+        option("--targets", type=opt.IDS, help="A target for each of --ids."),
+        option("--draws", type=MIN_FOUR, default=draws, help="Initialisations at each width."),
+        option("--seed", type=opt.SEED, default=0, help="Seed of the batch and of the draws."),
         opt.WORKERS,
-        click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws."),
+        option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws."),
         opt.where_options,
-        click.option("--verbose", is_flag=True, help=verbose),
+        option("--verbose", is_flag=True, help=verbose),
         opt.AS_JSON,
-        click.pass_obj,
+        pass_obj,
     ]
     return opt.all_of(options)(command)
 
@@ -215,16 +210,17 @@ def training_options(command: Any, widths: str, steps: int, draws: int, optimise
     lr="Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for FILE:FUNCTION a number, or the "
     "name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
     verbose="Print the sizes at every width too.",
+    rates=str,
 )
-@click.option("--depths", metavar="L,…", help="Numbers of blocks, at one width: exponents of the depth.")
-@click.option(
+@option("--depths", type=opt.SIZES, help="Numbers of blocks, at one width: exponents of the depth.")
+@option(
     "--eps",
     type=opt.Number(real, least=0, most=1),
     default=0.0,
     help="eps of Adam at MODEL's own width, which the parametrisation scales.",
 )
-@click.option("--tolerance", type=TOLERANCE, default=0.1, help="Accepted distance from the expected exponent.")
-@click.option("--fail", is_flag=True, help="Exit with code 3 if something is flagged.")
+@option("--tolerance", type=TOLERANCE, default=0.1, help="Accepted distance from the expected exponent.")
+@option("--fail", is_flag=True, help="Exit with code 3 if something is flagged.")
 def coord_check_command(
     watch: Watch, /, as_json: bool, verbose: bool, out: str | None, fail: bool, **options: Any
 ) -> None:
@@ -256,8 +252,9 @@ def coord_check_command(
     lr="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: a factor of 2 apart, as many as "
     "the best one needs at each width]",
     verbose="Print the loss at every learning rate too.",
+    rates=opt.RATES,
 )
-@click.option("--clip-norm", type=opt.ABOVE, metavar="X", help="Clip gradients to this global norm.")
+@option("--clip-norm", type=opt.ABOVE, metavar="X", help="Clip gradients to this global norm.")
 def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | None, **options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
@@ -272,22 +269,22 @@ def transfer_command(watch: Watch, /, as_json: bool, verbose: bool, out: str | N
 
 
 @cli.command("reproduce")
-@click.argument("names", metavar="[FIGURE]...", nargs=-1)
-@click.option("--out", metavar="DIR", default="results", help="The folder for figures, data and the report.")
-@click.option("--samples", type=opt.DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
-@click.option("--trials", type=opt.TRIALS, help="Trials.  [default: 10]")
-@click.option("--seed", type=opt.SEED, default=0, help="Seed of the random numbers.")
+@argument("names", metavar="[FIGURE]...", nargs=-1)
+@option("--out", metavar="DIR", default="results", help="The folder for figures, data and the report.")
+@option("--samples", type=opt.DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
+@option("--trials", type=opt.TRIALS, help="Trials.  [default: 10]")
+@option("--seed", type=opt.SEED, default=0, help="Seed of the random numbers.")
 @opt.WORKERS
-@click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
-@click.option(
+@option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
+@option(
     "--estimator",
-    type=click.Choice(["paper", "exact", "both"]),
+    type=Choice(["paper", "exact", "both"]),
     default="both",
     help="Kernel estimates as in the paper, the exact conditional densities, or both.",
 )
-@click.option("--tokens", type=opt.POSITIVE, default=16, help="The larger number of tokens of figure 4.")
+@option("--tokens", type=opt.POSITIVE, default=16, help="The larger number of tokens of figure 4.")
 @opt.where_options
-@click.pass_obj
+@pass_obj
 def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
     """Recompute the paper's figures and check its claims.
 
@@ -304,13 +301,13 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 
 
 @cli.command("literature")
-@click.argument("names", metavar="[RESULT]...", nargs=-1)
-@click.option("--out", metavar="DIR", default="literature", help="The folder for figures, data and the report.")
-@click.option("--seed", type=opt.SEED, default=2, help="Seed of the random numbers.")
+@argument("names", metavar="[RESULT]...", nargs=-1)
+@option("--out", metavar="DIR", default="literature", help="The folder for figures, data and the report.")
+@option("--seed", type=opt.SEED, default=2, help="Seed of the random numbers.")
 @opt.WORKERS
-@click.option("--quick", is_flag=True, help="A first look, in about two minutes.")
-@click.option("--verbose", is_flag=True, help="Print every statement too.")
-@click.pass_obj
+@option("--quick", is_flag=True, help="A first look, in about two minutes.")
+@option("--verbose", is_flag=True, help="Print every statement too.")
+@pass_obj
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
     """Compare published results with exact laws.
 
@@ -325,13 +322,11 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbos
 
 
 @cli.command("explore")
-@click.argument("program", metavar="[FILE:PROGRAM]", required=False)
+@argument("program", metavar="[FILE:PROGRAM]", required=False)
 @opt.ARGUMENTS
-@click.option(
-    "--port", type=opt.PORT, default=0, show_default=False, help="A port of this machine.  [default: a free one]"
-)
-@click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
-@click.pass_obj
+@option("--port", type=opt.PORT, default=0, show_default=False, help="A port of this machine.  [default: a free one]")
+@option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
+@pass_obj
 def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:
     """Open a page with sliders in the browser.
 
@@ -339,7 +334,7 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     the widths of your own program and for the numbers that its function takes; FILE is run.
     """
     if arguments and program is None:
-        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
+        raise UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
     from ..explore import Target, _server
     from ._load_program import find
 
@@ -349,8 +344,7 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     if program is not None:
         loaded = find(program, arguments)
         loaded.build()  # an error in the program is reported here
-        part = None if loaded.index is None else ast.literal_eval(loaded.index.strip())
-        target = Target(loaded.module, loaded.name, loaded.value, part, loaded.arguments)
+        target = Target(loaded.module, loaded.name, loaded.value, loaded.part, loaded.arguments)
     watch.message = "stopped"
     try:
         _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
@@ -360,4 +354,4 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     except BrokenPipeError:  # nobody reads the address
         raise
     except OSError as error:
-        raise click.UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None
+        raise UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None

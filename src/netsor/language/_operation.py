@@ -124,7 +124,7 @@ class OptimiserStep:
 
     def eps(self, widths: Mapping[str, float]) -> float:
         """ε of the optimiser."""
-        return self.of(self.optimiser.epsilon, widths)
+        return self.of(self.optimiser.eps, widths)
 
     def of(self, rate: Rate, widths: Mapping[str, float]) -> float:
         """A rate at these widths."""
