@@ -48,20 +48,16 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     if isinstance(other, Random) and len(other.shape) == 2:
         return linear(call, x, other.viewed(lambda matrix: matrix.t()))
     x, y = call.settled(x), call.settled(other)
-    if isinstance(x, Vectors) and isinstance(y, Vectors):
-        order = [*range(len(y.axes) - 2), len(y.axes) - 1, len(y.axes) - 2]
-        return scores(x, y.permute(order))
+    if isinstance(x, Vectors):
+        if not isinstance(y, Vectors):
+            raise Refusal("vectors multiply scalars from the left")
+        return scores(x, y.permute([*range(len(y.axes) - 2), len(y.axes) - 1, len(y.axes) - 2]))
+    scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
     if not isinstance(y, Vectors):
-        return Scalars(_scalar(x) @ _scalar(y))
+        return Scalars(scalars @ (y.value if isinstance(y, Scalars) else numbers(y)))
     if not y.last:
         raise Refusal("scalars multiply the coordinates of vectors, not the vectors")
-    return Vectors.of(_scalar(x) @ y.plain())
-
-
-def _scalar(x: Tensor) -> Any:
-    if isinstance(x, Vectors):
-        raise Refusal("vectors multiply scalars from the left")
-    return x.value if isinstance(x, Scalars) else numbers(x)
+    return Vectors.of(scalars @ y.plain())
 
 
 def add_matmul(call: Call, bias: Tensor, first: Tensor, second: Tensor, beta: float, alpha: float) -> Tensor:
@@ -76,9 +72,9 @@ def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
         raise Refusal(f"of {kind(x)}: only scores, products of queries and keys, are read")
     if dim % len(x.shape) != len(x.shape) - 1:
         raise Refusal("only over the last axis")
-    plain = Scalars(x.base, x.factor).value
-    weights = ns.softmax(plain, None if x.allowed is None or x.allowed.all() else x.allowed)
-    call.probe("scores", plain, x.allowed)
+    scores = x.unmasked
+    weights = ns.softmax(scores, None if x.allowed is None or x.allowed.all() else x.allowed)
+    call.probe("scores", scores, x.allowed)
     call.probe("weights", weights, x.allowed)
     return Scalars(weights)
 
@@ -205,16 +201,18 @@ def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
     return pick(call, x, *given[0])
 
 
-def _same_vectors(parts: list[Tensor]) -> bool:
-    """Whether all are coordinates of the same vectors."""
-    return len({id(part.x if isinstance(part, Coordinates) else part) for part in parts}) == 1
+def _coordinates(call: Call, parts: list[Tensor], axis: int) -> list[Coordinates]:
+    """The parts, if all are coordinates of the same vectors, and the axis that they meet along is the last."""
+    same = len({id(part.x if isinstance(part, Coordinates) else part) for part in parts}) == 1
+    some = any(isinstance(part, Coordinates) for part in parts) and axis == len(call.shape) - 1
+    return [Coordinates.of(part) for part in parts] if same and some else []
 
 
 def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     """Tensors one after the other along an axis."""
-    axis, last = dim % len(call.shape), len(call.shape) - 1
-    if _same_vectors(parts) and axis == last and any(isinstance(part, Coordinates) for part in parts):
-        return end_to_end([Coordinates.of(part) for part in parts])
+    axis = dim % len(call.shape)
+    if coordinates := _coordinates(call, parts, axis):
+        return end_to_end(coordinates)
     parts = [call.settled(part) for part in parts if part.shape[axis]]
     if all(isinstance(part, Scalars) for part in parts):
         return Scalars(ns.join([part.value for part in parts], axis))
@@ -227,9 +225,11 @@ def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
 
 def stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     """Tensors along a new axis."""
-    axis, last = dim % len(call.shape), len(call.shape) - 1
-    if _same_vectors(parts) and axis == last and all(isinstance(part, Coordinates) for part in parts):
-        return Pairs.of(parts)
+    axis = dim % len(call.shape)
+    if coordinates := _coordinates(call, parts, axis):
+        whole = end_to_end(coordinates)
+        interleaved = np.arange(whole.shape[-1]).reshape(len(parts), -1).T.ravel()
+        return Pairs(whole.pick(interleaved), call.shape)
     one = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
     return cat(call, [view(call, part, one) for part in parts], axis)
 
@@ -245,14 +245,10 @@ def repeat(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
 
 def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     """Scores where a given mask allows them; elsewhere a number so low that a softmax leaves them out."""
-    x, y = self, other
-    if isinstance(condition, VALUES):
-        raise Refusal("a condition that is random")
-    if isinstance(x, VALUES) == isinstance(y, VALUES):
-        raise Refusal("a choice between two random tensors")
+    if isinstance(condition, VALUES) or isinstance(self, VALUES) == isinstance(other, VALUES):
+        raise Refusal("a condition that is random, or a choice between two random tensors")
     kept = numbers(condition).astype(bool)
-    kept, x, y = (kept, x, y) if isinstance(x, VALUES) else (~kept, y, x)
-    low = numbers(y)
+    kept, x, low = (kept, self, numbers(other)) if isinstance(self, VALUES) else (~kept, other, numbers(self))
     if (low <= MASKED).all():
         x = call.settled(x)
         x = call.draws.scalars(x) if isinstance(x, Vectors) else x

@@ -59,13 +59,13 @@ class Vectors:
         """The same axis, counted from the end: −1 is the last."""
         return self.axis - len(self.axes)
 
-    def _size(self, part: int) -> int:
-        return self.value.width.factor if part == COORDINATES else self.value.shape[part]
-
     @property
     def last(self) -> bool:
         """Whether the coordinates are along the last axis."""
         return self.from_end == -1
+
+    def _size(self, part: int) -> int:
+        return self.value.width.factor if part == COORDINATES else self.value.shape[part]
 
     def plain(self) -> Vector:
         """The vectors, in the shape of the tensor without the axis of the coordinates."""
@@ -84,34 +84,31 @@ class Vectors:
         queue = [(part == COORDINATES, self._size(part)) for part in order]
         queue = [(width, size) for width, size in queue if width or size > 1]
         axes: list[tuple[int, ...]] = []
-        sizes: list[int] = []
-        blocks, at = 1, 0  # into how many parts vectors are split, and where these come among the axes of the value
-
-        def add(parts: list[int], width: bool, size: int) -> None:
-            parts.append(COORDINATES if width else len(sizes))
-            if not width:
-                sizes.append(size)
-
+        sizes: list[int] = []  # of the axes of the new value
+        pieces: list[int] = []  # into which vectors are split: their sizes, from `at` among those of the new value
+        at = 0
         for size in shape:
             parts: list[int] = []
-            while size > 1:
+            while size > 1 or (queue and queue[0] == (True, 1)):
                 width, here = queue.pop(0)
                 if size % here and here % size:
                     raise Refusal(f"a view from {self.shape} to {tuple(shape)} cuts across axes")
                 if here > size:
                     queue.insert(0, (width, here // size))
-                    at = len(sizes) if width and blocks == 1 else at
-                    blocks *= size if width else 1
+                    if width:
+                        at = at if pieces else len(sizes)
+                        pieces.append(size)
                     width, here = False, size
-                add(parts, width, here)
+                parts.append(COORDINATES if width else len(sizes))
+                sizes += [] if width else [here]
                 size //= here
-            while queue and queue[0] == (True, 1):
-                add(parts, *queue.pop(0))
             axes.append(tuple(parts))
         value = (
             self.value.transpose(*(part for part in order if part != COORDINATES)) if self.value.ndim else self.value
         )
-        value = split(value.reshape(*_grouped(sizes, at, blocks)), blocks, at) if blocks > 1 else value
+        if pieces:
+            before = [*sizes[:at], *sizes[at + len(pieces) :]]
+            value = split(value.reshape(*before), math.prod(pieces), at)
         return Vectors(value.reshape(*sizes), tuple(axes))
 
     def permute(self, order: Sequence[int]) -> Vectors:
@@ -136,20 +133,9 @@ class Vectors:
         step = math.gcd(start, stop, size)
         if step == size:
             return self
-        apart = self.view([*self.shape[:at], size // step, step, *self.shape[at + 1 :]])
-        count = (stop - start) // step
-        return apart.pick(at, slice(start // step, stop // step)).view(
-            [*self.shape[:at], count * step, *self.shape[at + 1 :]]
-        )
-
-
-def _grouped(sizes: list[int], at: int, blocks: int) -> list[int]:
-    """The sizes before vectors are split: those from `at` whose product is `blocks` are not there yet."""
-    stop, product = at, 1
-    while product < blocks:
-        product *= sizes[stop]
-        stop += 1
-    return [*sizes[:at], *sizes[stop:]]
+        before, after = self.shape[:at], self.shape[at + 1 :]
+        apart = self.view([*before, size // step, step, *after]).pick(at, slice(start // step, stop // step))
+        return apart.view([*before, stop - start, *after])
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,14 +165,21 @@ class Scalars:
         return self.base.shape
 
     @property
+    def unmasked(self) -> Scalar:
+        """The scalars, those that a mask takes out too."""
+        return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 but for rounding
+
+    @property
     def value(self) -> Scalar:
         """The scalars themselves; a mask must have been used up before."""
         if self.allowed is not None:
             raise Refusal("masked scores can only be added to, or given to a softmax")
-        return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 but for rounding
+        return self.unmasked
 
-    def masked(self, allowed: Bools) -> Scalars:
+    def masked(self, allowed: Bools | None) -> Scalars:
         """With fewer scores left."""
+        if allowed is None:
+            return self
         allowed = np.broadcast_to(allowed, self.shape)
         return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
 
@@ -216,20 +209,14 @@ class Coordinates:
         """The shape of the tensor."""
         return (*self.x.shape[:-1], len(self.terms[0][0]))
 
-    def pick(self, index: slice) -> Coordinates:
+    def pick(self, index: slice | Ints) -> Coordinates:
         """Some of the coordinates."""
-        size = self.shape[-1]
-        return Coordinates(
-            self.x, tuple((i[index], f[..., index] if f.shape[-1] == size else f) for i, f in self.terms)
-        )
+        terms = ((i[index], f[..., index] if f.shape[-1] == len(i) else f) for i, f in self.terms)
+        return Coordinates(self.x, tuple(terms))
 
     def scale(self, c: Floats) -> Coordinates:
         """Each times a constant."""
         return Coordinates(self.x, tuple((i, np.atleast_1d(f * c)) for i, f in self.terms))
-
-    def add(self, other: Coordinates) -> Coordinates:
-        """The sum, of coordinates of the same vectors."""
-        return Coordinates(self.x, (*self.terms, *other.terms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,19 +224,7 @@ class Pairs:
     """Coordinates of the same vectors stacked along a new last axis: interleaved, once that is flattened."""
 
     flat: Coordinates
-    count: int
-
-    @classmethod
-    def of(cls, parts: Sequence[Coordinates]) -> Pairs:
-        """The first of each part, then the second of each, and so on."""
-        whole, count = end_to_end(parts), len(parts)
-        order = np.arange(whole.shape[-1]).reshape(count, -1).T.ravel()
-        return cls(Coordinates(whole.x, tuple((i[order], f[..., order]) for i, f in whole.terms)), count)
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the tensor."""
-        return (*self.flat.shape[:-1], self.flat.shape[-1] // self.count, self.count)
+    shape: Shape
 
 
 def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:
@@ -257,11 +232,10 @@ def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:
     parts = [part for part in parts if part.shape[-1]]
     terms = []
     for k in range(max(len(part.terms) for part in parts)):
-        of = [part.terms[k] if k < len(part.terms) else (part.terms[0][0], np.zeros(1)) for part in parts]
-        lead = np.broadcast_shapes(*(f.shape[:-1] for _, f in of))
-        sizes = [part.shape[-1] for part in parts]
-        factors = [np.broadcast_to(f, (*lead, n)) for (_, f), n in zip(of, sizes, strict=True)]
-        terms.append((np.concatenate([i for i, _ in of]), np.concatenate(factors, axis=-1)))
+        each = [part.terms[k] if k < len(part.terms) else (part.terms[0][0], np.zeros(1)) for part in parts]
+        lead = np.broadcast_shapes(*(f.shape[:-1] for _, f in each))
+        factors = [np.broadcast_to(f, (*lead, len(i))) for i, f in each]
+        terms.append((np.concatenate([i for i, _ in each]), np.concatenate(factors, axis=-1)))
     return Coordinates(parts[0].x, tuple(terms))
 
 

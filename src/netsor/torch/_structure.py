@@ -24,6 +24,7 @@ VIEWS = (
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub", *SAME)
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
+Place = tuple[int | None, str]  # a block, or None, and a kind of matrix
 
 
 class Block(NamedTuple):
@@ -58,9 +59,14 @@ class Structure:
         return {node for block in self.blocks for node in (block.before, block.stream)}
 
     @cached_property
-    def kinds(self) -> dict[str, str]:
-        """The kind of matrix that a parameter is."""
-        return {name: kind for block in self.blocks for kind, names in block.matrices.items() for name in names}
+    def places(self) -> dict[str, Place]:
+        """Where the parameters that are matrices are."""
+        places: dict[str, Place] = {} if self.head is None else {self.head: (None, "head")}
+        if self.words is not None:
+            places[self.words[0]] = None, "embedding"
+        for k, block in enumerate(self.blocks):
+            places |= {name: (k, kind) for kind, names in block.matrices.items() for name in names}
+        return places
 
     @cached_property
     def words(self) -> tuple[str, Any] | None:
@@ -68,11 +74,9 @@ class Structure:
         first = self.stacks[-1][0].before
         for node in [first, *_back(self.graph, [first])]:
             if name_of(node) == "embedding":
-                ids = node.args[1]
-                while ids.op == "call_function" and name_of(ids) in VIEWS:
-                    ids = ids.args[0]
-                if ids in self.graph.inputs and node.args[0] in self.graph.parameters:
-                    return self.graph.parameters[node.args[0]], self.graph.constants[node.args[1]].reshape(-1)
+                table, ids = node.args[:2]
+                if _viewed(ids) in self.graph.inputs and table in self.graph.parameters:
+                    return self.graph.parameters[table], self.graph.constants[ids].reshape(-1)
         return None
 
 
@@ -243,13 +247,18 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
     """The parameter that a node multiplies by."""
     if name_of(node) not in MATRICES:
         return None
-    given = node.args[MATRICES[name_of(node)]]
-    while given.op == "call_function" and name_of(given) in VIEWS:
-        given = given.args[0]
+    given = _viewed(node.args[MATRICES[name_of(node)]])
     return graph.parameters.get(given) if _random(graph, given) else None
 
 
-def _nearest(graph: Graph, root: Node, carriers: Iterable[Node]) -> list[Node]:
+def _viewed(node: Node) -> Node:
+    """What a node is a view of."""
+    while node.op == "call_function" and name_of(node) in VIEWS:
+        node = node.args[0]
+    return node
+
+
+def _nearest(graph: Graph, carriers: Iterable[Node], root: Node) -> list[Node]:
     """The matrices that act last before a node."""
     is_matrix = partial(matrix_of, graph)
     return [root] if is_matrix(root) else list(filter(is_matrix, _back(graph, [root], carriers, ends=is_matrix)))
@@ -266,7 +275,7 @@ def _matrices(
         for node in given:
             kinds.setdefault(str(matrix_of(graph, node)), set()).add(kind)
 
-    near: Callable[[Node], list[Node]] = lambda node: _nearest(graph, node, carriers)  # noqa: E731
+    near = partial(_nearest, graph, carriers)
     for name, branch in branches.items():
         say("out" if name == "mlp" else "output", near(branch))
         if name == "mlp":
@@ -292,19 +301,19 @@ def _matrices(
 
 def _active(matrices: list[Node]) -> list[Node]:
     """Those that an activation acts on before their products meet; it may be written out."""
-    ahead = {node: set(_ahead(node)) for node in matrices}
+    ahead = {node: _ahead(node) for node in matrices}
     common = set.intersection(*ahead.values()) if ahead else set()
     return [node for node in matrices if any(name_of(x) in ACTIVATIONS for x in ahead[node] - common)]
 
 
-def _ahead(root: Node) -> Iterator[Node]:
-    pending, seen = [root], {root}
+def _ahead(root: Node) -> set[Node]:
+    """All that depends on a node."""
+    pending, seen = [root], set[Node]()
     while pending:
-        for x in pending.pop().users:
-            if x not in seen:
-                seen.add(x)
-                pending.append(x)
-                yield x
+        new = set(pending.pop().users) - seen
+        seen |= new
+        pending += new
+    return seen
 
 
 def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
