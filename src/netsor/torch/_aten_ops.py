@@ -13,19 +13,7 @@ import torch
 
 from .. import language as ns
 from .._validate import Shape
-from ._aten_arithmetic import (
-    ARITHMETIC,
-    MASKED,
-    VALUES,
-    Call,
-    Tensor,
-    add,
-    add_scaled,
-    as_list,
-    kind,
-    multiply,
-    numbers,
-)
+from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, as_list, kind, multiply, numbers
 from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, scores
 from ._random_parameters import Random
 
@@ -63,7 +51,7 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
 def add_matmul(call: Call, bias: Tensor, first: Tensor, second: Tensor, beta: float, alpha: float) -> Tensor:
     """beta · bias + alpha · first @ second."""
     product = multiply(call, matmul(call, first, second), float(alpha))
-    return product if beta == 0 else add_scaled(call, product, bias, beta)
+    return product if beta == 0 else add(call, product, multiply(call, bias, float(beta)))
 
 
 def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
@@ -325,8 +313,6 @@ def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
     """What an operation returns; an argument that is None counts as not given."""
     if name not in OPS:
         raise Refusal("this operation is not supported; docs/torch.md lists those that are")
-    first, *rest = arguments
+    (_, x), *rest = arguments.items()
     takes = inspect.signature(OPS[name]).parameters
-    return OPS[name](
-        call, arguments[first], **{k: arguments[k] for k in rest if k in takes and arguments[k] is not None}
-    )
+    return OPS[name](call, x, **{k: value for k, value in rest if k in takes and value is not None})

@@ -16,6 +16,7 @@ from .._html import to_cell
 from .._validate import ArgumentError
 from ..models import read
 from ._forward_backward import as_found, forward_backward
+from ._fresh_modules import as_module
 from ._init_tests import InitFinding, Reference, correlation_tests, holm, parameter_tests, pass_tests, reference_of
 from ._network import inputs_of
 from ._parameters import Parameter, with_declared
@@ -146,7 +147,9 @@ def check_init(
     """
     if not 0 < level < 1:
         raise ArgumentError("level", level, "between 0 and 1")
-    real = _real_module(module, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        real = module if isinstance(module, torch.nn.Module) else as_module(module(), module)
     reference = _own_reference(module, real) if reference is None else reference
     if weights is not None:
         load_weights(real, Path(weights))
@@ -180,27 +183,14 @@ def compare(
     samples = 1 if known.laws is None else known.laws.samples
     tests = [test for name, law in declared_laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
     tests += [*correlation_tests(numbers, declared_laws), *_ties(module, known, net)]
-    adjusted = holm([test.p for test in tests])
-    pairs = zip(tests, adjusted, strict=True)
-    findings = [replace(test, p=float(p)) for test, p in pairs if p < level / 2]
-    count = len(tests)
+    pairs = zip(tests, holm([test.p for test in tests]), strict=True)
+    findings, count = [replace(test, p=float(p)) for test, p in pairs if p < level / 2], len(tests)
     if net is not None and not notes:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
         findings, count = findings + after, count + more
     first = min(findings, key=_position(module), default=None)
     rest = [name for name in numbers if name not in declared_laws]
     return InitCheck(type(module).__name__, known.name, findings, first, count, draws, rest, notes)
-
-
-def _real_module(module: Any, seed: int) -> Any:
-    if isinstance(module, torch.nn.Module):
-        return module
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        real = module()
-    if not isinstance(real, torch.nn.Module):
-        raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
-    return real
 
 
 def load_weights(module: Any, path: Path) -> None:

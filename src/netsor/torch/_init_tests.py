@@ -16,7 +16,7 @@ from .._array_api import Bools, Floats
 from ..engine._parallel import cores
 from ..engine._plan import in_time
 from ..models import Transformer, read
-from ..models._loss import ModelEnd
+from ..models._loss_gradient import ModelEnd
 from ..models._metric_program import Probes, ProgramModel
 from ..models._probed_program import ProbedProgram, mask_of
 from ._network import is_module, read_network
@@ -87,7 +87,7 @@ def reference_of(declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     net = probes.source.net
     stds = _stds(net, model.widths()) | {(None, "embedding"): model.std_embedding}
     stds |= {} if model.tied else {(None, "head"): model.std_logits}
-    targets = probes.source._targets if model.vocabulary else None
+    targets = probes.source.targets if model.vocabulary else None
     return Reference(model.name, probes, targets, None, stds, model.tied, model.padding)
 
 

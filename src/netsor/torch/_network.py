@@ -35,27 +35,12 @@ def network(
     *,
     laws: Parameters | None = None,
 ) -> Program:
-    """The program of a module, with the probes of an audit.
+    """The program of a module with the probes of an audit, which `ns.audit` takes.
 
     Blocks are recognised by numbered paths of modules, such as `model.layers.0`, and branches by what is added to the
     stream. If the module returns logits, the loss is that of the next token where attention is masked, of the token
-    itself where it is not, and of one class where there is one row of logits.
-
-    Parameters
-    ----------
-    module : torch.nn.Module or callable
-        A function that returns a new module each time, or a module.
-    args : torch.Tensor or tuple
-        The inputs that the module is called with: one sequence, or one image.
-    kwargs : mapping, optional
-        Inputs by name.
-    laws : Parameters, optional
-        What the parameters are; `ns.torch.parameters(module)` unless given.
-
-    Returns
-    -------
-    Program
-        What `ns.audit` takes.
+    itself where it is not, and of one class where there is one row of logits. The parameters are those of `program`;
+    the inputs are one sequence, or one image.
 
     Examples
     --------

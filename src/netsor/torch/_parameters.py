@@ -122,7 +122,7 @@ def parameters(
     rng: Rng = None,
     declared: Mapping[str, float | Parameter] | None = None,
 ) -> Parameters:
-    """The law of every parameter of a module at initialisation.
+    """The law of every parameter of a module at initialisation, by name; tied parameters are one.
 
     It is read from fresh samples of the module's own initialisation: a factory is called again and again; of a module,
     a copy is initialised anew by the methods that it has for that. No gradient and no forward pass is computed.
@@ -140,11 +140,6 @@ def parameters(
     declared : mapping of str to float or Parameter, optional
         What you say of parameters, by name or pattern such as ``"*.bias"``: a standard deviation makes a Gaussian. It
         takes the place of what the samples say.
-
-    Returns
-    -------
-    Parameters
-        By name, in the order of the module; tied parameters are one.
 
     Examples
     --------
@@ -272,4 +267,4 @@ def _fan_in(module: Module, name: str) -> int | None:
     shape, owner = module.get_parameter(name).shape, type(module.get_submodule(name.rpartition(".")[0])).__name__
     if len(shape) < 2 or "Embedding" in owner:
         return None
-    return shape[0] if owner == "Conv1D" else math.prod(shape[1:])  # that of transformers is (in, out)
+    return int(shape[0] if owner == "Conv1D" else math.prod(shape[1:]))  # that of transformers is (in, out)
