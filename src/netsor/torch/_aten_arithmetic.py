@@ -15,7 +15,7 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..activations import Function
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last
+from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last, refuse_if
 from ._random_parameters import Draws, Random
 from ._rotary import settled
 
@@ -42,16 +42,14 @@ class Call:
         x = self.settled(x)
         if isinstance(x, torch.Tensor) and x.ndim and x.is_floating_point():
             return Vectors.of(along_last(numbers(x), -1))
-        if not isinstance(x, Vectors):
-            raise Refusal(f"needs vectors, got {kind(x)}")
+        refuse_if(not isinstance(x, Vectors), f"needs vectors, got {kind(x)}")
         return x
 
     def settled(self, x: Tensor) -> Tensor:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
         if isinstance(x, Random):
             return self.draws.vectors(x)
-        if isinstance(x, Pairs):
-            raise Refusal("pairs of coordinates that are not set end to end")
+        refuse_if(isinstance(x, Pairs), "pairs of coordinates that are not set end to end")
         return settled(x) if isinstance(x, Coordinates) else x
 
     def ranked(self, *pair: Tensor) -> list[Tensor]:
@@ -77,8 +75,7 @@ def as_list(x: Any) -> list[Any]:
 
 
 def _aligned(a: Vectors, b: Vectors) -> tuple[ns.Vector, ns.Vector]:
-    if b.from_end != a.from_end:
-        raise Refusal("vectors whose coordinates are along different axes meet")
+    refuse_if(b.from_end != a.from_end, "vectors whose coordinates are along different axes meet")
     return a.plain(), b.plain()
 
 
@@ -95,8 +92,7 @@ def _without(s: Scalars, at: int) -> ns.Scalar:
     value = s.value
     if value.ndim < -at:
         return value
-    if value.shape[at] != 1:
-        raise Refusal("scalars that differ along the coordinates of vectors")
+    refuse_if(value.shape[at] != 1, "scalars that differ along the coordinates of vectors")
     return value[(..., 0, *(slice(None),) * (-at - 1))]
 
 
@@ -206,8 +202,7 @@ def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
     """The quotient; vectors are divided by numbers and scalars."""
     if not isinstance(other, VALUES):
         return multiply(call, a, 1.0 / numbers(other))
-    if not isinstance(other, Scalars):
-        raise Refusal(f"divides by {kind(other)}: only numbers and scalars can divide")
+    refuse_if(not isinstance(other, Scalars), f"divides by {kind(other)}: only numbers and scalars can divide")
     if isinstance(a, VALUES):
         return multiply(call, a, _raised(other, -1.0))
     return Scalars(numbers(a) / other.value)
@@ -218,8 +213,7 @@ def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
     x, k = call.settled(x), float(numbers(exponent))
     if isinstance(x, Scalars):
         return _raised(x, k)
-    if k not in range(1, 9):
-        raise Refusal(f"the power {k:g} of coordinates: positive integers up to 8 are read")
+    refuse_if(k not in range(1, 9), f"the power {k:g} of coordinates: positive integers up to 8 are read")
     return reduce(lambda product, each: multiply(call, each, product), [x] * int(k))
 
 
@@ -307,8 +301,7 @@ def normalised(
 ) -> Tensor:
     """Layer or root mean square norm over the last axis, with its weight and bias."""
     x = call.vectors(x)
-    if len(normalized_shape) > 1 or not x.last:
-        raise Refusal("norms are read over the last axis alone, which must hold the coordinates")
+    refuse_if(len(normalized_shape) > 1 or not x.last, "norms are read over the last axis, if it holds the coordinates")
     y: Tensor = Vectors.of(f(x.plain(), eps))
     y = y if weight is None else multiply(call, y, weight)
     return y if bias is None else add(call, y, bias)

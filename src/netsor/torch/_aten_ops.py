@@ -14,7 +14,7 @@ import torch
 from .. import language as ns
 from .._validate import Shape
 from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, as_list, kind, multiply, numbers
-from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, scores
+from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, refuse_if, scores
 from ._random_parameters import Random
 
 # Products
@@ -22,11 +22,9 @@ from ._random_parameters import Random
 
 def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor:
     """x Wᵀ + b."""
-    if not isinstance(weight, Random):
-        raise Refusal(f"multiplies by {kind(weight)}: a matrix must be a parameter")
+    refuse_if(not isinstance(weight, Random), f"multiplies by {kind(weight)}: a matrix must be a parameter")
     x = call.vectors(x)
-    if not x.last:
-        raise Refusal("a matrix acts on an axis that does not hold the coordinates of vectors")
+    refuse_if(not x.last, "a matrix acts on an axis that does not hold the coordinates of vectors")
     product = call.draws.product(weight, x.plain())
     return product if bias is None else add(call, product, bias)
 
@@ -37,14 +35,12 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
         return linear(call, x, other.viewed(lambda matrix: matrix.t()))
     x, y = call.settled(x), call.settled(other)
     if isinstance(x, Vectors):
-        if not isinstance(y, Vectors):
-            raise Refusal("vectors multiply scalars from the left")
+        refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
         return scores(x, y.permute([*range(len(y.axes) - 2), len(y.axes) - 1, len(y.axes) - 2]))
     scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
     if not isinstance(y, Vectors):
         return Scalars(scalars @ (y.value if isinstance(y, Scalars) else numbers(y)))
-    if not y.last:
-        raise Refusal("scalars multiply the coordinates of vectors, not the vectors")
+    refuse_if(not y.last, "scalars multiply the coordinates of vectors, not the vectors")
     return Vectors.of(scalars @ y.plain())
 
 
@@ -56,10 +52,8 @@ def add_matmul(call: Call, bias: Tensor, first: Tensor, second: Tensor, beta: fl
 
 def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     """Over the last axis of scores."""
-    if not isinstance(x, Scalars):
-        raise Refusal(f"of {kind(x)}: only scores, products of queries and keys, are read")
-    if dim % len(x.shape) != len(x.shape) - 1:
-        raise Refusal("only over the last axis")
+    refuse_if(not isinstance(x, Scalars), f"of {kind(x)}: only scores, products of queries and keys, are read")
+    refuse_if(dim % len(x.shape) != len(x.shape) - 1, "only over the last axis")
     scores = x.unmasked
     weights = ns.softmax(scores, None if x.allowed is None or x.allowed.all() else x.allowed)
     call.probe("scores", scores, x.allowed)
@@ -157,8 +151,7 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     """Entries along an axis, by an integer, a slice, or integers in an array or a tensor."""
     axis = dim % len(x.shape)
     index = index.numpy() if isinstance(index, torch.Tensor) else index
-    if isinstance(x, Random):
-        raise Refusal("entries of a parameter by an array of indices")
+    refuse_if(isinstance(x, Random), "entries of a parameter by an array of indices")
     if isinstance(x, Coordinates) and axis == len(x.shape) - 1 and isinstance(index, slice):
         return x.pick(index)
     x = call.settled(x)
@@ -167,8 +160,7 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
         return x.rearranged(lambda a: a[key])
     if axis != x.axis:
         return x.pick(axis, index)
-    if not isinstance(index, slice):
-        raise Refusal("single coordinates of a vector")
+    refuse_if(not isinstance(index, slice), "single coordinates of a vector")
     if x.last:
         return Coordinates.of(x).pick(index)
     return x.part(*index.indices(x.shape[axis])[:2])
@@ -204,8 +196,7 @@ def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     parts = [call.settled(part) for part in parts if part.shape[axis]]
     if all(isinstance(part, Scalars) for part in parts):
         return Scalars(ns.join([part.value for part in parts], axis))
-    if any(isinstance(part, Scalars) for part in parts):
-        raise Refusal("scalars and vectors, one after the other")
+    refuse_if(any(isinstance(part, Scalars) for part in parts), "scalars and vectors, one after the other")
     at = next(part.axis for part in parts if isinstance(part, Vectors))
     vectors = [p if isinstance(p, Vectors) else Vectors.of(along_last(numbers(p), at), at) for p in parts]
     return joined(vectors, axis)
@@ -248,15 +239,13 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 def embedding(call: Call, table: Tensor, indices: Tensor) -> Tensor:
     """Rows of a table."""
-    if not isinstance(table, Random):
-        raise Refusal("rows of a table that is no parameter")
+    refuse_if(not isinstance(table, Random), "rows of a table that is no parameter")
     return Vectors.of(call.draws.rows(table, indices.numpy()))
 
 
 def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tensor:
     """Nothing, while the module is evaluated."""
-    if train and p:
-        raise Refusal("dropout is on")
+    refuse_if(train and p, "dropout is on")
     return x
 
 
@@ -311,8 +300,7 @@ OPS: dict[str, Callable[..., Any]] = {
 
 def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
     """What an operation returns; an argument that is None counts as not given."""
-    if name not in OPS:
-        raise Refusal("this operation is not supported; docs/torch.md lists those that are")
+    refuse_if(name not in OPS, "this operation is not supported; docs/torch.md lists those that are")
     (_, x), *rest = arguments.items()
     takes = inspect.signature(OPS[name]).parameters
     return OPS[name](call, x, **{k: value for k, value in rest if k in takes and value is not None})

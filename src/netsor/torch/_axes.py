@@ -26,6 +26,12 @@ class Refusal(Exception):
     """Why an operation cannot be read; the reader adds its name, the module and the line."""
 
 
+def refuse_if(wrong: object, why: str) -> None:
+    """Refuse to read an operation."""
+    if wrong:
+        raise Refusal(why)
+
+
 @dataclass(frozen=True, eq=False)
 class Vectors:
     """A tensor with the coordinates of vectors along one of its axes.
@@ -71,8 +77,7 @@ class Vectors:
         """The vectors, in the shape of the tensor without the axis of the coordinates."""
         at = self.axis
         *blocks, inner = self.axes[at]
-        if inner != COORDINATES:
-            raise Refusal("coordinates of vectors are interleaved with another axis")
+        refuse_if(inner != COORDINATES, "coordinates of vectors are interleaved with another axis")
         order = [part for i, parts in enumerate(self.axes) if i != at for part in parts]
         shape = [size for i, size in enumerate(self.shape) if i != at]
         value = self.value.transpose(*order, *blocks) if self.value.ndim else self.value
@@ -91,8 +96,7 @@ class Vectors:
             parts: list[int] = []
             while size > 1 or (queue and queue[0] == (True, 1)):
                 width, here = queue.pop(0)
-                if size % here and here % size:
-                    raise Refusal(f"a view from {self.shape} to {tuple(shape)} cuts across axes")
+                refuse_if(size % here and here % size, f"a view from {self.shape} to {tuple(shape)} cuts across axes")
                 if here > size:
                     queue.insert(0, (width, here // size))
                     if width:
@@ -172,8 +176,7 @@ class Scalars:
     @property
     def value(self) -> Scalar:
         """The scalars themselves; a mask must have been used up before."""
-        if self.allowed is not None:
-            raise Refusal("masked scores can only be added to, or given to a softmax")
+        refuse_if(self.allowed is not None, "masked scores can only be added to, or given to a softmax")
         return self.unmasked
 
     def masked(self, allowed: Bools | None) -> Scalars:
@@ -242,8 +245,7 @@ def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:
 def joined(parts: Sequence[Vectors], axis: int) -> Vectors:
     """`torch.cat` of vectors: along an axis of vectors, or end to end along their coordinates."""
     at = parts[0].axis
-    if any(part.axis != at for part in parts):
-        raise Refusal("torch.cat of vectors along different axes")
+    refuse_if(any(part.axis != at for part in parts), "torch.cat of vectors along different axes")
     if axis != at:
         return Vectors.of(join([part.plain() for part in parts], axis - (axis > at)), at)
     step = math.gcd(*(part.shape[at] for part in parts))
@@ -254,8 +256,7 @@ def joined(parts: Sequence[Vectors], axis: int) -> Vectors:
 
 def scores(x: Vectors, y: Vectors) -> Scalars:
     """⟨x_i, y_j⟩ for tensors (…, i, coordinates) and (…, j, coordinates): scalars (…, i, j)."""
-    if not (x.last and y.last):
-        raise Refusal("a product of vectors that does not sum over their coordinates")
+    refuse_if(not (x.last and y.last), "a product of vectors that does not sum over their coordinates")
     return Scalars(dot(x.plain(), y.plain()), math.sqrt(x.shape[-1]))
 
 

@@ -12,6 +12,7 @@ import torch
 from .._array_api import Bools, Floats
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
+from ._aten_arithmetic import MASKED
 from ._parameters import Parameter, Parameters
 from ._program import Node, name_of
 from ._structure import Structure
@@ -77,29 +78,21 @@ def forward_backward(
 
 
 def _run(net: Structure, parameters: Mapping[str, Any]) -> tuple[dict[Node, Any], dict[Node, tuple[Floats, Floats]]]:
-    """The values of all nodes that the quantities need, with gradients to come; scores and weights of softmaxes."""
-    graph, kept = net.graph, set()
-    for block in net.blocks:
-        kept |= {block.before, block.stream, *block.branches.values(), block.middle}
-    softmaxes = {node for block in net.blocks for node in block.softmaxes}
+    """The values of all nodes, with gradients of the streams to come; scores and weights of softmaxes."""
+    graph, softmaxes = net.graph, {node for block in net.blocks for node in block.softmaxes}
     env: dict[Node, Any] = dict(graph.constants)
     env |= {node: parameters[name] for node, name in graph.parameters.items()}
-    left = {node: len(node.users) for node in graph.nodes}
     attended: dict[Node, tuple[Floats, Floats]] = {}
     for node in graph.nodes:
         if node.op != "call_function" or node in env:
             continue
-        args, kwargs = (torch.fx.node.map_arg(given, env.__getitem__) for given in (node.args, node.kwargs))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
         target = torch.reshape if name_of(node) == "view" else node.target  # strides may differ under gradients
         env[node] = target(*args, **kwargs)
-        if node in kept and env[node].requires_grad:
+        if node in net.streams and env[node].requires_grad:
             env[node].retain_grad()
         if node in softmaxes:
             attended[node] = _attended(node, args, kwargs, env[node])
-        for x in node.all_input_nodes:  # what nobody needs any more
-            left[x] -= 1
-            if not left[x] and x not in kept and x is not net.logits:
-                env.pop(x, None)
     return env, attended
 
 
@@ -116,11 +109,12 @@ def _attended(node: Node, args: Any, kwargs: Any, result: Any) -> tuple[Floats, 
     mask = given.get("attn_mask")
     if given.get("is_causal"):
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    low = scores.masked_fill(~mask, -math.inf) if mask is not None and mask.dtype == torch.bool else scores
-    low = low + mask if mask is not None and mask.dtype != torch.bool else low
-    if mask is not None and mask.dtype != torch.bool:
-        scores = torch.where(mask <= -1e4, scores, low)  # a bias belongs to the scores, a mask does not
-    weights = torch.nan_to_num(torch.softmax(low, -1))
+    if mask is None:
+        mask = torch.zeros(())
+    elif mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, -math.inf)
+    weights = torch.nan_to_num(torch.softmax(scores + mask, -1))
+    scores = torch.where(mask <= MASKED, scores, scores + mask)  # a bias belongs to the scores, a mask does not
     return tuple(_numbers(x).reshape(-1, *x.shape[-2:]) for x in (scores, weights))  # type: ignore[return-value]
 
 

@@ -263,22 +263,16 @@ def pass_tests(real: Mapping[tuple[str, int], float], law: Mapping[tuple[str, in
     # logarithms. The largest deviation of a draw then has a law that knows how quantities depend on each other, and the
     # p-value of a quantity is how often that exceeds its deviation (Westfall and Young 1993): its rank among the draws,
     # and beyond their largest tenth an exponential tail.
-    columns, own = [], []
-    for key, value in real.items():
-        x = np.append(law[key], value)
-        x = np.log(x) if (x > 0).all() else x
-        finite = np.isfinite(x)
-        centre, spread = x[:-1].mean(), x[:-1].std()
-        spread = math.hypot(spread, 1e-3 * (1.0 if (law[key] > 0).all() else abs(centre) or 1.0))  # rounding
-        z = np.where(finite, np.abs(x - centre) / spread, np.inf)
-        columns.append(z[:-1])
-        own.append(float(z[-1]))
-    largest = np.sort(np.max(columns, axis=0))
+    x = np.array([[*law[key], value] for key, value in real.items()])  # (quantities, draws and pass)
+    positive = x > 0
+    x = np.where(positive.all(axis=1, keepdims=True), np.log(np.where(positive, x, 1.0)), x)
+    centre, spread = x[:, :-1].mean(axis=1, keepdims=True), x[:, :-1].std(axis=1, keepdims=True)
+    size = np.where(positive[:, :-1].all(axis=1, keepdims=True) | (centre == 0), 1.0, np.abs(centre))
+    z = np.abs(x - centre) / np.hypot(spread, 1e-3 * size)  # of rounding
+    z = np.where(np.isfinite(x), z, np.inf)
+    largest, own = np.sort(z[:, :-1].max(axis=0)), z[:, -1]
     start = float(np.quantile(largest, 0.9))
     slope = float(np.mean(largest[largest > start] - start)) if (largest > start).any() else 1e-3
-    adjusted = []
-    for each in own:
-        above = int(np.sum(largest >= each))
-        rank = (above + 1) / (len(largest) + 1)
-        adjusted.append(rank if each <= start else min(rank, 0.1 * math.exp(-(each - start) / max(slope, 1e-3))))
-    return adjusted
+    rank = (np.sum(largest >= own[:, None], axis=1) + 1) / (len(largest) + 1)
+    tail = 0.1 * np.exp(-(own - start) / max(slope, 1e-3))
+    return [float(p) for p in np.where(own <= start, rank, np.minimum(rank, tail))]

@@ -19,7 +19,7 @@ from ..models._training import unit_vectors
 from ..nn import Embedding
 from ..nn import logits as logits_of
 from ..nn._embedding import root
-from ._axes import Refusal, Scalars, Vectors
+from ._axes import Refusal, Scalars, Vectors, refuse_if
 from ._parameters import Parameter
 
 
@@ -68,8 +68,8 @@ class Draws:
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
 
     def _used(self, name: str, how: str) -> Parameter:
-        if self._uses.setdefault(name, how) != how:
-            raise Refusal(f"the parameter {name} is used both as {self._uses[name]} and as {how}")
+        first = self._uses.setdefault(name, how)
+        refuse_if(first != how, f"the parameter {name} is used both as {first} and as {how}")
         return self.laws[name]
 
     def product(self, w: Random, x: Vector) -> Vectors | Scalars:
@@ -84,11 +84,9 @@ class Draws:
             logits = self._embedding(w.name).logits(x, out)
             return Scalars(_padded(logits, x, law.zero_rows) if law.zero_rows else logits)
         law = self._used(w.name, "a matrix")
-        if law.mean or law.zero_rows:
-            raise Refusal(f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
+        refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
         plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
-        if not (plain or turned):
-            raise Refusal(f"the matrix is made of some columns of {w.name}")
+        refuse_if(not (plain or turned), f"the matrix is made of some columns of {w.name}")
         if w.name == self.head and plain and w.entries.numel() == math.prod(law.shape):
             return Scalars(logits_of(x, out, sigma=law.std * math.sqrt(into)))
         place = (w.entries.storage_offset(), w.entries.numel())
@@ -103,10 +101,8 @@ class Draws:
 
     def _embedding(self, name: str) -> Embedding:
         law = self._used(name, "a table")
-        if name not in self.ids:
-            raise Refusal(f"rows of {name} after something was done to all of it")
-        if law.mean:
-            raise Refusal(f"the table {name} has entries of mean {law.mean:g}")
+        refuse_if(name not in self.ids, f"rows of {name} after something was done to all of it")
+        refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
             embedding = self._embeddings[name] = Embedding(
                 self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding")

@@ -55,7 +55,7 @@ class Structure:
         """All blocks, the encoder's first."""
         return [block for stack in self.stacks for block in stack]
 
-    @property
+    @cached_property
     def streams(self) -> set[Node]:
         """The nodes of the stream, before and after each block."""
         return {node for block in self.blocks for node in (block.before, block.stream)}
