@@ -76,7 +76,7 @@ def as_list(x: Any) -> list[Any]:
 
 def _aligned(a: Vectors, b: Vectors) -> tuple[ns.Vector, ns.Vector]:
     refuse_if(b.from_end != a.from_end, "vectors whose coordinates are along different axes meet")
-    return a.plain(), b.plain()
+    return a.plain, b.plain
 
 
 def _uniform(c: Floats, at: int) -> Floats | None:
@@ -96,8 +96,8 @@ def _without(s: Scalars, at: int) -> ns.Scalar:
     return value[(..., 0, *(slice(None),) * (-at - 1))]
 
 
-def _vectors(value: ns.Vector, at: int) -> Vectors:
-    return Vectors.of(value, value.ndim + 1 + at)
+def _expanded(a: Vectors, shape: Shape) -> Vectors:
+    return a.viewed(lambda entries: entries.expand(np.broadcast_shapes(a.shape, shape)))  # type: ignore[no-any-return]
 
 
 def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
@@ -115,18 +115,18 @@ def _add_to_vectors(call: Call, a: Vectors, b: Tensor) -> Tensor:
     at = a.from_end
     if isinstance(b, Vectors):
         x, y = _aligned(a, b)
-        return _vectors(x + y, at)
+        return Vectors.of(x + y, at)
     if isinstance(b, Scalars):
         if len(b.shape) >= -at and b.shape[at] != 1:  # one for each coordinate: relative positions of heads
             return add(call, call.draws.scalars(a), b)
-        return _vectors(a.plain() + _without(b, at), at)
+        return Vectors.of(a.plain + _without(b, at), at)
     c = numbers(b)
     if not c.any():
-        return a.expand(np.broadcast_shapes(a.shape, c.shape))
+        return _expanded(a, c.shape)
     if (c <= MASKED).any():
         return add(call, call.draws.scalars(a), b)
     same = _uniform(c, at)
-    return _vectors(a.plain() + (along_last(c, at) if same is None else same), at)
+    return Vectors.of(a.plain + (along_last(c, at) if same is None else same), at)
 
 
 def _add_to_scalars(call: Call, a: Scalars, b: Tensor) -> Scalars:
@@ -170,17 +170,17 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _multiply_vectors(call: Call, a: Vectors, b: Vectors | Scalars) -> Vectors:
     if a is b:
-        x = a.plain()
-        square = _vectors(x * x, a.from_end)
+        x = a.plain
+        square = Vectors.of(x * x, a.from_end)
         call.draws.squares[square.value] = a
         return square
     if isinstance(b, Vectors):
         x, y = _aligned(a, b)
-        return _vectors(x * y, a.from_end)
+        return Vectors.of(x * y, a.from_end)
     root, one_each = b.root, tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
     if root is not None and root.power == -0.5 and root.vectors is a and b.shape == one_each:
-        return _vectors(ns.rms_norm(a.plain(), root.eps, gain=b.factor), a.from_end)
-    return _vectors(_without(b, a.from_end) * a.plain(), a.from_end)
+        return Vectors.of(ns.rms_norm(a.plain, root.eps, gain=b.factor), a.from_end)
+    return Vectors.of(_without(b, a.from_end) * a.plain, a.from_end)
 
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
@@ -194,8 +194,8 @@ def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     if same is None and at == -1:
         return Coordinates.of(a).scale(c)
     if same is None:
-        return _vectors(a.plain() * along_last(np.broadcast_to(c, a.shape), at), at)
-    return a.expand(np.broadcast_shapes(a.shape, c.shape)) if (same == 1).all() else _vectors(same * a.plain(), at)
+        return Vectors.of(a.plain * along_last(np.broadcast_to(c, a.shape), at), at)
+    return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, at)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
 
     def apply(call: Call, x: Tensor) -> Tensor:
         x = call.settled(x)
-        return Scalars(f(x.value)) if isinstance(x, Scalars) else _vectors(f(x.plain()), x.from_end)
+        return Scalars(f(x.value)) if isinstance(x, Scalars) else Vectors.of(f(x.plain), x.from_end)
 
     return apply
 
@@ -246,13 +246,13 @@ def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: b
         return Scalars(x.value.mean(axis=tuple(over)).reshape(*shape), factor)
     rest = tuple(axis - (axis > x.axis) for axis in over if axis != x.axis)  # among the axes of the vectors
     if x.axis not in over:
-        averages = Vectors.of(x.plain().mean(axis=rest), x.axis - sum(a < x.axis for a in over))
-        return multiply(call, averages.view(shape), factor)
+        averages = Vectors.of(x.plain.mean(axis=rest), x.axis - sum(a < x.axis for a in over))
+        return multiply(call, averages.viewed(lambda entries: entries.reshape(shape)), factor)
     square = call.draws.squares.get(x.value)
-    if square is None or square.axes != x.axes or rest:
-        scalars = ns.mean_dot(x.plain(), ns.ones(x.plain().width))
+    if square is None or x.plain is not x.value or (square.shape, square.axis) != (x.shape, x.axis) or rest:
+        scalars = ns.mean_dot(x.plain, ns.ones(x.plain.width))
         return Scalars((scalars.mean(axis=rest) if rest else scalars).reshape(*shape), factor)
-    one = square.plain()[..., None]
+    one = square.plain[..., None]
     return Scalars(ns.mean_dot(one, one)[..., 0, 0].reshape(*shape), factor, root=Root(square))
 
 
@@ -303,7 +303,7 @@ def normalised(
     """Layer or root mean square norm over the last axis, with its weight and bias."""
     x = call.vectors(x)
     refuse_if(len(normalized_shape) > 1 or not x.last, "norms are read over the last axis, if it holds the coordinates")
-    y: Tensor = Vectors.of(f(x.plain(), eps))
+    y: Tensor = Vectors.of(f(x.plain, eps))
     y = y if weight is None else multiply(call, y, weight)
     return y if bias is None else add(call, y, bias)
 

@@ -25,7 +25,7 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     refuse_if(not isinstance(weight, Random), f"multiplies by {kind(weight)}: a matrix must be a parameter")
     x = call.vectors(x)
     refuse_if(not x.last, "a matrix acts on an axis that does not hold the coordinates of vectors")
-    product = call.draws.product(weight, x.plain())
+    product = call.draws.product(weight, x.plain)
     return product if bias is None else add(call, product, bias)
 
 
@@ -36,12 +36,12 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     x, y = call.settled(x), call.settled(other)
     if isinstance(x, Vectors):
         refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
-        return scores(x, y.permute([*range(len(y.axes) - 2), len(y.axes) - 1, len(y.axes) - 2]))
+        return scores(x, y.viewed(lambda entries: entries.mT))
     scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
     if not isinstance(y, Vectors):
         return Scalars(scalars @ (y.value if isinstance(y, Scalars) else numbers(y)))
     refuse_if(not y.last, "scalars multiply the coordinates of vectors, not the vectors")
-    return Vectors.of(scalars @ y.plain())
+    return Vectors.of(scalars @ y.plain)
 
 
 def add_matmul(call: Call, bias: Tensor, first: Tensor, second: Tensor, beta: float, alpha: float) -> Tensor:
@@ -74,7 +74,7 @@ def attention(
     """`scaled_dot_product_attention`."""
     q, k, v = (call.vectors(x) for x in (query, key, value))
     if enable_gqa:
-        at = len(k.axes) - 3
+        at = len(k.shape) - 3
         index = np.repeat(np.arange(k.shape[at]), q.shape[at] // k.shape[at])
         k, v = k.pick(at, index), v.pick(at, index)
     p = multiply(call, scores(q, k), float(1 / math.sqrt(q.shape[-1]) if scale is None else scale))
@@ -104,60 +104,42 @@ def convolution(
         raise Refusal("convolutions are read for given images and patches that neither overlap nor are padded")
     patches = torch.nn.functional.unfold(x, kernel, stride=kernel).transpose(1, 2)  # (batch, patches, numbers)
     embedded = linear(call, patches, weight.viewed(lambda matrix: matrix.flatten(1)), bias)
-    return embedded.permute([0, 2, 1]).view(call.shape)
+    return embedded.viewed(lambda entries: entries.mT.reshape(call.shape))
 
 
-# Rearrangement: of vectors by their axes, of scalars as numpy does it; torch itself makes views of parameters
+# Rearrangement
+
+
+def viewed(call: Call, x: Tensor, f: Callable[[Any], Any]) -> Tensor:
+    """What torch makes of a tensor: another shape, or its axes in another order."""
+    return (x if isinstance(x, Random) else call.settled(x)).viewed(f)
 
 
 def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
     """Another shape: that of the result, if none is given."""
     shape = call.shape if shape is None else shape
-    if isinstance(x, Random):
-        return x.viewed(lambda entries: entries.reshape(shape))
     if isinstance(x, Pairs) and tuple(shape) == x.flat.shape:
         return x.flat
-    x = call.settled(x)
-    return x.rearranged(lambda a: a.reshape(shape)) if isinstance(x, Scalars) else x.view(shape)
-
-
-def permute(call: Call, x: Tensor, dims: Any) -> Tensor:
-    """Axes in another order."""
-    x, order = call.settled(x), [axis % len(dims) for axis in dims]
-    return x.rearranged(lambda a: a.transpose(*order)) if isinstance(x, Scalars) else x.permute(order)
-
-
-def transpose(call: Call, x: Tensor, dim0: int = 0, dim1: int = 1) -> Tensor:
-    """Two axes exchanged."""
-    order = list(range(len(x.shape)))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(call, x, order)
+    return viewed(call, x, lambda entries: entries.reshape(shape))
 
 
 def expand(call: Call, x: Tensor) -> Tensor:
-    """Repeated along axes of size 1."""
-    if isinstance(x, Random):
-        return x.viewed(lambda entries: entries.expand(call.shape))
-    x = call.settled(x)
-    if not isinstance(x, Scalars):
-        return x.expand(call.shape)
-    if x.root is not None and np.broadcast_shapes(x.shape, x.root.vectors.shape) == call.shape:
-        return x  # a norm that divides its vectors needs no expansion
-    allowed = None if x.allowed is None else np.broadcast_to(x.allowed, call.shape)
-    return Scalars(x.base.broadcast_to(call.shape), x.factor, allowed)
+    """Repeated along axes of size 1; a norm that divides its vectors needs no expansion."""
+    norm = isinstance(x, Scalars) and x.root is not None
+    if norm and np.broadcast_shapes(x.shape, x.root.vectors.shape) == call.shape:
+        return x
+    return viewed(call, x, lambda entries: entries.expand(call.shape))
 
 
 def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     """Entries along an axis, by an integer, a slice, or integers in an array or a tensor."""
     axis = dim % len(x.shape)
     index = index.numpy() if isinstance(index, torch.Tensor) else index
-    refuse_if(isinstance(x, Random), "entries of a parameter by an array of indices")
+    if isinstance(x, Random | Scalars):
+        return x.viewed(lambda entries: entries[(slice(None),) * axis + (index,)])
     if isinstance(x, Coordinates) and axis == len(x.shape) - 1 and isinstance(index, slice):
         return x.pick(index)
     x = call.settled(x)
-    key = (slice(None),) * axis + (index,)
-    if isinstance(x, Scalars):
-        return x.rearranged(lambda a: a[key])
     if axis != x.axis:
         return x.pick(axis, index)
     refuse_if(not isinstance(index, slice), "single coordinates of a vector")
@@ -252,7 +234,6 @@ def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tenso
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
-VIEWS_OF_PARAMETERS = ("t", "transpose", "swapaxes", "permute", *PARTS)
 
 # Each takes the call, the first argument of the operation, and those of the others that it names.
 OPS: dict[str, Callable[..., Any]] = {
@@ -274,10 +255,10 @@ OPS: dict[str, Callable[..., Any]] = {
     "conv2d": convolution,
     "embedding": embedding,
     "dropout": dropout,
-    "transpose": transpose,
-    "swapaxes": lambda call, x, axis0, axis1: transpose(call, x, axis0, axis1),
-    "t": transpose,
-    "permute": permute,
+    "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),
+    "swapaxes": lambda call, x, axis0, axis1: viewed(call, x, lambda entries: entries.transpose(axis0, axis1)),
+    "t": lambda call, x: viewed(call, x, lambda entries: entries.t()),
+    "permute": lambda call, x, dims: viewed(call, x, lambda entries: entries.permute(dims)),
     "expand": expand,
     "expand_as": expand,
     "slice": lambda call, x, dim=0, start=None, end=None, step=1: pick(call, x, dim, slice(start, end, step)),

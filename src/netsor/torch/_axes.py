@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from .._array_api import Bools, Floats, Ints
 from .._validate import Shape
 from ..language import Scalar, Vector, concat, data, dot, join
 from ..language._score import split
-
-COORDINATES = -1  # the coordinates of the vectors, among the parts of an axis
 
 
 class Refusal(Exception):
@@ -33,113 +33,92 @@ def refuse_if(wrong: object, why: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Vectors:
-    """A tensor with the coordinates of vectors along one of its axes.
+class View:
+    """A tensor as a view of another one, on the meta device: torch keeps the strides."""
 
-    `axes[i]` lists what axis i of the tensor runs over, the slowest first: numbers of axes of `value`, or COORDINATES.
-    An axis of several heads set end to end is (axis of heads, COORDINATES).
-    """
-
-    value: Vector
-    axes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, value: Vector, axis: int = -1) -> Vectors:
-        """Vectors with their coordinates along the given axis of the tensor."""
-        parts = [(k,) for k in range(value.ndim)]
-        parts.insert(axis % (value.ndim + 1), (COORDINATES,))
-        return cls(value, tuple(parts))
+    entries: Any
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return tuple(math.prod(map(self._size, parts)) for parts in self.axes)
+        return tuple(self.entries.shape)
+
+    def viewed(self, f: Callable[[Any], Any]) -> Any:
+        """What torch makes of the tensor: a view, or several (a split)."""
+        views = f(self.entries)
+        several = views if isinstance(views, list | tuple) else [views]
+        if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
+            return self._copied(f)
+        made = [replace(self, entries=view) for view in several]
+        return made if views is several else made[0]
+
+    def _copied(self, f: Callable[[Any], Any]) -> Any:
+        raise Refusal("a view that is not contiguous")
+
+    def starts(self, axis: int) -> Ints:
+        """Where in its storage the entries along an axis begin, for all indices of the other axes."""
+        sizes = zip(self.entries.shape, self.entries.stride(), strict=True)
+        steps = [np.arange(size) * stride for k, (size, stride) in enumerate(sizes) if k != axis % len(self.shape)]
+        return np.asarray(self.entries.storage_offset() + sum(np.ix_(*steps) if steps else (), np.zeros((), np.intp)))
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors(View):
+    """A tensor with the coordinates of vectors along one of its axes: a view of (*shape of `value`, width)."""
+
+    value: Vector
+
+    @classmethod
+    def of(cls, value: Vector, axis: int = -1) -> Vectors:
+        """Vectors with their coordinates along the given axis of the tensor."""
+        # Only along the coordinates do entries follow each other in the storage, even if there is one coordinate.
+        width = value.width.factor
+        storage = torch.empty((*value.shape, max(width, 2)), device="meta")
+        return cls(storage[..., :width].movedim(-1, axis), value)
 
     @property
     def axis(self) -> int:
         """The axis that holds the coordinates, from 0."""
-        return next(i for i, parts in enumerate(self.axes) if COORDINATES in parts)
+        along = [k for k, stride in enumerate(self.entries.stride()) if stride == 1]
+        refuse_if(not along, "coordinates of vectors are interleaved with another axis")
+        return max(along, key=lambda k: (self.shape[k] > 1, k))
 
     @property
     def from_end(self) -> int:
         """The same axis, counted from the end: −1 is the last."""
-        return self.axis - len(self.axes)
+        return self.axis - len(self.shape)
 
     @property
     def last(self) -> bool:
         """Whether the coordinates are along the last axis."""
         return self.from_end == -1
 
-    def _size(self, part: int) -> int:
-        return self.value.width.factor if part == COORDINATES else self.value.shape[part]
-
+    @cached_property
     def plain(self) -> Vector:
         """The vectors, in the shape of the tensor without the axis of the coordinates."""
-        at = self.axis
-        *blocks, inner = self.axes[at]
-        refuse_if(inner != COORDINATES, "coordinates of vectors are interleaved with another axis")
-        order = [part for i, parts in enumerate(self.axes) if i != at for part in parts]
-        shape = [size for i, size in enumerate(self.shape) if i != at]
-        value = self.value.transpose(*order, *blocks) if self.value.ndim else self.value
-        return concat(value.reshape(*shape, -1), axis=-1) if blocks else value.reshape(*shape)
+        size, width = self.shape[self.axis], self.value.width.factor
+        starts = self.starts(self.axis) * width // max(width, 2)
+        part = math.gcd(size, width, int(np.gcd.reduce(starts, axis=None)))  # coordinates that stay together
+        parts = self.value if part == width else split(self.value, width // part, self.value.ndim)
+        if part == size:
+            return parts.take(starts // part, "view")
+        return concat(parts.take(starts[..., None] // part + np.arange(size // part), "view"), axis=-1)
 
-    def view(self, shape: Sequence[int]) -> Vectors:
-        """The same entries in another shape, as `torch.Tensor.reshape`; no size may be −1."""
-        order = [part for parts in self.axes for part in parts]
-        queue = [(part == COORDINATES, self._size(part)) for part in order]
-        queue = [(width, size) for width, size in queue if width or size > 1]
-        axes: list[tuple[int, ...]] = []
-        sizes: list[int] = []  # of the axes of the new value
-        pieces: list[int] = []  # into which vectors are split: their sizes, from `at` among those of the new value
-        at = 0
-        for size in shape:
-            parts: list[int] = []
-            while size > 1 or (queue and queue[0] == (True, 1)):
-                width, here = queue.pop(0)
-                refuse_if(size % here and here % size, f"a view from {self.shape} to {tuple(shape)} cuts across axes")
-                if here > size:
-                    queue.insert(0, (width, here // size))
-                    if width:
-                        at = at if pieces else len(sizes)
-                        pieces.append(size)
-                    width, here = False, size
-                parts.append(COORDINATES if width else len(sizes))
-                sizes += [] if width else [here]
-                size //= here
-            axes.append(tuple(parts))
-        value = (
-            self.value.transpose(*(part for part in order if part != COORDINATES)) if self.value.ndim else self.value
-        )
-        if pieces:
-            before = [*sizes[:at], *sizes[at + len(pieces) :]]
-            value = split(value.reshape(*before), math.prod(pieces), at)
-        return Vectors(value.reshape(*sizes), tuple(axes))
-
-    def permute(self, order: Sequence[int]) -> Vectors:
-        """The axes of the tensor in another order."""
-        return Vectors(self.value, tuple(self.axes[i] for i in order))
-
-    def expand(self, shape: Sequence[int]) -> Vectors:
-        """Repeated along axes of size 1 and new axes in front."""
-        value, new = self.plain(), len(shape) - len(self.axes)
-        at = self.axis + new
-        return Vectors.of(value.broadcast_to([size for i, size in enumerate(shape) if i != at]), at)
+    def _copied(self, f: Callable[[Any], Any]) -> Any:
+        plain = Vectors.of(self.plain, self.axis)
+        refuse_if(plain.entries.stride() == self.entries.stride(), "a view that cuts across axes")
+        return plain.viewed(f)
 
     def pick(self, axis: int, index: Any) -> Vectors:
         """Entries along an axis that does not hold coordinates: an integer drops it, a slice or array keeps it."""
         at = self.axis
         key = (slice(None),) * (axis - (axis > at)) + (index,)
-        return Vectors.of(self.plain()[key], at - (isinstance(index, int) and axis < at))
+        return Vectors.of(self.plain[key], at - (isinstance(index, int) and axis < at))
 
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
-        size, at = self.shape[self.axis], self.axis
-        step = math.gcd(start, stop, size)
-        if step == size:
-            return self
-        before, after = self.shape[:at], self.shape[at + 1 :]
-        apart = self.view([*before, size // step, step, *after]).pick(at, slice(start // step, stop // step))
-        return apart.view([*before, stop - start, *after])
+        part: Vectors = self.viewed(lambda entries: entries.narrow(self.axis, start, stop - start))
+        return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,9 +165,12 @@ class Scalars:
         allowed = np.broadcast_to(allowed, self.shape)
         return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
 
-    def rearranged(self, f: Callable[[Any], Any]) -> Scalars:
-        """The same scalars in another order or shape: f acts on them and on the mask."""
-        return Scalars(f(self.base), self.factor, None if self.allowed is None else f(self.allowed))
+    def viewed(self, f: Callable[[Any], Any]) -> Scalars:
+        """The same scalars in another order or shape, as torch makes it of a tensor."""
+        flat = f(torch.arange(self.base.size).reshape(self.shape)).numpy()
+        return Scalars(
+            self.base.take(flat, "view"), self.factor, None if self.allowed is None else self.allowed.ravel()[flat]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,17 +229,17 @@ def joined(parts: Sequence[Vectors], axis: int) -> Vectors:
     at = parts[0].axis
     refuse_if(any(part.axis != at for part in parts), "torch.cat of vectors along different axes")
     if axis != at:
-        return Vectors.of(join([part.plain() for part in parts], axis - (axis > at)), at)
+        return Vectors.of(join([part.plain for part in parts], axis - (axis > at)), at)
     step = math.gcd(*(part.shape[at] for part in parts))
-    views = [part.view([*part.shape[:at], part.shape[at] // step, step, *part.shape[at + 1 :]]) for part in parts]
-    whole = joined(views, at)
-    return whole.view([*whole.shape[:at], math.prod(whole.shape[at : at + 2]), *whole.shape[at + 2 :]])
+    whole = joined([part.viewed(lambda entries: entries.unflatten(at, (-1, step))) for part in parts], at)
+    ends: Vectors = whole.viewed(lambda entries: entries.flatten(at, at + 1))
+    return ends
 
 
 def scores(x: Vectors, y: Vectors) -> Scalars:
     """⟨x_i, y_j⟩ for tensors (…, i, coordinates) and (…, j, coordinates): scalars (…, i, j)."""
     refuse_if(not (x.last and y.last), "a product of vectors that does not sum over their coordinates")
-    return Scalars(dot(x.plain(), y.plain()), math.sqrt(x.shape[-1]))
+    return Scalars(dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
 
 
 def along_last(numbers: Floats, axis: int) -> Vector:

@@ -26,7 +26,7 @@ from ..language._array import Take
 from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
-from ._aten_ops import VIEWS_OF_PARAMETERS, apply_op
+from ._aten_ops import apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
@@ -293,7 +293,7 @@ class Reader:
                 f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, "
                 f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
             )
-        return Random(name, torch.empty(law.shape, device="meta"))
+        return Random(torch.empty(law.shape, device="meta"), name)
 
     def program(self, name: str) -> Program:
         """The whole program."""
@@ -325,8 +325,6 @@ class Reader:
 
         try:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
-            if args and isinstance(args[0], Random) and name in VIEWS_OF_PARAMETERS:
-                return args[0].viewed(lambda entries: node.target(entries, *args[1:], **kwargs))
             schema = schema_of(node)
             names = ["self", "index"] if schema is None else [argument.name for argument in schema.arguments]
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -343,4 +341,4 @@ class Reader:
         x = self.draws.vectors(x) if isinstance(x, Random) else x
         x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
         x = settled(x) if isinstance(x, Coordinates) else x
-        return x.plain() if isinstance(x, Vectors) else x.value
+        return x.plain if isinstance(x, Vectors) else x.value

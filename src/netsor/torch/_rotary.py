@@ -28,8 +28,8 @@ def settled(c: Coordinates) -> Vectors:
         if np.array_equal(index, np.arange(start, stop)):
             part = x.part(start, stop)
             if np.ptp(factor, axis=-1).max() > 0:
-                return Vectors.of(part.plain() * along_last(np.broadcast_to(factor, part.shape), -1))
-            return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain())
+                return Vectors.of(part.plain * along_last(np.broadcast_to(factor, part.shape), -1))
+            return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain)
     used = np.concatenate([index[f.any(axis=tuple(range(f.ndim - 1)))] for index, f in terms])
     start, stop = int(used.min()), int(used.max()) + 1
     if stop - start == count < size:  # a part of a fused projection
@@ -48,7 +48,8 @@ def _turned(c: Coordinates) -> Vectors:
         order = [k for k in range(len(lead) + 1) if k != along[0]]
         order.insert(len(lead) - 1, along[0])
         moved = tuple((i, f.transpose(order)) for (i, _), f in zip(c.terms, factors, strict=True))
-        return _turned(Coordinates(c.x.permute(order), moved)).permute(np.argsort(order).tolist())
+        turned = _turned(Coordinates(c.x.viewed(lambda x: x.permute(order)), moved))
+        return turned.viewed(lambda x: x.permute(np.argsort(order).tolist()))  # type: ignore[no-any-return]
     tokens, own = lead[-1] if lead else 1, np.arange(size)
     same, other, partner = np.zeros((tokens, size)), np.zeros((tokens, size)), own
     for (index, _), factor in zip(c.terms, factors, strict=True):
@@ -74,7 +75,7 @@ def _turned(c: Coordinates) -> Vectors:
         base, stretch = _base(theta)
     except Refusal:  # as between tokens that are further apart or closer: linear scaling
         positions, (base, stretch) = positions * theta[0], _base(theta / theta[0])
-    value = rotary(c.x.plain(), positions, base, r / size, stretch)
+    value = rotary(c.x.plain, positions, base, r / size, stretch)
     return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
 
 

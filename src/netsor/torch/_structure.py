@@ -13,13 +13,13 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ._aten_ops import VIEWS as VIEW_OPS
-from ._aten_ops import VIEWS_OF_PARAMETERS
+from ._aten_ops import PARTS
+from ._aten_ops import VIEWS as SHAPES
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 SOFTMAX = ("softmax", "_softmax", "scaled_dot_product_attention")
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2, "conv2d": 1}  # where the matrix is among the arguments
-VIEWS = (*VIEW_OPS, *VIEWS_OF_PARAMETERS, "getitem", "expand", "contiguous", "to", "_to_copy")
+VIEWS = (*SHAPES, *PARTS, "t", "transpose", "swapaxes", "permute", "getitem", "expand", "contiguous", "to", "_to_copy")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
