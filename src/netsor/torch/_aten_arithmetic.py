@@ -42,7 +42,8 @@ class Call:
         x = self.settled(x)
         if isinstance(x, torch.Tensor) and x.ndim and x.is_floating_point():
             return Vectors.of(along_last(numbers(x), -1))
-        refuse_if(not isinstance(x, Vectors), f"needs vectors, got {kind(x)}")
+        if not isinstance(x, Vectors):
+            raise Refusal(f"needs vectors, got {kind(x)}")
         return x
 
     def settled(self, x: Tensor) -> Tensor:
