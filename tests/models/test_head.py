@@ -6,7 +6,7 @@ import pytest
 from scipy import special
 
 from netsor.models import _metrics
-from netsor.models._loss import of_head, parts
+from netsor.models._loss_gradient import of_head, parts
 
 T, WORDS, KNOWN = 3, 50, 4
 TARGETS = (2, 0, 2)  # one of them twice
@@ -41,7 +41,7 @@ def test_sums_over_the_vocabulary(library, known, others, cap, monkeypatch):
         monkeypatch.setattr(_metrics, "LOGITS_PER_BATCH", 7 * T)
     arrays = given(known, others)
     asked = [strict.asarray(a) for a in arrays] if library == "strict" else arrays
-    made = np.asarray(of_head(*asked, targets=TARGETS, cap=cap, known=known, others=others))
+    made = np.asarray(of_head(*asked, targets=TARGETS, cap=cap))
     where = parts(T, KNOWN if known else 0)
     for place, right in zip(where[1:], direct(arrays, known, others, cap), strict=False):
         np.testing.assert_allclose(made[:, place], right.reshape(2, -1), atol=1e-14)

@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
-from netsor.models._loss import words
+from netsor.models._loss_gradient import words
 from netsor.models._metric_program import STREAM
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs

@@ -108,10 +108,10 @@ REFUSED = [
     ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder=False of this t5"),
     ("t5", {"tie_encoder_decoder": True}, "may matter at initialisation: tie_encoder_decoder=True"),
     ("gpt2", {"pruned_heads": {"0": [1]}}, "may matter at initialisation: pruned_heads="),
-    ("gpt2", {"n_head": 5}, "a width of 32 in this gpt2 configuration is not a multiple of 5 heads"),
+    ("gpt2", {"n_head": 5}, "heads=5 must be a divisor of width=32"),
     ("llama", {ROPE: {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor=0\.5 .* it must be 1\.0"),
     ("llama", {"pad_token_id": 31}, "pad_token_id=31 of this llama configuration must be null or an id"),
-    ("gpt_neox", {"rotary_pct": 0.2}, "3 coordinates of 16 are turned by the rotary positions of this gpt_neox"),
+    ("gpt_neox", {"rotary_pct": 0.2}, r"width/heads=16 times rotary_fraction=0\.1875 must be even"),
     ("vit", {"initializer_range": 0.5}, r"initializer_range=0\.5 of this vit configuration must be .* at most 0\.2"),
 ]
 

@@ -1,7 +1,7 @@
 """Builds a described transformer in the language: every vector and score of it, block by block.
 
-Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so that
-at other widths, and at infinite ones, it has the scale of this model.
+Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so it
+has the scale of this model at other widths too, and at infinite ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,8 @@ from ._probed_program import matrix_kind, values_by_block
 n, d, m = ns.Width("n"), ns.Width("d"), ns.Width("m")
 Mask = Bools | None
 Bias = ns.Scalar | Floats | None
-ACTIVATIONS: dict[str, Callable[[ns.Vector], ns.Vector]] = {
-    "relu": ns.relu,
-    "gelu": ns.gelu,
-    "gelu_tanh": ns.gelu_tanh,
-    "silu": ns.silu,
-    "tanh": ns.tanh,
-}
+ACTIVATIONS: dict[str, Callable[[ns.Vector], ns.Vector]]
+ACTIVATIONS = {"relu": ns.relu, "gelu": ns.gelu, "gelu_tanh": ns.gelu_tanh, "silu": ns.silu, "tanh": ns.tanh}
 
 
 @dataclass(frozen=True)
@@ -74,11 +69,9 @@ def inputs_of(
         if count > words:
             raise ArgumentError("tokens", count, f"at most {words}: so many different ids {model.name} has; give ids")
         ids = [i for i in range(count + 1) if i != model.padding][:count]
-    encoder_ids = _ids(model, ids, "ids")
-    if not model.decoder_layers:
-        return Inputs(len(encoder_ids), encoder_ids)
-    after = encoder_ids if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
-    return Inputs(len(encoder_ids), encoder_ids, after)
+    checked = _ids(model, ids, "ids")
+    decoded = checked if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
+    return Inputs(len(checked), checked, decoded if model.decoder_layers else ())
 
 
 def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
@@ -99,11 +92,9 @@ def _patches(
         )
     if patches is None:
         return Inputs(whole(tokens, "tokens", least=2, most=model.length or 2))
-    given = np.array(patches, dtype=np.float64)
-    if given.ndim != 2 or given.shape[1] != model.patch or not 1 <= len(given) < (model.length or 0):
-        raise ValueError(
-            f"patches of shape {given.shape} must be (patches, {model.patch}), at most {(model.length or 0) - 1}"
-        )
+    given, most = np.array(patches, dtype=np.float64), (model.length or 1) - 1
+    if given.ndim != 2 or given.shape[1] != model.patch or not 1 <= len(given) <= most:
+        raise ValueError(f"patches of shape {given.shape} must be (patches, {model.patch}), at most {most}")
     return Inputs(len(given) + 1, patches=given)
 
 
@@ -202,13 +193,12 @@ class Trace(NamedTuple):
             layer, mask = self.layers[i], self.masks[i]
             if i == encoder:
                 probes.append(Probe("embedding", starts[1]))
-            for value in values:
-                if isinstance(value.op, MatMul):
-                    kind = matrix_kind(value.op, n)
-                    if kind in ("query", "key", "value"):
-                        probes.append(Probe(kind, value))
-                    elif kind == "out":
-                        probes.append(Probe("hidden", value.op.x))
+            for value, op in [(value, value.op) for value in values if isinstance(value.op, MatMul)]:
+                kind = matrix_kind(op, n)
+                if kind in ("query", "key", "value"):
+                    probes.append(Probe(kind, value))
+                elif kind == "out":
+                    probes.append(Probe("hidden", op.x))
             probes += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
             named: dict[str, ns.Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
             named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
@@ -219,30 +209,27 @@ class Trace(NamedTuple):
 def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) -> Trace:
     """The network on these inputs. `embedded` are precomputed embeddings; by default they are computed here."""
     table, x = _embedded(model, given) if embedded is None else (None, embedded)
-    mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
+    masks = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
     bias = _bias(model, given.tokens, bidirectional=not model.causal)
     layers: list[Layer] = []
-    stream = x
-    if model.shared:
-        again = nn.shared(lambda u: _layer(model, u, mask[0], bias)[:6])
-    for i in range(model.layers):
-        layers.append(Layer(*again(stream)) if model.shared else _layer(model, stream, mask[i], bias))
+    stream, decoded = x, None
+    again = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
+    for mask in masks:
+        layers.append(Layer(*again(stream)) if model.shared else _layer(model, stream, mask, bias))
         stream = layers[-1].stream
     output = normed(model, stream) if model.final_norm else stream
-    decoded = None
     if model.decoder_layers:
         assert table is not None
         stream = decoded = _words(model, table, given.decoder_ids)
-        bias = _bias(model, len(given.decoder_ids), bidirectional=False)
-        context = output
-        gains = {name: model.decoder_gain * getattr(model, name) for name in BRANCHES}
-        decoder = dataclasses.replace(model, **gains)
+        tokens = len(given.decoder_ids)
+        bias, context = _bias(model, tokens, bidirectional=False), output
+        decoder = dataclasses.replace(model, **{name: model.decoder_gain * getattr(model, name) for name in BRANCHES})
         for i in range(model.layers, model.layers + model.decoder_layers):
-            mask.append(_mask(model, i, len(given.decoder_ids), True))
-            layers.append(_decoder(decoder, stream, context, mask[i], bias))
+            masks.append(_mask(model, i, tokens, True))
+            layers.append(_decoder_layer(decoder, stream, context, masks[i], bias))
             stream = layers[-1].stream
         output = normed(model, stream) if model.final_norm else stream
-    return Trace(x, tuple(layers), output, tuple(mask), table, decoded, model.order == "post")
+    return Trace(x, tuple(layers), output, tuple(masks), table, decoded, model.order == "post")
 
 
 def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, ns.Vector]:
@@ -271,27 +258,25 @@ def _words(model: Description, table: EmbeddingTable, ids: tuple[int, ...]) -> n
 
 
 def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
-    looked: list[nn.Attended] = []
-    given: list[ns.Vector] = []
-    routed: list[ns.Scalar] = []
+    inside: dict[str, Any] = {}
 
-    def look(u: ns.Vector) -> ns.Vector:
-        looked.append(_attend(model, u, mask, bias))
-        return looked[0].output
+    def attend(u: ns.Vector) -> ns.Vector:
+        attended = _attend(model, u, mask, bias)
+        inside.update(scores=attended.scores, weights=attended.weights)
+        return attended.output
 
     def feed(u: ns.Vector) -> ns.Vector:
-        given.append(u)
+        inside["given"] = u
         if model.experts is None:
             return _feed(model, u)
-        routed.append(_routed(model, u, model.experts))
-        return _experts(model, u, routed[0])
+        inside["experts"] = _routed(model, u, model.experts)
+        return _experts(model, u, inside["experts"])
 
-    block = nn.block(x, look, feed, partial(normed, model), model.order)
-    layer = Layer(block.output, block.attended, block.fed, given[0], looked[0].scores, looked[0].weights)
-    return layer._replace(experts=routed[0]) if routed else layer
+    block = nn.block(x, attend, feed, partial(normed, model), model.order)
+    return Layer(block.output, block.attended, block.fed, **inside)
 
 
-def _decoder(model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, bias: Bias) -> Layer:
+def _decoder_layer(model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, bias: Bias) -> Layer:
     own = _attend(model, normed(model, x), mask, bias)
     x = x + own.output
     cross = _attend(model, normed(model, x), None, None, context).output
@@ -302,10 +287,8 @@ def _decoder(model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, b
 
 
 def _attend(model: Description, x: ns.Vector, mask: Mask, bias: Bias, context: ns.Vector | None = None) -> nn.Attended:
-    rotary, norm = None, _norm_all_heads if model.qk_norm_whole else ns.rms_norm
-    if model.positions == "rotary":
-        rotary = nn.Rotary(model.rotary_base, model.rotary_fraction, None, model.rotary_stretch)
-    scaling = "sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.d)
+    rotary = nn.Rotary(model.rotary_base, model.rotary_fraction, None, model.rotary_stretch)
+    norm = partial(_norm_all_heads if model.qk_norm_whole else ns.rms_norm, eps=model.eps)
     return nn.attend(
         x,
         model.heads,
@@ -313,11 +296,11 @@ def _attend(model: Description, x: ns.Vector, mask: Mask, bias: Bias, context: n
         mask,
         context=context,
         groups=model.key_heads,
-        rotary=rotary,
-        qk_norm=partial(norm, eps=model.eps) if model.qk_norm else None,
+        rotary=rotary if model.positions == "rotary" else None,
+        qk_norm=norm if model.qk_norm else None,
         softcap=model.score_cap,
         bias=bias,
-        scaling=scaling,
+        scaling="sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.d),
         sigma_q=sigma_of(model.std_q, model.width),
         sigma_k=sigma_of(model.std_k, model.width),
         sigma_v=sigma_of(model.std_v, model.width),
@@ -337,16 +320,9 @@ def _feed(model: Description, x: ns.Vector) -> ns.Vector:
         h = h + ns.gaussian(m, cov=model.bias_in**2, name="b") if model.bias_in else h
         return ACTIVATIONS[model.activation](h)
 
-    fed = nn.mlp(
-        x,
-        m,
-        n,
-        activation,
-        gate=model.gated,
-        sigma_w=sigma_of(model.std_in, model.width),
-        sigma_gate=sigma_of(model.std_gate, model.width),
-        sigma_out=sigma_of(model.std_out, model.hidden),
-    )
+    sigma_w, sigma_gate = sigma_of(model.std_in, model.width), sigma_of(model.std_gate, model.width)
+    sigmas = {"sigma_w": sigma_w, "sigma_gate": sigma_gate, "sigma_out": sigma_of(model.std_out, model.hidden)}
+    fed = nn.mlp(x, m, n, activation, gate=model.gated, **sigmas)
     return fed + ns.gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
 
 
@@ -376,7 +352,7 @@ def normed(model: Description, x: ns.Vector) -> ns.Vector:
 
 
 def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
-    seen = model.window if model.window is not None and layer % model.window_every == 0 else None
+    seen = model.window if layer % model.window_every == 0 else None
     return None if seen is None and not causal else _visible(tokens, seen, causal)
 
 
@@ -394,14 +370,8 @@ def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:
         return nn.alibi(model.heads, tokens)
     if model.positions != "relative":
         return None
-    return nn.relative_bias(
-        model.heads,
-        tokens,
-        buckets=model.buckets,
-        max_distance=model.distance,
-        std=model.std_relative,
-        bidirectional=bidirectional,
-    )
+    sizes = {"buckets": model.buckets, "max_distance": model.distance}
+    return nn.relative_bias(model.heads, tokens, **sizes, std=model.std_relative, bidirectional=bidirectional)
 
 
 def sigma_of(std: float, fan_in: int) -> float:

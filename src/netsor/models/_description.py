@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
 from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
 from ..language._rotary import Stretch, checked_stretch
-from ._hf_config import ACTIVATION, ALIASES
+from ._config_reader import ACTIVATION, ALIASES
 
 # Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
@@ -171,25 +171,27 @@ class Description:
         **changes : Any
             New values of fields, by name. You can use the names of Hugging Face, such as `num_hidden_layers`.
         """
-        changes = _own_names(changes)
-        known = [field.name for field in fields(self)]
-        for name in changes:
+        known, own = [field.name for field in fields(self)], dict[str, Any]()
+        for given, value in changes.items():
+            name = ALIASES.get(given, given)
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
-                meant = f"; did you mean {' or '.join(near)}?" if near else ""
-                given = name if name.isidentifier() else shown(name)
-                meant = meant or ": ns.models.Transformer lists them"
-                raise ValueError(f"{given} is not a field of a Transformer{meant}")
+                meant = f"; did you mean {' or '.join(near)}?" if near else ": ns.models.Transformer lists them"
+                raise ValueError(
+                    f"{name if name.isidentifier() else shown(name)} is not a field of a Transformer{meant}"
+                )
+            if name in own:
+                raise ArgumentError(given, value, f"given once: {name} is the same field")
+            own[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
         every: dict[str, Any] = {}
         if std is not None:
             real(std, "std", least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)
             every = {f"std_{matrix}": std for matrix in MATRICES}
-        changed = dataclasses.replace(self, **{**every, **changes})
+        changed = dataclasses.replace(self, **{**every, **own})
         for name, needs in idle(changed).items():
-            if name in changes and getattr(changed, name) != getattr(self, name):
-                raise ArgumentError(
-                    name, getattr(changed, name), f"left unchanged in {self.name}: it has an effect only with {needs}"
-                )
+            if name in own and getattr(changed, name) != getattr(self, name):
+                allowed = f"left unchanged in {self.name}: it has an effect only with {needs}"
+                raise ArgumentError(name, getattr(changed, name), allowed)
         return changed
 
     def widths(self) -> dict[str, int]:
@@ -241,17 +243,6 @@ class Description:
         return "exact" if self.distribution == "gaussian" else "same limit"
 
 
-def _own_names(changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes by our names of fields, where some have those of Hugging Face."""
-    own: dict[str, Any] = {}
-    for given, value in changes.items():
-        name = ALIASES.get(given, given)
-        if name in own:
-            raise ArgumentError(given, value, f"given once: {name} is the same field")
-        own[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
-    return own
-
-
 D = TypeVar("D", bound=Description)
 
 
@@ -264,17 +255,12 @@ def with_scalar_std(model: D, field: str, std: Any) -> D:
 
 
 def settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Changes for `replace` from texts "field=value", as a command line gives them.
+    """Changes for `replace` from texts "field=value", as a command line gives them, with the types of the fields.
 
     Parameters
     ----------
     texts : iterable of str
         The texts.
-
-    Returns
-    -------
-    dict
-        The values, with the types of the fields.
 
     Examples
     --------

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ._hf_config import ACTIVATION, Config
+from ._config_reader import ACTIVATION, Config
 
 Fields = dict[str, Any]
 Reader = Callable[[Config], Fields]
@@ -28,8 +28,6 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
         def reader(given: Fields) -> Fields:
             config = Config(model_type, {**defaults, **given}, ignored.split())
             fields = read(config)
-            if fields.get("head_dim") is None:  # it follows, and is refused here if it cannot
-                config.head_dim(fields["width"], fields["heads"])
             config.reject_unread()
             return fields
 
@@ -42,9 +40,7 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
 @family("bert", "attention_probs_dropout_prob hidden_dropout_prob type_vocab_size directionality")
 def bert(config: Config) -> Fields:
     """BERT: a norm after each sum, learned positions and types (all tokens have type 0), logits by a dense layer."""
-    config.require("is_decoder", False)
-    config.require("add_cross_attention", False)
-    config.require("position_embedding_type", "absolute")
+    config.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     config.unread = {name: value for name, value in config.unread.items() if not name.startswith("pooler_")}
     sizes = config.fields(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
     sizes |= config.fields(vocab_size=30522, max_position_embeddings=512)
@@ -100,9 +96,7 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
 )
 def gpt2(config: Config) -> Fields:
     """GPT-2, as Hugging Face's GPT2LMHeadModel draws it: output projections of both branches smaller by 1/√(2L)."""
-    config.require("scale_attn_weights", True)
-    config.require("scale_attn_by_inverse_layer_idx", False)
-    config.require("add_cross_attention", False)
+    config.require(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     sizes = config.fields(n_layer=12, n_embd=768, n_head=12, vocab_size=50257, n_positions=1024)
     std = config.take("initializer_range", 0.02, float)
     return {
@@ -154,7 +148,7 @@ def llama(config: Config) -> Fields:
         "norm": "rms",
         "gated": True,
         "std_position": 0.0,
-        **config.rotary(head_dim or config.head_dim(sizes["width"], sizes["heads"])),
+        **config.rotary(head_dim or sizes["width"] // sizes["heads"]),
         **dict.fromkeys((*STDS, "std_gate"), config.std()),
     }
 
@@ -205,7 +199,7 @@ def qwen3(config: Config) -> Fields:
 
 def _reject_sliding_window(config: Config) -> None:
     """Refuse a window in some of the blocks; without it its size and its layers do not matter."""
-    config.require("use_sliding_window", False)
+    config.require(use_sliding_window=False)
     types = config.take("layer_types", None, list)
     if types is not None and not all(kind == "full_attention" for kind in types):
         config.refuse("layer_types", types, "'full_attention' throughout")
@@ -226,7 +220,8 @@ def gemma2(config: Config) -> Fields:
     """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (which begin as 1 + 0)."""
     # hidden_activation is what the model reads; older files also hold hidden_act
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
-    config.require("use_bidirectional_attention", None, False)
+    if bidirectional := config.take("use_bidirectional_attention", None):
+        config.refuse("use_bidirectional_attention", bidirectional, "false")
     types = config.take("layer_types", None, list)
     fields = llama(config)
     every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
@@ -250,9 +245,8 @@ def t5(config: Config) -> Fields:
     # the model takes for "do not multiply", and its logits are tied all the same.
     tied = config.take("tie_word_embeddings", True) is not False
     scaled = config.take("scale_decoder_outputs", tied)
-    config.require("is_decoder", False)
-    config.require("is_encoder_decoder", True)
-    config.require("initializer_factor", 1.0)  # another factor is also the gain of every norm
+    # another initializer_factor is also the gain of every norm
+    config.require(is_decoder=False, is_encoder_decoder=True, initializer_factor=1.0)
     sizes = config.fields(num_layers=6, d_model=512, num_heads=8, d_kv=64, d_ff=2048, vocab_size=32128)
     width, heads, d, hidden = (sizes[name] for name in ("width", "heads", "head_dim", "hidden"))
     gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")

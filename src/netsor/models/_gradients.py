@@ -19,7 +19,7 @@ from ..language._grad import Reverse, Use
 from ..language._graph import topological_order
 from ..language._operation import Gaussian, MatMul
 from ..language._scalar import constant
-from ._loss import Loss
+from ._loss_gradient import Loss
 from ._metrics import of_pairs
 from ._probed_program import KINDS, ProbedProgram
 

@@ -28,7 +28,7 @@ class Recipe(NamedTuple):
 
 
 def recipe(model: M, name: str) -> M:
-    """The model as a recipe draws it.
+    """The model as a recipe draws it: with other standard deviations and multipliers, and the recipe in its name.
 
     Parameters
     ----------
@@ -36,11 +36,6 @@ def recipe(model: M, name: str) -> M:
         A model.
     name : str
         One of `ns.models.RECIPES`, which has the words and the source of each.
-
-    Returns
-    -------
-    Transformer
-        The model with other standard deviations and multipliers, and with the recipe in its name.
 
     Examples
     --------
@@ -71,24 +66,12 @@ def _scale_last(made: Changes, factor: float) -> Changes:
 def _fans(model: Description) -> dict[str, tuple[int, int]]:
     """Fan-in and fan-out of each matrix of a block, all heads and groups of it together."""
     n, m, inner, keys = model.width, model.hidden, model.heads * model.d, model.key_heads * model.d
-    return {
-        "q": (n, inner),
-        "k": (n, keys),
-        "v": (n, keys),
-        "o": (inner, n),
-        "in": (n, m),
-        "gate": (n, m),
-        "out": (m, n),
-    }
+    attention = {"q": (n, inner), "k": (n, keys), "v": (n, keys), "o": (inner, n)}
+    return attention | {"in": (n, m), "gate": (n, m), "out": (m, n)}
 
 
 def _small(model: Description) -> Changes:
     return _alike(math.sqrt(2 / (5 * model.width)))
-
-
-def _neox(model: Description) -> Changes:
-    last = 2 / (_depth(model) * math.sqrt(model.width))
-    return _small(model) | {"std_o": last, "std_out": last}
 
 
 def _xavier(model: Description) -> Changes:
@@ -127,13 +110,9 @@ def _ntk(model: Description) -> Changes:
 
 def _mup(model: Description) -> Changes:
     ratio = BASE / model.width
-    changes = _alike(0.02 * math.sqrt(ratio)) | {
-        "std_embedding": 0.02,
-        "std_position": 0.02,
-        "score_scale": BASE_HEAD**0.5 / model.d,
-    }
     last = {"logit_scale": ratio} if model.tied else {"std_logits": 0.02 * ratio}
-    return changes | last
+    vectors = {"std_embedding": 0.02, "std_position": 0.02, "score_scale": BASE_HEAD**0.5 / model.d}
+    return _alike(0.02 * math.sqrt(ratio)) | vectors | last
 
 
 RECIPES = {
@@ -151,7 +130,7 @@ RECIPES = {
     "neox": Recipe(
         "std √(2/(5n)), the last matrices of both branches 2/(L√n)",
         "GPT-NeoX-20B (Black et al. 2022, section 2.3.1), Pythia",
-        _neox,
+        lambda model: _small(model) | dict.fromkeys(("std_o", "std_out"), 2 / (_depth(model) * math.sqrt(model.width))),
     ),
     "xavier": Recipe(
         "std √(2/(fan-in + fan-out)), embeddings 1/√n", "Glorot and Bengio 2010; embeddings as in fairseq", _xavier

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -19,19 +19,8 @@ from ..language._scalar import constant
 from ..language._width import bind_widths
 from ._description import Description
 from ._gradients import Gradients
-from ._loss import End, ModelEnd, program_loss
-from ._metrics import (
-    BLOCK,
-    ENDS,
-    effective_rank,
-    names_of,
-    of_attention,
-    of_experts,
-    of_gram,
-    of_logits,
-    of_shares,
-    ranges,
-)
+from ._loss_gradient import End, ModelEnd, program_loss
+from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares, ranges
 from ._probed_program import Block, ProbedProgram, mask_of, value_of
 
 STREAM = ("mean_square", "cosine", "effective_rank")  # of the embeddings too
@@ -57,21 +46,18 @@ def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
         each = [_joined([p.value.reshape(-1, *allowed.shape) for p in block[name]]) for name in (names[0], names[-1])]
         numbers = apply(partial(of_attention, allowed=allowed), *each, axes=3, name="of_attention")
         row.append(numbers if len(names) == 2 else numbers[:2] if names == ["scores"] else numbers[2:])
-    branches = [name for name in BRANCHES if name in block]
-    if branches:
+    if branches := [name for name in BRANCHES if name in block]:
         squares = stack([_square(u) for u in (before, *(value_of(block, name) for name in branches))])
         middle = [stack([_square(value_of(block, "middle"))])] if "middle" in block else []
         shares = apply(of_shares, squares, *middle, axes=1)
         if crossed and "cross" not in block:
-            at = branches.index("attention") + 1 if "attention" in branches else 0
-            each = [shares[i] for i in range(len(branches))]
-            shares = stack([*each[:at], each[0] * 0.0, *each[at:]])
+            by_name = {name: shares[i] for i, name in enumerate(branches)} | {"cross": shares[0] * 0.0}
+            shares = stack([by_name[name] for name in BRANCHES if name in by_name])
         row.append(shares)
     elif crossed:
         row.append(constant(np.zeros(1)))
     if "experts" in block:
-        given: Any = _joined([each.value for each in block["experts"]], axis=1)
-        row.append(apply(of_experts, given, axes=2))
+        row.append(apply(of_experts, _joined([each.value for each in block["experts"]], axis=1), axes=2))
     return join(row)
 
 
@@ -146,9 +132,8 @@ class Probes:
         ranges: bool = False,
     ) -> None:
         if gradients and model.experts:
-            raise ValueError(
-                f"gradients=True of {model.name}, with experts={model.experts}: what a router chooses has no gradient"
-            )
+            experts = f"gradients=True of {model.name}, with experts={model.experts}"
+            raise ValueError(f"{experts}: what a router chooses has no gradient")
         self.model, self.source, self.gradients, self.ranges = model, source, gradients, ranges
 
     @cached_property
@@ -161,19 +146,19 @@ class Probes:
         """The program for n = ∞. Tied logits keep the fluctuation that they have at the width of the model."""
         return self._program(self._build(limit=True))
 
-    def _program(self, sections: Sequence[Section]) -> Program:
-        return Program(tuple(row for section in sections for row in section.rows), f"probes of {self.model.name}")
-
     @cached_property
     def _sections(self) -> list[Section]:
         return self._build(limit=False)
+
+    def _program(self, sections: Sequence[Section]) -> Program:
+        return Program(tuple(row for section in sections for row in section.rows), f"probes of {self.model.name}")
 
     def _names(self, whole: bool, *parts: str) -> tuple[str, ...]:
         return tuple(name for s in self._sections if s.whole == whole and s.part in parts for name in s.names)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The quantities of a block, but for ranges."""
+        """The quantities of a block, except ranges."""
         return self._names(False, "forward", "gradients")
 
     @property
@@ -208,9 +193,7 @@ class Probes:
             `measure(100, n=inf, d=inf, m=inf)` is the limit.
         """
         bound = self.model.widths() | how
-        outputs = self._at(bound).draw(draws=draws, **bound)
-        assert isinstance(outputs, tuple)  # there are several outputs
-        return self.named(outputs)
+        return self.named(cast(tuple[Floats, ...], self._at(bound).draw(draws=draws, **bound)))
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
         """Outputs of `program.draw` or `limit.draw`, by the names of the quantities, as `measure` returns them."""
@@ -241,10 +224,8 @@ class Probes:
             sections.append(Section("gradients", gradients.names, gradients.rows, False))
             sections.append(Section("gradients", gradients.final_names, [gradients.final], True))
         if ranged:
-            activations = [name for name in BLOCK if name in net.blocks[0]]
-            *rows, last = ranges(net, activations, end.logits)
-            sections.append(Section("ranges", names_of(activations), rows, False))
-            sections.append(Section("ranges", names_of(ENDS if end.logits else ENDS[:1]), [last], True))
+            blocks, ends = ranges(net, end.logits)
+            sections += [Section("ranges", *blocks, False), Section("ranges", *ends, True)]
         return sections
 
 
@@ -264,9 +245,8 @@ class ProgramModel:
         self.experts = sum(each.value.shape[-1] for each in net.blocks[0].get("experts", ())) or None
         if self.tokens < 2:
             raise ValueError(f"{self.name} has one token: quantities of an audit need two or more")
-        self._lengths = {self.tokens: self} | {
-            model.tokens: model for model in (ProgramModel(p, widths) for p in longer)
-        }
+        others = [ProgramModel(each, widths) for each in longer]
+        self._lengths = {model.tokens: model for model in (self, *others)}
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -284,14 +284,9 @@ def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
     return apply(of_range, join([value.reshape(-1) for value in scalars]), axes=1)
 
 
-def names_of(activations: Sequence[str]) -> tuple[str, ...]:
-    """The names of the numbers of a block, or of the ends."""
-    return tuple(f"{activation}_{column}" for activation in activations for column in COLUMNS)
-
-
-def ranges(net: ProbedProgram, names: Sequence[str], logits: Sequence[Scalar]) -> list[Scalar]:
-    """A row for each block, of the activations with these names, and one for embeddings and logits (`ENDS`)."""
-    rows = []
+def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> list[tuple[tuple[str, ...], list[Scalar]]]:
+    """Names and rows of ranges: of the blocks, a row for each, and of embeddings and logits, one row."""
+    names, rows = [name for name in BLOCK if name in net.blocks[0]], []
     for block in net.blocks:
         allowed, columns = mask_of(block), []
         for name in names:
@@ -299,4 +294,6 @@ def ranges(net: ProbedProgram, names: Sequence[str], logits: Sequence[Scalar]) -
             masked = allowed if name in ("scores", "weights") else None
             columns.append(range_of([each.value for each in probes], masked))
         rows.append(join(columns))
-    return [*rows, join([range_of(net.starts), *([range_of(logits)] if logits else [])])]
+    ends = [net.starts, logits] if logits else [net.starts]
+    parts = ((names, rows), (ENDS[: len(ends)], [join(list(map(range_of, ends)))]))
+    return [(tuple(f"{name}_{column}" for name in each for column in COLUMNS), of) for each, of in parts]

@@ -42,18 +42,18 @@ class ProbedProgram:
         self.streams: list[Vector] = [value_of(block, "stream") for block in self.blocks]
         self.before = [self.starts[0], *self.streams[:-1]]  # the stream before each block
         self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder begins anew
-        for k, block in enumerate(self.blocks, 1):
-            first, names = self.blocks[0].keys() - {"cross"}, block.keys() - {"cross"}
+        first = self.blocks[0].keys() - {"cross"}
+        for k, names in enumerate([block.keys() - {"cross"} for block in self.blocks], 1):
             if first != names:
                 which, missing = min(first - names or names - first), first - names
                 where = f"block 1 but not in block {k}" if missing else f"block {k} but not in block 1"
                 raise ValueError(f"{self.name} has the probe {which!r} in {where}: every block must have the same")
-        for stack, start in enumerate(self.starts):
-            streams = self.streams[self.layers :] if stack else self.streams[: self.layers]
-            shapes = {start.shape, *(x.shape for x in streams)}
+        for start, streams in zip(
+            self.starts, (self.streams[: self.layers], self.streams[self.layers :]), strict=False
+        ):
+            shapes = sorted({start.shape, *(x.shape for x in streams)})
             if len(shapes) > 1:
-                said = " and ".join(map(str, sorted(shapes)))
-                raise ValueError(f"{self.name} has streams of {said}: tokens must be as many")
+                raise ValueError(f"{self.name} has streams of {' and '.join(map(str, shapes))}: tokens must be as many")
 
     def _read(self, probes: Sequence[Probe]) -> None:
         block: Block = {}
@@ -94,15 +94,14 @@ class ProbedProgram:
     @cached_property
     def matrices(self) -> list[dict[str, list[Vector]]]:
         """The products of matrices in each block, by the kind of the matrix."""
+        named = {"query": "query", "key": "key", "value": "value", "attention": "output", "mlp": "out"}
         by_block: list[dict[str, list[Vector]]] = []
         for block, values in zip(self.blocks, self.values[1], strict=True):
-            named = {"query": "query", "key": "key", "value": "value", "attention": "output", "mlp": "out"}
             probed = {watched.value: kind for name, kind in named.items() for watched in block.get(name, ())}
-            kinds: dict[str, list[Vector]] = {}
+            by_block.append({})
             for value in values:
                 if isinstance(value, Vector) and isinstance(value.op, MatMul):
-                    kinds.setdefault(matrix_kind(value.op, self.width, probed.get(value)), []).append(value)
-            by_block.append(kinds)
+                    by_block[-1].setdefault(matrix_kind(value.op, self.width, probed.get(value)), []).append(value)
         return by_block
 
 
@@ -117,15 +116,14 @@ def values_by_block(
     """The values of the embeddings, and those that each block computes, in topological order."""
     roots = [starts[0], *streams[:layers], *starts[1:], *streams[layers:]]
     values = topological_order(roots)
-    place = {value: k for k, value in enumerate(values)}
+    place = {value: k for k, value in enumerate(values, 1)}
     by_root: dict[Value, list[Value]] = {}
     first = 0
     for root in roots:
-        by_root.setdefault(root, values[first : place[root] + 1])  # encoder and decoder may begin with one value
-        first = max(first, place[root] + 1)
-    return [value for start in dict.fromkeys(starts) for value in by_root[start]], [
-        by_root[stream] for stream in streams
-    ]
+        by_root.setdefault(root, values[first : place[root]])  # encoder and decoder may begin with one value
+        first = max(first, place[root])
+    embedding = [value for start in dict.fromkeys(starts) for value in by_root[start]]
+    return embedding, [by_root[stream] for stream in streams]
 
 
 def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:

@@ -23,10 +23,12 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def hub_cached(model: str) -> Path | None:
-    """The config.json of a model in the cache, if it is there."""
+    """The config.json of a model in the cache of huggingface_hub, if it is there."""
     if ID.fullmatch(model) is None:
         return None
-    folder = _cache() / f"models--{model.replace('/', '--')}"
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    folder = Path(os.path.expandvars(os.path.expanduser(given))) / f"models--{model.replace('/', '--')}"
     with suppress(OSError, ValueError):
         commit = content(folder / "refs" / "main", 64).decode().strip()
         path = folder / "snapshots" / commit / "config.json"
@@ -45,21 +47,9 @@ def hub_advice(model: str) -> str:
     )
 
 
-def _cache() -> Path:
-    """As huggingface_hub finds it."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-    return Path(os.path.expandvars(os.path.expanduser(given)))
-
-
 @cache
 def names() -> tuple[str, ...]:
-    """The names of the models that ship as data.
-
-    Returns
-    -------
-    tuple of str
-        The names, sorted.
+    """The names of the models that ship as data, sorted.
 
     Examples
     --------
@@ -71,7 +61,7 @@ def names() -> tuple[str, ...]:
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
-    """The model that a name, a path, a dict or a transformers config describes.
+    """The model at initialisation that a name, a path, a dict or a transformers config describes.
 
     A shipped model may override its configuration with what its authors drew, as Pythia does.
 
@@ -81,11 +71,6 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
         A name of `names()`, a config.json or its folder, its fields, the config object of transformers, or the id of a
         model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`), which is read from their cache on this machine, if it
         is there: nothing is downloaded.
-
-    Returns
-    -------
-    Transformer
-        The model at initialisation.
 
     Examples
     --------
@@ -106,9 +91,11 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             if cached is not None:
                 return _build(fields(cached), str(source))
             readable = "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
+            near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
+            meant = f": did you mean {' or '.join(near)}?" if near else "."
+            shipped = f"the name of a model that ships{meant} `netsor audit --models` lists all"
             advice = hub_advice(source) if isinstance(source, str) else ""
-            allowed = f"the path of a file{readable}, or {_shipped(str(source))}{advice}"
-            raise ArgumentError("model", str(source), allowed) from None
+            raise ArgumentError("model", str(source), f"the path of a file{readable}, or {shipped}{advice}") from None
         folder = path.absolute().parent.name
         return _build(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping):
@@ -121,13 +108,6 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     )
 
 
-def _shipped(name: str) -> str:
-    """Names that are allowed, for one that no shipped model has."""
-    near = difflib.get_close_matches(name.lower(), names(), 3, 0.4)
-    meant = f": did you mean {' or '.join(near)}?" if near else "."
-    return f"the name of a model that ships{meant} `netsor audit --models` lists all"
-
-
 def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
     family = given.get("model_type")
     if not isinstance(family, str) or family not in READERS:
@@ -137,17 +117,12 @@ def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
 
 
 def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
-    """The model of a nanoGPT GPTConfig.
+    """The model of a nanoGPT GPTConfig, as nanoGPT draws it.
 
     Parameters
     ----------
     config : GPTConfig or mapping
         The object, or its fields; nanoGPT's defaults for those that are missing.
-
-    Returns
-    -------
-    Transformer
-        As nanoGPT draws it.
 
     Examples
     --------
@@ -156,15 +131,14 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     (6, 0.00577)
     """
     given = dict(config) if isinstance(config, Mapping) else dict(vars(config))
-    known = {"n_layer", "n_head", "n_embd", "vocab_size"}
-    extra = set(given) - known - {"block_size", "dropout", "bias"}
-    if extra:
+    same = {"n_layer", "n_head", "n_embd", "vocab_size"}  # as GPT-2's
+    if extra := given.keys() - same - {"block_size", "dropout", "bias"}:
         raise ValueError(
             f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if it does not matter"
         )
-    fields = {key: given[key] for key in known & set(given)}
-    fields |= {"n_positions": given.get("block_size", 1024), "vocab_size": given.get("vocab_size", 50304)}
-    return Transformer(name="nanogpt", family="nanogpt", **{**READERS["gpt2"](fields), "activation": "gelu"})
+    fields = {"vocab_size": 50304, **{key: given[key] for key in same & given.keys()}}
+    fields = READERS["gpt2"](fields | {"n_positions": given.get("block_size", 1024)})
+    return Transformer(name="nanogpt", family="nanogpt", **{**fields, "activation": "gelu"})
 
 
 def pytorch_encoder(
@@ -180,10 +154,10 @@ def pytorch_encoder(
     norm: bool = False,
     causal: bool = False,
 ) -> Transformer:
-    """The encoder that these arguments of PyTorch make.
+    """The encoder that these arguments of PyTorch make, as PyTorch draws it.
 
-    Its inputs are tokens with unit Gaussian embeddings, which is what `torch.nn.Embedding` draws; `replace` changes
-    that.
+    Weights are uniform, and layers begin as copies of one. The inputs are tokens with unit Gaussian embeddings, which
+    is what `torch.nn.Embedding` draws; `replace` changes that.
 
     Parameters
     ----------
@@ -205,11 +179,6 @@ def pytorch_encoder(
         Whether a LayerNorm follows the last block.
     causal : bool
         Whether attention is masked, which PyTorch takes as an argument of the call.
-
-    Returns
-    -------
-    Transformer
-        As PyTorch draws it: uniform weights, and layers that begin as copies of one.
 
     Examples
     --------
@@ -237,11 +206,8 @@ def pytorch_encoder(
         activation=activation,
         causal=causal,
         shared=num_layers > 1,
-        std_q=packed,
-        std_k=packed,
-        std_v=packed,
-        std_o=plain,
-        std_in=plain,
+        **dict.fromkeys(("std_q", "std_k", "std_v"), packed),
+        **dict.fromkeys(("std_o", "std_in"), plain),
         std_out=last,
         std_embedding=1.0,
         std_position=0.0,

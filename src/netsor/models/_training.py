@@ -65,7 +65,7 @@ class Training(NamedTuple):
     def loss_of(self, logits: ns.Vector) -> ns.Scalar:
         """The loss of other logits, which may be of any size: no derivative of it is known."""
         sums = ns.join([pooled(_log_mean_exp, logits[i : i + 1], 1) for i in range(logits.size)])
-        return (sums - _own(logits, self.targets)).mean() + math.log(_size(logits))
+        return (sums - _own(logits, self.targets)).mean() + math.log(logits.width.factor)
 
 
 def training(
@@ -82,14 +82,13 @@ def training(
     words, last = unit_vectors(ids, count), unit_vectors(targets, count)
     table = ns.weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
     x = table @ words
-    first = [WeightUse(None, "embedding", x)]
-    if model.embedding_scale != 1:
-        x = model.embedding_scale * x
+    acts = [WeightUse(None, "embedding", x)]
+    x = x if model.embedding_scale == 1 else model.embedding_scale * x
     if model.positions == "learned" and model.std_position:
         size = model.length or len(ids)
         positions = ns.weight(n, size, std=sigma_of(model.std_position, size), name="W^P")
         at = positions @ unit_vectors(range(len(ids)), size)
-        first.append(WeightUse(None, "position", at))
+        acts.append(WeightUse(None, "position", at))
         x = x + at
     x = normed(model, x) if model.input_norm else x
     vectors: dict[ns.Vector, str] = {}
@@ -98,7 +97,6 @@ def training(
     head = table.T if model.tied else ns.weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
     product = head @ y
     logits = product if model.logit_cap is None else model.logit_cap * ns.tanh(product / model.logit_cap)
-    acts = list(first)
     net = ProbedProgram(Program(traced.output, model.name, traced.probes))
     for block, kinds in enumerate(net.matrices, 1):
         acts += [WeightUse(block, kind, value) for kind, values in kinds.items() for value in values]
@@ -162,26 +160,22 @@ def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     return ns.data(rows)
 
 
-def _size(logits: ns.Vector) -> int:
-    return logits.width.factor
-
-
 def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
     """(tokens,): of each token the logit that its unit vector picks."""
-    return _size(logits) * ns.mean_dot(logits[:, None], units[:, None])[:, 0, 0]
+    return logits.width.factor * ns.mean_dot(logits[:, None], units[:, None])[:, 0, 0]
 
 
 def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None) -> ns.Scalar:
     """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens, if logits are tied."""
-    # The logit of a token's own id, which tied logits make large, is then taken off before the exponential.
-    shift = None if words is None else _own(logits, words)
-    given = (logits,) if shift is None else (logits, shift)
-    minus = _exp if shift is None else partial(_exp, sign=-1.0)
-    e = ns.nonlin(_exp, *given, name="exp", derivative=(_exp, minus)[: len(given)] if shift is not None else _exp)
-    mass = ns.mean_dot(e, ns.ones(_size(logits)))
-    sums = ns.apply(_log, mass, name="log", derivative=_inverse)
+    count, shift = logits.width.factor, None
+    if words is None:
+        e = ns.nonlin(_exp, logits, name="exp", derivative=_exp)
+    else:  # the logit of a token's own id, which tied logits make large, is taken off before the exponential
+        shift = _own(logits, words)
+        e = ns.nonlin(_exp, logits, shift, name="exp", derivative=(_exp, partial(_exp, sign=-1.0)))
+    sums = ns.apply(_log, ns.mean_dot(e, ns.ones(count)), name="log", derivative=_inverse)
     sums = sums if shift is None else sums + shift
-    return (sums - _own(logits, targets)).mean() + math.log(_size(logits))
+    return (sums - _own(logits, targets)).mean() + math.log(count)
 
 
 def _exp(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:

@@ -11,8 +11,11 @@ from .._program import Program
 from .._validate import ArgumentError
 from ._build import Trace, inputs_of, trace
 from ._description import Description
-from ._loss import ModelEnd
+from ._loss_gradient import ModelEnd
 from ._metric_program import Probes
+
+Ids = Sequence[int] | None
+Patches = npt.ArrayLike | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,32 +143,18 @@ class Transformer(Description):
     """
 
     def program(
-        self,
-        ids: Sequence[int] | None = None,
-        *,
-        tokens: int | None = None,
-        decoder_ids: Sequence[int] | None = None,
-        patches: npt.ArrayLike | None = None,
+        self, ids: Ids = None, *, tokens: int | None = None, decoder_ids: Ids = None, patches: Patches = None
     ) -> Program:
         """The program of the last vectors, one a token, with widths n (stream), d (head) and m (perceptron).
 
-        Bind widths to `inf` for the limit, in which all variances are those of this model.
-
-        Parameters
-        ----------
-        ids, tokens, decoder_ids, patches
-            The inputs, described at the class.
+        Bind widths to `inf` for the limit, in which all variances are those of this model. The parameters are those of
+        `trace`.
         """
         traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
         return Program(traced.output, self.name, traced.probes)
 
     def trace(
-        self,
-        ids: Sequence[int] | None = None,
-        *,
-        tokens: int | None = None,
-        decoder_ids: Sequence[int] | None = None,
-        patches: npt.ArrayLike | None = None,
+        self, ids: Ids = None, *, tokens: int | None = None, decoder_ids: Ids = None, patches: Patches = None
     ) -> Trace:
         """Every vector and score of the network as values of the language, from which you write your own programs.
 
@@ -178,20 +167,20 @@ class Transformer(Description):
 
     def probes(
         self,
-        ids: Sequence[int] | None = None,
+        ids: Ids = None,
         *,
         tokens: int | None = None,
-        decoder_ids: Sequence[int] | None = None,
-        patches: npt.ArrayLike | None = None,
+        decoder_ids: Ids = None,
+        patches: Patches = None,
         gradients: bool = False,
         ranges: bool = False,
     ) -> Probes:
         """The quantities of an audit on these inputs, which `measure` draws.
 
+        Other parameters are those of `trace`.
+
         Parameters
         ----------
-        ids, tokens, decoder_ids, patches
-            The inputs, described at the class.
         gradients : bool
             Whether to include gradients.
         ranges : bool

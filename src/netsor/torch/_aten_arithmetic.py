@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,22 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..activations import Function
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last
+from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last, refuse_if
 from ._random_parameters import Draws, Random
 from ._rotary import settled
 
 MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0
-Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates or Random
+Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates, Pairs or Random
 VALUES = (Vectors, Scalars, Coordinates, Pairs, Random)
 
 
+@dataclass(frozen=True)
 class Call:
     """One node of the graph: the random objects, what the node returns (shapes alone), and how to add probes."""
 
-    def __init__(self, draws: Draws, result: Any, probe: Callable[..., None]) -> None:
-        self.draws, self.result, self.probe = draws, result, probe
+    draws: Draws
+    result: Any
+    probe: Callable[..., None]
 
     @property
     def shape(self) -> Shape:
@@ -47,9 +50,13 @@ class Call:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
         if isinstance(x, Random):
             return self.draws.vectors(x)
-        if isinstance(x, Pairs):
-            raise Refusal("pairs of coordinates that are not set end to end")
+        refuse_if(isinstance(x, Pairs), "pairs of coordinates that are not set end to end")
         return settled(x) if isinstance(x, Coordinates) else x
+
+    def ranked(self, *pair: Tensor) -> list[Tensor]:
+        """Both settled: vectors before scalars, and scalars before numbers."""
+        rank = {Vectors: 0, Scalars: 1}
+        return sorted(map(self.settled, pair), key=lambda x: rank.get(type(x), 2))
 
 
 def kind(x: Tensor) -> str:
@@ -68,11 +75,9 @@ def as_list(x: Any) -> list[Any]:
     return list(x) if isinstance(x, list | tuple) else [x]
 
 
-def _aligned(a: Vectors, b: Vectors) -> tuple[ns.Vector, ns.Vector, int]:
-    """Both, and where their coordinates are, counted from the last axis."""
-    if b.from_end != a.from_end:
-        raise Refusal("vectors whose coordinates are along different axes meet")
-    return a.plain(), b.plain(), a.from_end
+def _aligned(a: Vectors, b: Vectors) -> tuple[ns.Vector, ns.Vector]:
+    refuse_if(b.from_end != a.from_end, "vectors whose coordinates are along different axes meet")
+    return a.plain, b.plain
 
 
 def _uniform(c: Floats, at: int) -> Floats | None:
@@ -88,55 +93,47 @@ def _without(s: Scalars, at: int) -> ns.Scalar:
     value = s.value
     if value.ndim < -at:
         return value
-    if value.shape[at] != 1:
-        raise Refusal("scalars that differ along the coordinates of vectors")
+    refuse_if(value.shape[at] != 1, "scalars that differ along the coordinates of vectors")
     return value[(..., 0, *(slice(None),) * (-at - 1))]
 
 
-def _vectors(value: ns.Vector, at: int) -> Vectors:
-    return Vectors.of(value, value.ndim + 1 + at)
+def _expanded(a: Vectors, shape: Shape) -> Vectors:
+    return a.viewed(lambda entries: entries.expand(np.broadcast_shapes(a.shape, shape)))  # type: ignore[no-any-return]
 
 
 def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """The sum of any two tensors."""
-    if isinstance(b, VALUES) and not isinstance(a, VALUES):
-        a, b = b, a
-    pair = [x for x in (a, b) if isinstance(x, Coordinates)]
-    if pair and all(isinstance(x, Coordinates) or x is pair[0].x for x in (a, b)):
+    kinds = {type(a), type(b)}
+    if Coordinates in kinds and kinds <= {Coordinates, Vectors}:
         left, right = Coordinates.of(a), Coordinates.of(b)
         if left.x is right.x and left.shape[-1] == right.shape[-1]:
-            return left.add(right)
-    a, b = call.settled(a), call.settled(b)
-    if isinstance(a, Scalars) and isinstance(b, Vectors):
-        a, b = b, a
+            return Coordinates(left.x, (*left.terms, *right.terms))
+    a, b = call.ranked(a, b)
     return _add_to_vectors(call, a, b) if isinstance(a, Vectors) else _add_to_scalars(call, a, b)
 
 
 def _add_to_vectors(call: Call, a: Vectors, b: Tensor) -> Tensor:
-    if isinstance(b, Vectors):
-        x, y, at = _aligned(a, b)
-        return _vectors(x + y, at)
     at = a.from_end
+    if isinstance(b, Vectors):
+        x, y = _aligned(a, b)
+        return Vectors.of(x + y, at)
     if isinstance(b, Scalars):
         if len(b.shape) >= -at and b.shape[at] != 1:  # one for each coordinate: relative positions of heads
             return add(call, call.draws.scalars(a), b)
-        return _vectors(a.plain() + _without(b, at), at)
+        return Vectors.of(a.plain + _without(b, at), at)
     c = numbers(b)
     if not c.any():
-        return a.expand(np.broadcast_shapes(a.shape, c.shape))
+        return _expanded(a, c.shape)
     if (c <= MASKED).any():
         return add(call, call.draws.scalars(a), b)
     same = _uniform(c, at)
-    return _vectors(a.plain() + (along_last(c, at) if same is None else same), at)
+    return Vectors.of(a.plain + (along_last(c, at) if same is None else same), at)
 
 
 def _add_to_scalars(call: Call, a: Scalars, b: Tensor) -> Scalars:
-    plain = Scalars(a.base, a.factor).value  # without the mask, which the sum has again
+    """The sum has the masks of both."""
     if isinstance(b, Scalars):
-        total = Scalars(plain + Scalars(b.base, b.factor).value)
-        for scores in (a, b):
-            total = total if scores.allowed is None else total.masked(scores.allowed)
-        return total
+        return Scalars(a.unmasked + b.unmasked).masked(a.allowed).masked(b.allowed)
     c = numbers(b)
     shape = np.broadcast_shapes(a.shape, c.shape)
     if not c.any():
@@ -145,8 +142,8 @@ def _add_to_scalars(call: Call, a: Scalars, b: Tensor) -> Scalars:
         return _add_to_scalars(call, a, np.where(low, 0.0, c)).masked(np.broadcast_to(~low, shape))
     root = a.root
     if root is not None and root.power == 1 and a.factor == 1 and c.size == 1:
-        return Scalars(plain + c, root=Root(root.vectors, root.eps + float(c.ravel()[0])))
-    return Scalars(plain + c) if a.allowed is None else Scalars(plain + c).masked(a.allowed)
+        return Scalars(a.unmasked + c, root=Root(root.vectors, root.eps + float(c.ravel()[0])))
+    return Scalars(a.unmasked + c).masked(a.allowed)
 
 
 def add_scaled(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
@@ -156,16 +153,12 @@ def add_scaled(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tens
 
 def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
     """The product of any two tensors."""
-    b = other
-    if isinstance(b, VALUES) and not isinstance(a, VALUES):
-        a, b = b, a
+    a, b = (other, a) if isinstance(other, VALUES) and not isinstance(a, VALUES) else (a, other)
     if not isinstance(a, VALUES):
         return torch.as_tensor(numbers(a) * numbers(b))
     if isinstance(a, Vectors | Coordinates | Random) and not isinstance(b, VALUES):
         return _scaled(call, a, numbers(b))
-    a, b = call.settled(a), call.settled(b)
-    if isinstance(a, Scalars) and isinstance(b, Vectors):
-        a, b = b, a
+    a, b = call.ranked(a, b)
     if isinstance(a, Vectors):
         return _multiply_vectors(call, a, b)
     if isinstance(b, Scalars):
@@ -178,18 +171,17 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _multiply_vectors(call: Call, a: Vectors, b: Vectors | Scalars) -> Vectors:
     if a is b:
-        x = a.plain()
-        square = _vectors(x * x, a.from_end)
+        x = a.plain
+        square = Vectors.of(x * x, a.from_end)
         call.draws.squares[square.value] = a
         return square
     if isinstance(b, Vectors):
-        x, y, at = _aligned(a, b)
-        return _vectors(x * y, at)
-    root = b.root
-    one_each = tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
+        x, y = _aligned(a, b)
+        return Vectors.of(x * y, a.from_end)
+    root, one_each = b.root, tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
     if root is not None and root.power == -0.5 and root.vectors is a and b.shape == one_each:
-        return _vectors(ns.rms_norm(a.plain(), root.eps, gain=b.factor), a.from_end)
-    return _vectors(_without(b, a.from_end) * a.plain(), a.from_end)
+        return Vectors.of(ns.rms_norm(a.plain, root.eps, gain=b.factor), a.from_end)
+    return Vectors.of(_without(b, a.from_end) * a.plain, a.from_end)
 
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
@@ -203,8 +195,8 @@ def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     if same is None and at == -1:
         return Coordinates.of(a).scale(c)
     if same is None:
-        return _vectors(a.plain() * along_last(np.broadcast_to(c, a.shape), at), at)
-    return a.expand(np.broadcast_shapes(a.shape, c.shape)) if (same == 1).all() else _vectors(same * a.plain(), at)
+        return Vectors.of(a.plain * along_last(np.broadcast_to(c, a.shape), at), at)
+    return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, at)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
@@ -223,19 +215,8 @@ def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
     x, k = call.settled(x), float(numbers(exponent))
     if isinstance(x, Scalars):
         return _raised(x, k)
-    if not 1 <= k <= 8 or k != int(k):
-        raise Refusal(f"the power {k:g} of coordinates: positive integers up to 8 are read")
-    product = x
-    for _ in range(int(k) - 1):
-        product = multiply(call, x, product)
-    return product
-
-
-def rsqrt(call: Call, x: Tensor) -> Scalars:
-    """x^(−1/2), of scalars."""
-    if not isinstance(x, Scalars):
-        raise Refusal(f"of {kind(x)}: only of scalars, such as a mean square")
-    return _raised(x, -0.5)
+    refuse_if(k not in range(1, 9), f"the power {k:g} of coordinates: positive integers up to 8 are read")
+    return reduce(lambda product, each: multiply(call, each, product), [x] * int(k))
 
 
 def _raised(x: Scalars, k: float) -> Scalars:
@@ -251,7 +232,7 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
 
     def apply(call: Call, x: Tensor) -> Tensor:
         x = call.settled(x)
-        return Scalars(f(x.value)) if isinstance(x, Scalars) else _vectors(f(x.plain()), x.from_end)
+        return Scalars(f(x.value)) if isinstance(x, Scalars) else Vectors.of(f(x.plain), x.from_end)
 
     return apply
 
@@ -261,35 +242,27 @@ def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: b
     x = call.settled(x)
     over = sorted({axis % len(x.shape) for axis in (range(len(x.shape)) if dim is None else as_list(dim))})
     factor = float(math.prod(x.shape[axis] for axis in over) if total else 1)
-    if keepdim:
-        shape = [1 if i in over else size for i, size in enumerate(x.shape)]
-    else:
-        shape = [size for i, size in enumerate(x.shape) if i not in over]
+    shape = [1 if i in over else size for i, size in enumerate(x.shape) if keepdim or i not in over]
     if isinstance(x, Scalars):
         return Scalars(x.value.mean(axis=tuple(over)).reshape(*shape), factor)
     rest = tuple(axis - (axis > x.axis) for axis in over if axis != x.axis)  # among the axes of the vectors
     if x.axis not in over:
-        averages = Vectors.of(x.plain().mean(axis=rest), x.axis - sum(a < x.axis for a in over))
-        return multiply(call, averages.view(shape), factor)
+        averages = Vectors.of(x.plain.mean(axis=rest), x.axis - sum(a < x.axis for a in over))
+        return multiply(call, averages.viewed(lambda entries: entries.reshape(shape)), factor)
     square = call.draws.squares.get(x.value)
-    if square is None or square.axes != x.axes or rest:
-        scalars = ns.mean_dot(x.plain(), ns.ones(x.plain().width))
+    if square is None or x.plain is not x.value or (square.shape, square.axis) != (x.shape, x.axis) or rest:
+        scalars = ns.mean_dot(x.plain, ns.ones(x.plain.width))
         return Scalars((scalars.mean(axis=rest) if rest else scalars).reshape(*shape), factor)
-    return Scalars(_mean_squares(square).reshape(*shape), factor, root=None if total else Root(square))
-
-
-def _mean_squares(x: Vectors) -> ns.Scalar:
-    one = x.plain()[..., None]
-    return ns.mean_dot(one, one)[..., 0, 0]
+    one = square.plain[..., None]
+    return Scalars(ns.mean_dot(one, one)[..., 0, 0].reshape(*shape), factor, root=Root(square))
 
 
 def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Scalars:
     """The Euclidean norm of vectors."""
     x = call.vectors(x)
-    if float(ord) != 2 or dim is None or [a % len(x.shape) for a in as_list(dim)] != [x.axis] or not keepdim:
-        raise Refusal("norms are read if they are Euclidean, of vectors, and keep the axis of the coordinates")
-    squares = _mean_squares(x).reshape(*(1 if i == x.axis else n for i, n in enumerate(x.shape)))
-    return Scalars(squares**0.5, math.sqrt(x.shape[x.axis]), root=Root(x, power=0.5))
+    if float(ord) != 2 or dim is None or [a % len(x.shape) for a in as_list(dim)] != [x.axis]:
+        raise Refusal("norms are read if they are Euclidean, and of vectors")
+    return _raised(mean(call, multiply(call, x, x), dim, keepdim, total=True), 0.5)
 
 
 def clamp(call: Call, x: Tensor, min: float = math.inf, max: Any = None) -> Tensor:
@@ -330,9 +303,8 @@ def normalised(
 ) -> Tensor:
     """Layer or root mean square norm over the last axis, with its weight and bias."""
     x = call.vectors(x)
-    if len(normalized_shape) > 1 or not x.last:
-        raise Refusal("norms are read over the last axis alone, which must hold the coordinates")
-    y: Tensor = Vectors.of(f(x.plain(), eps))
+    refuse_if(len(normalized_shape) > 1 or not x.last, "norms are read over the last axis, if it holds the coordinates")
+    y: Tensor = Vectors.of(f(x.plain, eps))
     y = y if weight is None else multiply(call, y, weight)
     return y if bias is None else add(call, y, bias)
 
@@ -360,7 +332,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "neg": lambda call, x: multiply(call, x, -1.0),
     "pow": power,
     "square": lambda call, x: power(call, x, 2),
-    "rsqrt": rsqrt,
+    "rsqrt": lambda call, x: power(call, x, -0.5),
     "sqrt": lambda call, x: power(call, x, 0.5),
     "reciprocal": lambda call, x: divide(call, 1.0, x),
     "gelu": lambda call, x, approximate="none": entrywise(ns.gelu_tanh if approximate == "tanh" else ns.gelu)(call, x),

@@ -13,20 +13,8 @@ import torch
 
 from .. import language as ns
 from .._validate import Shape
-from ._aten_arithmetic import (
-    ARITHMETIC,
-    MASKED,
-    VALUES,
-    Call,
-    Tensor,
-    add,
-    add_scaled,
-    as_list,
-    kind,
-    multiply,
-    numbers,
-)
-from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, scores
+from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, as_list, kind, multiply, numbers
+from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, refuse_if, scores
 from ._random_parameters import Random
 
 # Products
@@ -34,12 +22,10 @@ from ._random_parameters import Random
 
 def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor:
     """x Wᵀ + b."""
-    if not isinstance(weight, Random):
-        raise Refusal(f"multiplies by {kind(weight)}: a matrix must be a parameter")
+    refuse_if(not isinstance(weight, Random), f"multiplies by {kind(weight)}: a matrix must be a parameter")
     x = call.vectors(x)
-    if not x.last:
-        raise Refusal("a matrix acts on an axis that does not hold the coordinates of vectors")
-    product = call.draws.product(weight, x.plain())
+    refuse_if(not x.last, "a matrix acts on an axis that does not hold the coordinates of vectors")
+    product = call.draws.product(weight, x.plain)
     return product if bias is None else add(call, product, bias)
 
 
@@ -48,37 +34,29 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     if isinstance(other, Random) and len(other.shape) == 2:
         return linear(call, x, other.viewed(lambda matrix: matrix.t()))
     x, y = call.settled(x), call.settled(other)
-    if isinstance(x, Vectors) and isinstance(y, Vectors):
-        order = [*range(len(y.axes) - 2), len(y.axes) - 1, len(y.axes) - 2]
-        return scores(x, y.permute(order))
-    if not isinstance(y, Vectors):
-        return Scalars(_scalar(x) @ _scalar(y))
-    if not y.last:
-        raise Refusal("scalars multiply the coordinates of vectors, not the vectors")
-    return Vectors.of(_scalar(x) @ y.plain())
-
-
-def _scalar(x: Tensor) -> Any:
     if isinstance(x, Vectors):
-        raise Refusal("vectors multiply scalars from the left")
-    return x.value if isinstance(x, Scalars) else numbers(x)
+        refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
+        return scores(x, y.viewed(lambda entries: entries.mT))
+    scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
+    if not isinstance(y, Vectors):
+        return Scalars(scalars @ (y.value if isinstance(y, Scalars) else numbers(y)))
+    refuse_if(not y.last, "scalars multiply the coordinates of vectors, not the vectors")
+    return Vectors.of(scalars @ y.plain)
 
 
 def add_matmul(call: Call, bias: Tensor, first: Tensor, second: Tensor, beta: float, alpha: float) -> Tensor:
     """beta · bias + alpha · first @ second."""
     product = multiply(call, matmul(call, first, second), float(alpha))
-    return product if beta == 0 else add_scaled(call, product, bias, beta)
+    return product if beta == 0 else add(call, product, multiply(call, bias, float(beta)))
 
 
 def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     """Over the last axis of scores."""
-    if not isinstance(x, Scalars):
-        raise Refusal(f"of {kind(x)}: only scores, products of queries and keys, are read")
-    if dim % len(x.shape) != len(x.shape) - 1:
-        raise Refusal("only over the last axis")
-    plain = Scalars(x.base, x.factor).value
-    weights = ns.softmax(plain, None if x.allowed is None or x.allowed.all() else x.allowed)
-    call.probe("scores", plain, x.allowed)
+    refuse_if(not isinstance(x, Scalars), f"of {kind(x)}: only scores, products of queries and keys, are read")
+    refuse_if(dim % len(x.shape) != len(x.shape) - 1, "only over the last axis")
+    scores = x.unmasked
+    weights = ns.softmax(scores, None if x.allowed is None or x.allowed.all() else x.allowed)
+    call.probe("scores", scores, x.allowed)
     call.probe("weights", weights, x.allowed)
     return Scalars(weights)
 
@@ -96,7 +74,7 @@ def attention(
     """`scaled_dot_product_attention`."""
     q, k, v = (call.vectors(x) for x in (query, key, value))
     if enable_gqa:
-        at = len(k.axes) - 3
+        at = len(k.shape) - 3
         index = np.repeat(np.arange(k.shape[at]), q.shape[at] // k.shape[at])
         k, v = k.pick(at, index), v.pick(at, index)
     p = multiply(call, scores(q, k), float(1 / math.sqrt(q.shape[-1]) if scale is None else scale))
@@ -126,65 +104,45 @@ def convolution(
         raise Refusal("convolutions are read for given images and patches that neither overlap nor are padded")
     patches = torch.nn.functional.unfold(x, kernel, stride=kernel).transpose(1, 2)  # (batch, patches, numbers)
     embedded = linear(call, patches, weight.viewed(lambda matrix: matrix.flatten(1)), bias)
-    return embedded.permute([0, 2, 1]).view(call.shape)
+    return embedded.viewed(lambda entries: entries.mT.reshape(call.shape))
 
 
-# Rearrangement: of vectors by their axes, of scalars as numpy does it; torch itself makes views of parameters
+# Rearrangement
+
+
+def viewed(call: Call, x: Tensor, f: Callable[[Any], Any]) -> Tensor:
+    """What torch makes of a tensor: another shape, or its axes in another order."""
+    return (x if isinstance(x, Random) else call.settled(x)).viewed(f)
 
 
 def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
     """Another shape: that of the result, if none is given."""
     shape = call.shape if shape is None else shape
-    if isinstance(x, Random):
-        return x.viewed(lambda entries: entries.reshape(shape))
     if isinstance(x, Pairs) and tuple(shape) == x.flat.shape:
         return x.flat
-    x = call.settled(x)
-    return x.rearranged(lambda a: a.reshape(shape)) if isinstance(x, Scalars) else x.view(shape)
-
-
-def permute(call: Call, x: Tensor, dims: Any) -> Tensor:
-    """Axes in another order."""
-    x, order = call.settled(x), [axis % len(dims) for axis in dims]
-    return x.rearranged(lambda a: a.transpose(*order)) if isinstance(x, Scalars) else x.permute(order)
-
-
-def transpose(call: Call, x: Tensor, dim0: int = 0, dim1: int = 1) -> Tensor:
-    """Two axes exchanged."""
-    order = list(range(len(x.shape)))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(call, x, order)
+    return viewed(call, x, lambda entries: entries.reshape(shape))
 
 
 def expand(call: Call, x: Tensor) -> Tensor:
-    """Repeated along axes of size 1."""
-    if isinstance(x, Random):
-        return x.viewed(lambda entries: entries.expand(call.shape))
-    x = call.settled(x)
-    if not isinstance(x, Scalars):
-        return x.expand(call.shape)
-    if x.root is not None and np.broadcast_shapes(x.shape, x.root.vectors.shape) == call.shape:
-        return x  # a norm that divides its vectors needs no expansion
-    allowed = None if x.allowed is None else np.broadcast_to(x.allowed, call.shape)
-    return Scalars(x.base.broadcast_to(call.shape), x.factor, allowed)
+    """Repeated along axes of size 1; a norm that divides its vectors needs no expansion."""
+    norm = isinstance(x, Scalars) and x.root is not None
+    if norm and np.broadcast_shapes(x.shape, x.root.vectors.shape) == call.shape:
+        return x
+    return viewed(call, x, lambda entries: entries.expand(call.shape))
 
 
 def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     """Entries along an axis, by an integer, a slice, or integers in an array or a tensor."""
     axis = dim % len(x.shape)
     index = index.numpy() if isinstance(index, torch.Tensor) else index
-    if isinstance(x, Random):
-        raise Refusal("entries of a parameter by an array of indices")
+    if isinstance(x, Random | Scalars):
+        return x.viewed(lambda entries: entries[(slice(None),) * axis + (index,)])
     if isinstance(x, Coordinates) and axis == len(x.shape) - 1 and isinstance(index, slice):
         return x.pick(index)
     x = call.settled(x)
-    key = (slice(None),) * axis + (index,)
-    if isinstance(x, Scalars):
-        return x.rearranged(lambda a: a[key])
     if axis != x.axis:
         return x.pick(axis, index)
-    if not isinstance(index, slice):
-        raise Refusal("single coordinates of a vector")
+    refuse_if(not isinstance(index, slice), "single coordinates of a vector")
     if x.last:
         return Coordinates.of(x).pick(index)
     return x.part(*index.indices(x.shape[axis])[:2])
@@ -205,21 +163,22 @@ def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
     return pick(call, x, *given[0])
 
 
-def _same_vectors(parts: list[Tensor]) -> bool:
-    """Whether all are coordinates of the same vectors."""
-    return len({id(part.x if isinstance(part, Coordinates) else part) for part in parts}) == 1
+def _coordinates(call: Call, parts: list[Tensor], axis: int) -> list[Coordinates]:
+    """The parts, if all are coordinates of the same vectors, and the axis that they meet along is the last."""
+    same = len({id(part.x if isinstance(part, Coordinates) else part) for part in parts}) == 1
+    some = any(isinstance(part, Coordinates) for part in parts) and axis == len(call.shape) - 1
+    return [Coordinates.of(part) for part in parts] if same and some else []
 
 
 def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     """Tensors one after the other along an axis."""
-    axis, last = dim % len(call.shape), len(call.shape) - 1
-    if _same_vectors(parts) and axis == last and any(isinstance(part, Coordinates) for part in parts):
-        return end_to_end([Coordinates.of(part) for part in parts])
+    axis = dim % len(call.shape)
+    if coordinates := _coordinates(call, parts, axis):
+        return end_to_end(coordinates)
     parts = [call.settled(part) for part in parts if part.shape[axis]]
     if all(isinstance(part, Scalars) for part in parts):
         return Scalars(ns.join([part.value for part in parts], axis))
-    if any(isinstance(part, Scalars) for part in parts):
-        raise Refusal("scalars and vectors, one after the other")
+    refuse_if(any(isinstance(part, Scalars) for part in parts), "scalars and vectors, one after the other")
     at = next(part.axis for part in parts if isinstance(part, Vectors))
     vectors = [p if isinstance(p, Vectors) else Vectors.of(along_last(numbers(p), at), at) for p in parts]
     return joined(vectors, axis)
@@ -227,9 +186,11 @@ def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
 
 def stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     """Tensors along a new axis."""
-    axis, last = dim % len(call.shape), len(call.shape) - 1
-    if _same_vectors(parts) and axis == last and all(isinstance(part, Coordinates) for part in parts):
-        return Pairs.of(parts)
+    axis = dim % len(call.shape)
+    if coordinates := _coordinates(call, parts, axis):
+        whole = end_to_end(coordinates)
+        interleaved = np.arange(whole.shape[-1]).reshape(len(parts), -1).T.ravel()
+        return Pairs(whole.pick(interleaved), call.shape)
     one = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
     return cat(call, [view(call, part, one) for part in parts], axis)
 
@@ -245,14 +206,10 @@ def repeat(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
 
 def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     """Scores where a given mask allows them; elsewhere a number so low that a softmax leaves them out."""
-    x, y = self, other
-    if isinstance(condition, VALUES):
-        raise Refusal("a condition that is random")
-    if isinstance(x, VALUES) == isinstance(y, VALUES):
-        raise Refusal("a choice between two random tensors")
+    if isinstance(condition, VALUES) or isinstance(self, VALUES) == isinstance(other, VALUES):
+        raise Refusal("a condition that is random, or a choice between two random tensors")
     kept = numbers(condition).astype(bool)
-    kept, x, y = (kept, x, y) if isinstance(x, VALUES) else (~kept, y, x)
-    low = numbers(y)
+    kept, x, low = (kept, self, numbers(other)) if isinstance(self, VALUES) else (~kept, other, numbers(self))
     if (low <= MASKED).all():
         x = call.settled(x)
         x = call.draws.scalars(x) if isinstance(x, Vectors) else x
@@ -264,22 +221,19 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 def embedding(call: Call, table: Tensor, indices: Tensor) -> Tensor:
     """Rows of a table."""
-    if not isinstance(table, Random):
-        raise Refusal("rows of a table that is no parameter")
+    refuse_if(not isinstance(table, Random), "rows of a table that is no parameter")
     return Vectors.of(call.draws.rows(table, indices.numpy()))
 
 
 def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tensor:
     """Nothing, while the module is evaluated."""
-    if train and p:
-        raise Refusal("dropout is on")
+    refuse_if(train and p, "dropout is on")
     return x
 
 
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
-VIEWS_OF_PARAMETERS = ("t", "transpose", "swapaxes", "permute", *PARTS)
 
 # Each takes the call, the first argument of the operation, and those of the others that it names.
 OPS: dict[str, Callable[..., Any]] = {
@@ -301,10 +255,10 @@ OPS: dict[str, Callable[..., Any]] = {
     "conv2d": convolution,
     "embedding": embedding,
     "dropout": dropout,
-    "transpose": transpose,
-    "swapaxes": lambda call, x, axis0, axis1: transpose(call, x, axis0, axis1),
-    "t": transpose,
-    "permute": permute,
+    "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),
+    "swapaxes": lambda call, x, axis0, axis1: viewed(call, x, lambda entries: entries.transpose(axis0, axis1)),
+    "t": lambda call, x: viewed(call, x, lambda entries: entries.t()),
+    "permute": lambda call, x, dims: viewed(call, x, lambda entries: entries.permute(dims)),
     "expand": expand,
     "expand_as": expand,
     "slice": lambda call, x, dim=0, start=None, end=None, step=1: pick(call, x, dim, slice(start, end, step)),
@@ -327,10 +281,7 @@ OPS: dict[str, Callable[..., Any]] = {
 
 def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
     """What an operation returns; an argument that is None counts as not given."""
-    if name not in OPS:
-        raise Refusal("this operation is not supported; docs/torch.md lists those that are")
-    first, *rest = arguments
+    refuse_if(name not in OPS, "this operation is not supported; docs/torch.md lists those that are")
+    (_, x), *rest = arguments.items()
     takes = inspect.signature(OPS[name]).parameters
-    return OPS[name](
-        call, arguments[first], **{k: arguments[k] for k in rest if k in takes and arguments[k] is not None}
-    )
+    return OPS[name](call, x, **{k: value for k, value in rest if k in takes and value is not None})

@@ -9,147 +9,116 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from .._array_api import Bools, Floats, Ints
 from .._validate import Shape
 from ..language import Scalar, Vector, concat, data, dot, join
 from ..language._score import split
 
-COORDINATES = -1  # the coordinates of the vectors, among the parts of an axis
-
 
 class Refusal(Exception):
     """Why an operation cannot be read; the reader adds its name, the module and the line."""
 
 
+def refuse_if(wrong: object, why: str) -> None:
+    """Refuse to read an operation."""
+    if wrong:
+        raise Refusal(why)
+
+
 @dataclass(frozen=True, eq=False)
-class Vectors:
-    """A tensor with the coordinates of vectors along one of its axes.
+class View:
+    """A tensor as a view of another one, on the meta device: torch keeps the strides."""
 
-    `axes[i]` lists what axis i of the tensor runs over, the slowest first: numbers of axes of `value`, or COORDINATES.
-    An axis of several heads set end to end is (axis of heads, COORDINATES).
-    """
-
-    value: Vector
-    axes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, value: Vector, axis: int = -1) -> Vectors:
-        """Vectors with their coordinates along the given axis of the tensor."""
-        parts = [(k,) for k in range(value.ndim)]
-        parts.insert(axis % (value.ndim + 1), (COORDINATES,))
-        return cls(value, tuple(parts))
+    entries: Any
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return tuple(math.prod(map(self._size, parts)) for parts in self.axes)
+        return tuple(self.entries.shape)
+
+    def viewed(self, f: Callable[[Any], Any]) -> Any:
+        """What torch makes of the tensor: a view, or several (a split)."""
+        views = f(self.entries)
+        several = views if isinstance(views, list | tuple) else [views]
+        if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
+            return self._copied(f)
+        made = [replace(self, entries=view) for view in several]
+        return made if views is several else made[0]
+
+    def _copied(self, f: Callable[[Any], Any]) -> Any:
+        raise Refusal("a view that is not contiguous")
+
+    def starts(self, axis: int) -> Ints:
+        """Where in its storage the entries along an axis begin, for all indices of the other axes."""
+        sizes = zip(self.entries.shape, self.entries.stride(), strict=True)
+        steps = [np.arange(size) * stride for k, (size, stride) in enumerate(sizes) if k != axis % len(self.shape)]
+        return np.asarray(self.entries.storage_offset() + sum(np.ix_(*steps) if steps else (), np.zeros((), np.intp)))
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors(View):
+    """A tensor with the coordinates of vectors along one of its axes: a view of (*shape of `value`, width)."""
+
+    value: Vector
+
+    @classmethod
+    def of(cls, value: Vector, axis: int = -1) -> Vectors:
+        """Vectors with their coordinates along the given axis of the tensor."""
+        # Only along the coordinates do entries follow each other in the storage, even if there is one coordinate.
+        width = value.width.factor
+        storage = torch.empty((*value.shape, max(width, 2)), device="meta")
+        return cls(storage[..., :width].movedim(-1, axis), value)
 
     @property
     def axis(self) -> int:
         """The axis that holds the coordinates, from 0."""
-        return next(i for i, parts in enumerate(self.axes) if COORDINATES in parts)
+        along = [k for k, stride in enumerate(self.entries.stride()) if stride == 1]
+        refuse_if(not along, "coordinates of vectors are interleaved with another axis")
+        return max(along, key=lambda k: (self.shape[k] > 1, k))
 
     @property
     def from_end(self) -> int:
         """The same axis, counted from the end: −1 is the last."""
-        return self.axis - len(self.axes)
-
-    def _size(self, part: int) -> int:
-        return self.value.width.factor if part == COORDINATES else self.value.shape[part]
+        return self.axis - len(self.shape)
 
     @property
     def last(self) -> bool:
         """Whether the coordinates are along the last axis."""
         return self.from_end == -1
 
+    @cached_property
     def plain(self) -> Vector:
         """The vectors, in the shape of the tensor without the axis of the coordinates."""
-        at = self.axis
-        *blocks, inner = self.axes[at]
-        if inner != COORDINATES:
-            raise Refusal("coordinates of vectors are interleaved with another axis")
-        order = [part for i, parts in enumerate(self.axes) if i != at for part in parts]
-        shape = [size for i, size in enumerate(self.shape) if i != at]
-        value = self.value.transpose(*order, *blocks) if self.value.ndim else self.value
-        return concat(value.reshape(*shape, -1), axis=-1) if blocks else value.reshape(*shape)
+        size, width = self.shape[self.axis], self.value.width.factor
+        starts = self.starts(self.axis) * width // max(width, 2)
+        part = math.gcd(size, width, int(np.gcd.reduce(starts, axis=None)))  # coordinates that stay together
+        parts = self.value if part == width else split(self.value, width // part, self.value.ndim)
+        if part == size:
+            return parts.take(starts // part, "view")
+        return concat(parts.take(starts[..., None] // part + np.arange(size // part), "view"), axis=-1)
 
-    def view(self, shape: Sequence[int]) -> Vectors:
-        """The same entries in another shape, as `torch.Tensor.reshape`; no size may be −1."""
-        order = [part for parts in self.axes for part in parts]
-        queue = [(part == COORDINATES, self._size(part)) for part in order]
-        queue = [(width, size) for width, size in queue if width or size > 1]
-        axes: list[tuple[int, ...]] = []
-        sizes: list[int] = []
-        blocks, at = 1, 0  # into how many parts vectors are split, and where these come among the axes of the value
-
-        def add(parts: list[int], width: bool, size: int) -> None:
-            parts.append(COORDINATES if width else len(sizes))
-            if not width:
-                sizes.append(size)
-
-        for size in shape:
-            parts: list[int] = []
-            while size > 1:
-                width, here = queue.pop(0)
-                if size % here and here % size:
-                    raise Refusal(f"a view from {self.shape} to {tuple(shape)} cuts across axes")
-                if here > size:
-                    queue.insert(0, (width, here // size))
-                    at = len(sizes) if width and blocks == 1 else at
-                    blocks *= size if width else 1
-                    width, here = False, size
-                add(parts, width, here)
-                size //= here
-            while queue and queue[0] == (True, 1):
-                add(parts, *queue.pop(0))
-            axes.append(tuple(parts))
-        value = (
-            self.value.transpose(*(part for part in order if part != COORDINATES)) if self.value.ndim else self.value
-        )
-        value = split(value.reshape(*_grouped(sizes, at, blocks)), blocks, at) if blocks > 1 else value
-        return Vectors(value.reshape(*sizes), tuple(axes))
-
-    def permute(self, order: Sequence[int]) -> Vectors:
-        """The axes of the tensor in another order."""
-        return Vectors(self.value, tuple(self.axes[i] for i in order))
-
-    def expand(self, shape: Sequence[int]) -> Vectors:
-        """Repeated along axes of size 1 and new axes in front."""
-        value, new = self.plain(), len(shape) - len(self.axes)
-        at = self.axis + new
-        return Vectors.of(value.broadcast_to([size for i, size in enumerate(shape) if i != at]), at)
+    def _copied(self, f: Callable[[Any], Any]) -> Any:
+        plain = Vectors.of(self.plain, self.axis)
+        refuse_if(plain.entries.stride() == self.entries.stride(), "a view that cuts across axes")
+        return plain.viewed(f)
 
     def pick(self, axis: int, index: Any) -> Vectors:
         """Entries along an axis that does not hold coordinates: an integer drops it, a slice or array keeps it."""
         at = self.axis
         key = (slice(None),) * (axis - (axis > at)) + (index,)
-        return Vectors.of(self.plain()[key], at - (isinstance(index, int) and axis < at))
+        return Vectors.of(self.plain[key], at - (isinstance(index, int) and axis < at))
 
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
-        size, at = self.shape[self.axis], self.axis
-        step = math.gcd(start, stop, size)
-        if step == size:
-            return self
-        apart = self.view([*self.shape[:at], size // step, step, *self.shape[at + 1 :]])
-        count = (stop - start) // step
-        return apart.pick(at, slice(start // step, stop // step)).view(
-            [*self.shape[:at], count * step, *self.shape[at + 1 :]]
-        )
-
-
-def _grouped(sizes: list[int], at: int, blocks: int) -> list[int]:
-    """The sizes before vectors are split: those from `at` whose product is `blocks` are not there yet."""
-    stop, product = at, 1
-    while product < blocks:
-        product *= sizes[stop]
-        stop += 1
-    return [*sizes[:at], *sizes[stop:]]
+        part: Vectors = self.viewed(lambda entries: entries.narrow(self.axis, start, stop - start))
+        return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,20 +148,29 @@ class Scalars:
         return self.base.shape
 
     @property
-    def value(self) -> Scalar:
-        """The scalars themselves; a mask must have been used up before."""
-        if self.allowed is not None:
-            raise Refusal("masked scores can only be added to, or given to a softmax")
+    def unmasked(self) -> Scalar:
+        """The scalars, those that a mask takes out too."""
         return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 but for rounding
 
-    def masked(self, allowed: Bools) -> Scalars:
+    @property
+    def value(self) -> Scalar:
+        """The scalars themselves; a mask must have been used up before."""
+        refuse_if(self.allowed is not None, "masked scores can only be added to, or given to a softmax")
+        return self.unmasked
+
+    def masked(self, allowed: Bools | None) -> Scalars:
         """With fewer scores left."""
+        if allowed is None:
+            return self
         allowed = np.broadcast_to(allowed, self.shape)
         return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
 
-    def rearranged(self, f: Callable[[Any], Any]) -> Scalars:
-        """The same scalars in another order or shape: f acts on them and on the mask."""
-        return Scalars(f(self.base), self.factor, None if self.allowed is None else f(self.allowed))
+    def viewed(self, f: Callable[[Any], Any]) -> Scalars:
+        """The same scalars in another order or shape, as torch makes it of a tensor."""
+        flat = f(torch.arange(self.base.size).reshape(self.shape)).numpy()
+        return Scalars(
+            self.base.take(flat, "view"), self.factor, None if self.allowed is None else self.allowed.ravel()[flat]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,20 +194,14 @@ class Coordinates:
         """The shape of the tensor."""
         return (*self.x.shape[:-1], len(self.terms[0][0]))
 
-    def pick(self, index: slice) -> Coordinates:
+    def pick(self, index: slice | Ints) -> Coordinates:
         """Some of the coordinates."""
-        size = self.shape[-1]
-        return Coordinates(
-            self.x, tuple((i[index], f[..., index] if f.shape[-1] == size else f) for i, f in self.terms)
-        )
+        terms = ((i[index], f[..., index] if f.shape[-1] == len(i) else f) for i, f in self.terms)
+        return Coordinates(self.x, tuple(terms))
 
     def scale(self, c: Floats) -> Coordinates:
         """Each times a constant."""
         return Coordinates(self.x, tuple((i, np.atleast_1d(f * c)) for i, f in self.terms))
-
-    def add(self, other: Coordinates) -> Coordinates:
-        """The sum, of coordinates of the same vectors."""
-        return Coordinates(self.x, (*self.terms, *other.terms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,19 +209,7 @@ class Pairs:
     """Coordinates of the same vectors stacked along a new last axis: interleaved, once that is flattened."""
 
     flat: Coordinates
-    count: int
-
-    @classmethod
-    def of(cls, parts: Sequence[Coordinates]) -> Pairs:
-        """The first of each part, then the second of each, and so on."""
-        whole, count = end_to_end(parts), len(parts)
-        order = np.arange(whole.shape[-1]).reshape(count, -1).T.ravel()
-        return cls(Coordinates(whole.x, tuple((i[order], f[..., order]) for i, f in whole.terms)), count)
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the tensor."""
-        return (*self.flat.shape[:-1], self.flat.shape[-1] // self.count, self.count)
+    shape: Shape
 
 
 def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:
@@ -257,32 +217,29 @@ def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:
     parts = [part for part in parts if part.shape[-1]]
     terms = []
     for k in range(max(len(part.terms) for part in parts)):
-        of = [part.terms[k] if k < len(part.terms) else (part.terms[0][0], np.zeros(1)) for part in parts]
-        lead = np.broadcast_shapes(*(f.shape[:-1] for _, f in of))
-        sizes = [part.shape[-1] for part in parts]
-        factors = [np.broadcast_to(f, (*lead, n)) for (_, f), n in zip(of, sizes, strict=True)]
-        terms.append((np.concatenate([i for i, _ in of]), np.concatenate(factors, axis=-1)))
+        each = [part.terms[k] if k < len(part.terms) else (part.terms[0][0], np.zeros(1)) for part in parts]
+        lead = np.broadcast_shapes(*(f.shape[:-1] for _, f in each))
+        factors = [np.broadcast_to(f, (*lead, len(i))) for i, f in each]
+        terms.append((np.concatenate([i for i, _ in each]), np.concatenate(factors, axis=-1)))
     return Coordinates(parts[0].x, tuple(terms))
 
 
 def joined(parts: Sequence[Vectors], axis: int) -> Vectors:
     """`torch.cat` of vectors: along an axis of vectors, or end to end along their coordinates."""
     at = parts[0].axis
-    if any(part.axis != at for part in parts):
-        raise Refusal("torch.cat of vectors along different axes")
+    refuse_if(any(part.axis != at for part in parts), "torch.cat of vectors along different axes")
     if axis != at:
-        return Vectors.of(join([part.plain() for part in parts], axis - (axis > at)), at)
+        return Vectors.of(join([part.plain for part in parts], axis - (axis > at)), at)
     step = math.gcd(*(part.shape[at] for part in parts))
-    views = [part.view([*part.shape[:at], part.shape[at] // step, step, *part.shape[at + 1 :]]) for part in parts]
-    whole = joined(views, at)
-    return whole.view([*whole.shape[:at], math.prod(whole.shape[at : at + 2]), *whole.shape[at + 2 :]])
+    whole = joined([part.viewed(lambda entries: entries.unflatten(at, (-1, step))) for part in parts], at)
+    ends: Vectors = whole.viewed(lambda entries: entries.flatten(at, at + 1))
+    return ends
 
 
 def scores(x: Vectors, y: Vectors) -> Scalars:
     """⟨x_i, y_j⟩ for tensors (…, i, coordinates) and (…, j, coordinates): scalars (…, i, j)."""
-    if not (x.last and y.last):
-        raise Refusal("a product of vectors that does not sum over their coordinates")
-    return Scalars(dot(x.plain(), y.plain()), math.sqrt(x.shape[-1]))
+    refuse_if(not (x.last and y.last), "a product of vectors that does not sum over their coordinates")
+    return Scalars(dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
 
 
 def along_last(numbers: Floats, axis: int) -> Vector:

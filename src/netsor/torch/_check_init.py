@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,8 @@ from .._html import to_cell
 from .._validate import ArgumentError
 from ..models import read
 from ._forward_backward import as_found, forward_backward
-from ._init_tests import (
-    InitFinding,
-    Reference,
-    correlation_tests,
-    holm,
-    parameter_tests,
-    pass_tests,
-    reference_of,
-)
+from ._fresh_modules import as_module
+from ._init_tests import InitFinding, Reference, correlation_tests, holm, parameter_tests, pass_tests, reference_of
 from ._network import inputs_of
 from ._parameters import Parameter, with_declared
 from ._program import Module, UnsupportedError, captured, outputs_of_modules, path_of
@@ -32,7 +25,10 @@ from ._structure import Structure, structure
 
 BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
 SCORES = ("score_std", "score_max", "entropy", "largest_weight")  # what a mask changes
-ORDER = (*SCORES, "attention_share", "cross_share", "mlp_share", "mean_square", "cosine", "effective_rank")
+MOST_SHOWN = 12  # departures that `print` shows
+EXACT = ("value", "tie", "mask")  # comparisons without a p-value
+OWN = "its own initialisation"
+OWN_NOTE = "without reference, the module is compared with its own function, so a mistake inside that is not found"
 
 
 @dataclass(frozen=True)
@@ -89,25 +85,18 @@ class InitCheck:
             first = f"{self.first.where} ({self.first.what})"
             verdict = f"FLAG: {self.name} departs from {self.reference}, first at {first}"
         subject = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass"
-        items = [Item(FLAG, each.where, f"{each.what}: {each.text} ({_p(each)})") for each in self.findings]
-        more = len(items) - MOST_SHOWN
+        items = []
+        for each in self.findings[:MOST_SHOWN]:
+            p = "exact" if each.what in EXACT else f"p = {each.p:.1g}" if each.p >= 1e-300 else "p < 1e-300"
+            items.append(Item(FLAG, each.where, f"{each.what}: {each.text} ({p})"))
+        more = len(self.findings) - MOST_SHOWN
         notes = [f"… and {more} more departures"] if more > 0 else []
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
             notes.append(f"{len(self.undeclared)} parameters without a declared law: {some}")
         notes += [f"note: {note}" for note in self.notes]
-        blocks: list[Block] = [Items(items[:MOST_SHOWN]), *map(Paragraph, notes)]
+        blocks: list[Block] = [Items(items), *map(Paragraph, notes)]
         return Document(f"Initialisation of {self.name}", verdict, subject, [Section("", blocks)])
-
-
-MOST_SHOWN = 12
-EXACT = ("value", "tie", "mask")  # comparisons without a p-value
-OWN = "its own initialisation"
-OWN_NOTE = "without reference, the module is compared with its own function, so a mistake inside that is not found"
-
-
-def _p(finding: InitFinding) -> str:
-    return "exact" if finding.what in EXACT else f"p = {finding.p:.1g}" if finding.p >= 1e-300 else "p < 1e-300"
 
 
 def check_init(
@@ -152,18 +141,15 @@ def check_init(
     seed : int
         Of the draws, and of torch's generator when the module is made.
 
-    Returns
-    -------
-    InitCheck
-        The findings; `print` shows the verdict first.
-
     Examples
     --------
     >>> print(ns.torch.check_init(build, [3, 7, 1, 4], reference="config.json"))  # doctest: +SKIP
     """
     if not 0 < level < 1:
         raise ArgumentError("level", level, "between 0 and 1")
-    real = _real_module(module, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        real = module if isinstance(module, torch.nn.Module) else as_module(module(), module)
     reference = _own_reference(module, real) if reference is None else reference
     if weights is not None:
         load_weights(real, Path(weights))
@@ -197,27 +183,14 @@ def compare(
     samples = 1 if known.laws is None else known.laws.samples
     tests = [test for name, law in declared_laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
     tests += [*correlation_tests(numbers, declared_laws), *_ties(module, known, net)]
-    adjusted = holm([test.p for test in tests])
-    pairs = zip(tests, adjusted, strict=True)
-    findings = [replace(test, p=float(p)) for test, p in pairs if p < level / 2]
-    count = len(tests)
+    pairs = zip(tests, holm([test.p for test in tests]), strict=True)
+    findings, count = [replace(test, p=float(p)) for test, p in pairs if p < level / 2], len(tests)
     if net is not None and not notes:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
         findings, count = findings + after, count + more
     first = min(findings, key=_position(module), default=None)
     rest = [name for name in numbers if name not in declared_laws]
     return InitCheck(type(module).__name__, known.name, findings, first, count, draws, rest, notes)
-
-
-def _real_module(module: Any, seed: int) -> Any:
-    if isinstance(module, torch.nn.Module):
-        return module
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        real = module()
-    if not isinstance(real, torch.nn.Module):
-        raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
-    return real
 
 
 def load_weights(module: Any, path: Path) -> None:
@@ -259,33 +232,29 @@ def _own_reference(module: Any, real: Any) -> Any:
     return module
 
 
-def _ties(module: Any, known: Reference, net: Any) -> list[InitFinding]:
+def _ties(module: Any, known: Reference, net: Structure | None) -> Iterator[InitFinding]:
     """Parameters that are one and are declared to be two, and the other way round."""
-    tests: list[InitFinding] = []
     first: dict[int, str] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         own = first.setdefault(id(p), name)
-        if own != name and known.laws is not None and name in known.laws:
-            tests.append(InitFinding(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own"))
-    declared = net is not None and net.head is not None and net.words is not None and known.laws is None
-    if declared and (net.head == net.words[0]) != known.tied:
-        said = "logits are tied to the embedding" if not known.tied else "logits are not tied to the embedding"
-        tests.append(InitFinding(net.head, "tie", 0.0, f"{said}, against what is declared"))
-    return tests
+        if own != name and name in (known.laws or {}):
+            yield InitFinding(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own")
+    if known.laws is None and net is not None and net.head is not None and net.words is not None:
+        tied = net.head == net.words[0]
+        if tied != known.tied:
+            said = "" if tied else " not"
+            text = f"logits are{said} tied to the embedding, against what is declared"
+            yield InitFinding(net.head, "tie", 0.0, text)
 
 
 def _pass_findings(
     net: Structure, numbers: Mapping[str, Any], known: Reference, draws: int, seed: int, level: float
 ) -> tuple[list[InitFinding], int]:
     """Departures of the real pass, in the order of the network; and the number of tests."""
-    law = known.measure(draws, seed)
+    law = {name: x.reshape(draws, -1) for name, x in known.measure(draws, seed).items()}
     ran = forward_backward(net, numbers, known.targets, known.masks)
-    real: dict[tuple[str, int], float] = {}
-    laws: dict[tuple[str, int], Any] = {}
-    for name, k in _in_order(ran.quantities, len(net.blocks)):
-        if name in law and law[name].reshape(draws, -1).shape[1] == len(ran.quantities[name]):
-            real[name, k] = float(ran.quantities[name][k])
-            laws[name, k] = law[name].reshape(draws, -1)[:, k]
+    laws = {(name, k): law[name][:, k] for name, k in ran.quantities if name in law and k < law[name].shape[1]}
+    real = {key: ran.quantities[key] for key in laws}
     masks = _mask_findings(net, ran.weights, known.masks)
     findings = list(masks.values())
     for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
@@ -294,15 +263,6 @@ def _pass_findings(
             text = f"{real[name, k]:.4g}, and 99 % of initialisations as declared are from {low:.4g} to {high:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
     return findings, len(real) + len(net.blocks)
-
-
-def _in_order(quantities: Mapping[str, Any], blocks: int) -> list[tuple[str, int]]:
-    """Quantities in the order of the forward pass, then gradients."""
-    start = [(name, 0) for name in quantities if name.startswith(BEFORE)]
-    inside = [(name, k) for k in range(blocks) for name in ORDER if name in quantities]
-    end = [(name, 0) for name in AFTER if name in quantities]
-    back = [(name, k) for name, row in quantities.items() if name.startswith("grad_") for k in range(len(row))]
-    return start + inside + end + back
 
 
 def _path(net: Structure, name: str, k: int) -> str:
@@ -325,15 +285,12 @@ def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any])
     """By block."""
     findings = {}
     for k, (block, attention, mask) in enumerate(zip(net.blocks, weights, masks, strict=True)):
-        if attention is None or attention.shape[-2:] != mask.shape:
-            continue
-        used = (attention > 0).any(axis=0)
-        wrong = np.argwhere(used != mask)
-        if len(wrong):
-            i, j = wrong[0]
-            verb = "attends" if used[i, j] else "does not attend"
-            text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
-            findings[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
+        if attention is not None and attention.shape[-2:] == mask.shape:
+            used = (attention > 0).any(axis=0)
+            for i, j in (wrong := np.argwhere(used != mask))[:1]:
+                verb = "attends" if used[i, j] else "does not attend"
+                text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
+                findings[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
     return findings
 
 

@@ -12,16 +12,20 @@ import torch
 from .._array_api import Bools, Floats
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
+from ._aten_arithmetic import MASKED
 from ._parameters import Parameter, Parameters
 from ._program import Node, name_of
 from ._structure import Structure
 
 
 class Pass(NamedTuple):
-    """What a pass gave: quantities by name, one a block or one, and the attention weights of each block."""
+    """What a pass gave: quantities by name and block, in the order of the network, gradients last; attention weights.
 
-    quantities: dict[str, Floats]
-    weights: list[Floats | None]  # (heads, tokens, tokens)
+    Quantities of the whole network are at block 0.
+    """
+
+    quantities: dict[tuple[str, int], float]
+    weights: list[Floats | None]  # of each block, (heads, tokens, tokens)
 
 
 def as_found(module: Any) -> Parameters:
@@ -44,62 +48,51 @@ def forward_backward(
     """Run the graph of a module with these parameters; `masks` say which pairs of tokens the quantities are of."""
     parameters = {name: p.detach().cpu().requires_grad_(p.is_floating_point()) for name, p in numbers.items()}
     values, softmaxes = _run(net, parameters)
-    blocks = net.blocks
-    starts = [values[stack[0].before] for stack in net.stacks]
-    quantities: dict[str, list[float]] = {}
+    quantities: dict[tuple[str, int], float] = {}
 
-    def say(names: Sequence[str], numbers: Any) -> None:
-        for name, value in zip(names, np.ravel(numbers), strict=True):
-            quantities.setdefault(name, []).append(float(value))
+    def say(k: int, names: Sequence[str], numbers: Any) -> None:
+        quantities.update({(name, k): float(x) for name, x in zip(names, np.ravel(numbers), strict=True)})
 
-    branches = [name for name in BRANCHES if any(name in block.branches for block in blocks)]
+    for prefix, stack in zip(("input_", "decoder_input_"), net.stacks, strict=False):
+        say(0, [prefix + name for name in STREAM], _of_stream(values[stack[0].before]))
+    branches = [name for name in BRANCHES if any(name in block.branches for block in net.blocks)]
     of_scores = [name for names in ATTENTION.values() for name in names]
     weights: list[Floats | None] = []
-    for k, block in enumerate(blocks):
-        say(STREAM, _of_stream(values[block.stream]))
+    for k, block in enumerate(net.blocks):
         weights.append(None)
         if block.softmaxes:
             pairs = zip(*map(softmaxes.get, block.softmaxes), strict=True)
             scores, attention = (np.concatenate(each) for each in pairs)
             weights[-1], mask = attention, masks[k] if k < len(masks) else None
             if mask is not None and mask.shape == attention.shape[-2:]:
-                say(of_scores, of_attention(scores, attention, allowed=mask))
+                say(k, of_scores, of_attention(scores, attention, allowed=mask))
         own = [name for name in BRANCHES if name in block.branches]
         squares = [_square(values[node]) for node in (block.before, *(block.branches[name] for name in own))]
         middle = [] if block.middle is None else [np.array([_square(values[block.middle])])]
         shares = dict(zip(own, of_shares(np.array(squares), *middle), strict=True))
-        say([f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
-    for prefix, start in zip(("input_", "decoder_input_"), starts, strict=False):
-        say([prefix + name for name in STREAM], _of_stream(start))
+        say(k, [f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
+        say(k, STREAM, _of_stream(values[block.stream]))
     if net.logits is not None:
         _backward(net, values, parameters, targets, say)
-    return Pass({name: np.array(values) for name, values in quantities.items()}, weights)
+    return Pass(quantities, weights)
 
 
 def _run(net: Structure, parameters: Mapping[str, Any]) -> tuple[dict[Node, Any], dict[Node, tuple[Floats, Floats]]]:
-    """The values of all nodes that the quantities need, with gradients to come; scores and weights of softmaxes."""
-    graph, kept = net.graph, set()
-    for block in net.blocks:
-        kept |= {block.before, block.stream, *block.branches.values(), block.middle}
-    softmaxes = {node for block in net.blocks for node in block.softmaxes}
+    """The values of all nodes, with gradients of the streams to come; scores and weights of softmaxes."""
+    graph, softmaxes = net.graph, {node for block in net.blocks for node in block.softmaxes}
     env: dict[Node, Any] = dict(graph.constants)
     env |= {node: parameters[name] for node, name in graph.parameters.items()}
-    left = {node: len(node.users) for node in graph.nodes}
     attended: dict[Node, tuple[Floats, Floats]] = {}
     for node in graph.nodes:
         if node.op != "call_function" or node in env:
             continue
-        args, kwargs = (torch.fx.node.map_arg(given, env.__getitem__) for given in (node.args, node.kwargs))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
         target = torch.reshape if name_of(node) == "view" else node.target  # strides may differ under gradients
         env[node] = target(*args, **kwargs)
-        if node in kept and env[node].requires_grad:
+        if node in net.streams and env[node].requires_grad:
             env[node].retain_grad()
         if node in softmaxes:
             attended[node] = _attended(node, args, kwargs, env[node])
-        for x in node.all_input_nodes:  # what nobody needs any more
-            left[x] -= 1
-            if not left[x] and x not in kept and x is not net.logits:
-                env.pop(x, None)
     return env, attended
 
 
@@ -116,11 +109,12 @@ def _attended(node: Node, args: Any, kwargs: Any, result: Any) -> tuple[Floats, 
     mask = given.get("attn_mask")
     if given.get("is_causal"):
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    low = scores.masked_fill(~mask, -math.inf) if mask is not None and mask.dtype == torch.bool else scores
-    low = low + mask if mask is not None and mask.dtype != torch.bool else low
-    if mask is not None and mask.dtype != torch.bool:
-        scores = torch.where(mask <= -1e4, scores, low)  # a bias belongs to the scores, a mask does not
-    weights = torch.nan_to_num(torch.softmax(low, -1))
+    if mask is None:
+        mask = torch.zeros(())
+    elif mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, -math.inf)
+    weights = torch.nan_to_num(torch.softmax(scores + mask, -1))
+    scores = torch.where(mask <= MASKED, scores, scores + mask)  # a bias belongs to the scores, a mask does not
     return tuple(_numbers(x).reshape(-1, *x.shape[-2:]) for x in (scores, weights))  # type: ignore[return-value]
 
 
@@ -134,25 +128,23 @@ def _backward(
     own = rows.mean(-1) if targets is None else rows[range(len(targets)), list(targets)]
     loss = (torch.logsumexp(rows, -1) - own).mean()
     std, _, largest = of_logits(_numbers(rows))
-    say(("logit_std", "loss", "max_probability"), (std, loss.item(), largest))
+    say(0, ("logit_std", "loss", "max_probability"), (std, loss.item(), largest))
     loss.backward()
-    for block in net.blocks:
-        say(("grad_mean_square",), _mean_gradient(values[block.stream]))
+    for k, block in enumerate(net.blocks):
+        say(k, ["grad_mean_square"], _gradient(values[block.stream]) / values[block.stream].numel())
         for kind, names in block.matrices.items():
-            say((f"grad_{kind}",), sum(_gradient(parameters[name]) for name in names))
-    say(("grad_input",), _mean_gradient(values[net.stacks[0][0].before]))
+            say(k, [f"grad_{kind}"], sum(_gradient(parameters[name]) for name in names))
+    first = values[net.stacks[0][0].before]
+    say(0, ["grad_input"], _gradient(first) / first.numel())
     if net.words is not None:
-        say(("grad_embedding",), _gradient(parameters[net.words[0]]))
+        say(0, ["grad_embedding"], _gradient(parameters[net.words[0]]))
     if net.head is not None and (net.words is None or net.head != net.words[0]):
-        say(("grad_head",), _gradient(parameters[net.head]))
+        say(0, ["grad_head"], _gradient(parameters[net.head]))
 
 
-def _gradient(p: Any) -> float:
-    return 0.0 if p.grad is None else float(p.grad.double().square().sum())
-
-
-def _mean_gradient(x: Any) -> float:
-    return 0.0 if x.grad is None else float(x.grad.double().square().mean())
+def _gradient(x: Any) -> float:
+    """|∂L/∂x|²."""
+    return 0.0 if x.grad is None else float(x.grad.double().square().sum())
 
 
 def _numbers(x: Any) -> Floats:

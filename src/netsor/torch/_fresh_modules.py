@@ -45,20 +45,25 @@ def drawn(module: Module | Callable[[], Module], samples: int, seed: int) -> tup
 
 def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
     """A module with new parameters, and what stands for the large ones."""
-    if not isinstance(module, torch.nn.Module):
-        try:
-            with Replay() as replay, _Thin(replay):
-                instance = module()
-        except (NotImplementedError, RuntimeError):  # the initialisation reads numbers that do not exist
-            with Replay() as replay:
-                instance = module()
-        if not isinstance(instance, torch.nn.Module):
-            raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
+    if isinstance(module, torch.nn.Module):
+        instance = copy.deepcopy(module)
+        with Replay() as replay, _Thin(replay):
+            _again(instance)
         return instance, replay
-    instance = copy.deepcopy(module)
-    with Replay() as replay, _Thin(replay):
-        _again(instance)
+    try:
+        with Replay() as replay, _Thin(replay):
+            instance = as_module(module(), module)
+    except (NotImplementedError, RuntimeError):  # the initialisation reads numbers that do not exist
+        with Replay() as replay:
+            instance = as_module(module(), module)
     return instance, replay
+
+
+def as_module(returned: Any, function: Any) -> Module:
+    """What a function returned, which must be a module."""
+    if not isinstance(returned, torch.nn.Module):
+        raise TypeError(f"module={function!r} must be a torch.nn.Module, or a function that returns one")
+    return returned
 
 
 def _again(module: Module) -> None:
@@ -88,10 +93,8 @@ def _again(module: Module) -> None:
     for part, name in awaited:
         b = part._buffers[name]
         if b.reshape(-1)[0].item() == _nothing(b):
-            raise ValueError(
-                f"the buffer {name} of {type(part).__name__} is on the meta device and has no numbers: pass a function "
-                "that makes the module"
-            )
+            where = f"the buffer {name} of {type(part).__name__} is on the meta device and has no numbers"
+            raise ValueError(f"{where}: pass a function that makes the module")
     for name, p in module.named_parameters():
         if not _empty(p) and bool((p != p.reshape(-1)[0]).any()) and torch.equal(p, before[name]):
             raise ValueError(f"{name} was not initialised anew: pass a function that makes the module, not the module")
@@ -130,8 +133,8 @@ IS_META = torch.Tensor.is_meta.__get__
 ASKED = {torch.Tensor.any, torch.Tensor.all, torch.Tensor.item, torch.Tensor.__bool__, torch.any, torch.all}
 UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # what parameters are made by, while masks begin with given numbers
 CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
-OVERWRITES = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_"}
-ENTRYWISE = {*OVERWRITES, "aten::copy_", "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged
+FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_"}
+ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged so
 FRESH = {"aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", "aten::normal", "aten::uniform"}
 
 
@@ -151,10 +154,8 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             return Sample(p.detach().to("cpu", torch.float32, copy=True))
         key = _storage(p)
         if key not in self._samples and key not in self._problems:
-            raise ValueError(
-                f"{name} is on the meta device and was never initialised: pass a function that makes the module, or "
-                "declare its law"
-            )
+            why = f"{name} is on the meta device and was never initialised"
+            raise ValueError(f"{why}: pass a function that makes the module, or declare its law")
         rows = tuple(sorted(self._zero.get(key, ())))
         return Sample(self._samples.get(key, torch.zeros(1)), rows, self._problems.get(key, ""))
 
@@ -185,27 +186,25 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         if writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
             self._partly(name, args, tensor, key)
             return
-        if torch.Tag.pointwise in func.tags or name in ENTRYWISE:
-            fills = name in OVERWRITES or name == "aten::copy_"
+        entrywise, fills = torch.Tag.pointwise in func.tags or name in ENTRYWISE, name in FILLS
 
-            def instead(t: Any) -> Any:
-                if not _empty(t):
-                    return t if t.numel() == 1 else None
-                if fills and t is args[0]:
-                    return torch.empty(size, dtype=t.dtype)
-                return self._samples.get(_storage(t)) if t.numel() == tensor.numel() else None
+        def instead(t: Any) -> Any:
+            if not _empty(t):
+                return t if t.numel() == 1 else None
+            if fills and t is args[0]:
+                return torch.empty(size, dtype=t.dtype)
+            return self._samples.get(_storage(t)) if t.numel() == tensor.numel() else None
 
-            if all(instead(t) is not None for t in given):
-                options = {k: v for k, v in kwargs.items() if k != "device"}
-                copies, options = pytree.tree_map_only(torch.Tensor, instead, (args, options))
-                self._samples[key] = func(*copies, **options)
-                self._problems.pop(key, None)
-                if fills:
-                    self._zero.pop(key, None)
-                return
-        source = next((self._problems[_storage(t)] for t in given if _storage(t) in self._problems), name)
-        self._samples.pop(key, None)
-        self._problems[key] = source
+        if entrywise and all(instead(t) is not None for t in given):
+            options = {k: v for k, v in kwargs.items() if k != "device"}
+            copies, options = pytree.tree_map_only(torch.Tensor, instead, (args, options))
+            self._samples[key] = func(*copies, **options)
+            self._problems.pop(key, None)
+            if fills:
+                self._zero.pop(key, None)
+        else:
+            self._problems[key] = next(filter(None, map(self._problems.get, map(_storage, given))), name)
+            self._samples.pop(key, None)
 
     def _partly(self, name: str, args: Any, tensor: Any, key: int) -> None:
         """What is done to some rows of a matrix: zeros stay zeros."""

@@ -16,17 +16,16 @@ from .._array_api import Bools, Floats
 from ..engine._parallel import cores
 from ..engine._plan import in_time
 from ..models import Transformer, read
-from ..models._loss import ModelEnd
+from ..models._loss_gradient import ModelEnd
 from ..models._metric_program import Probes, ProgramModel
 from ..models._probed_program import ProbedProgram, mask_of
 from ._network import is_module, read_network
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
-from ._structure import Structure
+from ._structure import Place, Structure
 
 ATTENTION = ("query", "key", "value")
 LOG = logging.getLogger("netsor")
 LONG = 10.0  # seconds: draws that take longer are announced
-Place = tuple[int | None, str]  # a block, or None, and a kind of matrix
 MOST = 2**20  # entries of a parameter that are tested for their shape
 PREFIX = 4096  # entries of a parameter that are compared with those of others
 KURTOSIS = {"normal": 3.0, "uniform": 1.8, "truncated normal": 3.0}  # for errors; of the last an upper bound
@@ -38,12 +37,16 @@ class Reference:
 
     name: str
     probes: Probes
-    masks: list[Bools]
     targets: tuple[int, ...] | None
     laws: Parameters | None  # by the names of parameters
     stds: dict[Place, float]  # of the entries of matrices, by their places
     tied: bool
     padding: int | None = None
+
+    @property
+    def masks(self) -> list[Bools]:
+        """Of each block, which pairs of tokens attend."""
+        return [mask_of(block) for block in self.probes.source.net.blocks]
 
     @cache  # noqa: B019 (a reference lives as long as it is checked against)
     def measure(self, draws: int, seed: int) -> dict[str, Any]:
@@ -60,26 +63,14 @@ class Reference:
         """The declared law of a parameter, by its name or by its place in the network; "unknown" without one."""
         if self.laws is not None and name in self.laws and self.laws[name].shape == shape:
             return self.laws[name]
-        std = None if net is None else self.stds.get(places(net).get(name, (None, "")))
-        if std is None:
+        place = (None, "") if net is None else net.places.get(name, (None, ""))
+        if place not in self.stds:
             return Parameter(name, shape, "unknown")
-        words = net is not None and net.words is not None and name == net.words[0]
+        std, words = self.stds[place], place == (None, "embedding")
         zero = (self.padding,) if words and self.padding is not None else ()
         if not std:
             return Parameter(name, shape, "constant", zero_rows=zero, note="declared", value=0.0)
         return Parameter(name, shape, "normal", std=std, zero_rows=zero, note="declared")
-
-
-def places(net: Structure) -> dict[str, Place]:
-    """Where the matrices of a module are."""
-    places: dict[str, Place] = {}
-    if net.head is not None:
-        places[net.head] = None, "head"
-    if net.words is not None:
-        places[net.words[0]] = None, "embedding"
-    for k, block in enumerate(net.blocks):
-        places |= {name: (k, kind) for kind, names in block.matrices.items() for name in names}
-    return places
 
 
 def reference_of(declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reference:
@@ -96,8 +87,8 @@ def reference_of(declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     net = probes.source.net
     stds = _stds(net, model.widths()) | {(None, "embedding"): model.std_embedding}
     stds |= {} if model.tied else {(None, "head"): model.std_logits}
-    targets = probes.source._targets if model.vocabulary else None
-    return Reference(model.name, probes, _masks(net), targets, None, stds, model.tied, model.padding)
+    targets = probes.source.targets if model.vocabulary else None
+    return Reference(model.name, probes, targets, None, stds, model.tied, model.padding)
 
 
 def _module(module: Any | Callable[[], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reference:
@@ -109,18 +100,13 @@ def _module(module: Any | Callable[[], Any], args: tuple[Any, ...], kwargs: Mapp
         probes.names  # noqa: B018 (gradients are refused here)
     except ValueError:
         probes = model.probes()
-    stds = _stds(model.net, {})
-    parts = net.structure
-    words = None if parts.words is None else parts.words[0]
-    for name, kind in ((words, "embedding"), (parts.head, "head")):
-        law = laws.get(name or "")
-        stds |= {} if law is None or not law.random else {(None, kind): law.std}
-    tied = parts.head is not None and parts.head == words
-    return Reference(net.program.name, probes, _masks(model.net), net.targets, laws, stds, tied)
-
-
-def _masks(net: ProbedProgram) -> list[Bools]:
-    return [mask_of(block) for block in net.blocks]
+    stds, head = _stds(model.net, {}), net.structure.head
+    words = net.structure.words[0] if net.structure.words is not None else None
+    for name, kind in ((words, "embedding"), (head, "head")):
+        if name is not None and name in laws and laws[name].random:
+            stds[None, kind] = laws[name].std
+    tied = head is not None and head == words
+    return Reference(net.program.name, probes, net.targets, laws, stds, tied)
 
 
 def _stds(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]:
@@ -277,22 +263,16 @@ def pass_tests(real: Mapping[tuple[str, int], float], law: Mapping[tuple[str, in
     # logarithms. The largest deviation of a draw then has a law that knows how quantities depend on each other, and the
     # p-value of a quantity is how often that exceeds its deviation (Westfall and Young 1993): its rank among the draws,
     # and beyond their largest tenth an exponential tail.
-    columns, own = [], []
-    for key, value in real.items():
-        x = np.append(law[key], value)
-        x = np.log(x) if (x > 0).all() else x
-        finite = np.isfinite(x)
-        centre, spread = x[:-1].mean(), x[:-1].std()
-        spread = math.hypot(spread, 1e-3 * (1.0 if (law[key] > 0).all() else abs(centre) or 1.0))  # rounding
-        z = np.where(finite, np.abs(x - centre) / spread, np.inf)
-        columns.append(z[:-1])
-        own.append(float(z[-1]))
-    largest = np.sort(np.max(columns, axis=0))
+    x = np.array([[*law[key], value] for key, value in real.items()])  # (quantities, draws and pass)
+    positive = x > 0
+    x = np.where(positive.all(axis=1, keepdims=True), np.log(np.where(positive, x, 1.0)), x)
+    centre, spread = x[:, :-1].mean(axis=1, keepdims=True), x[:, :-1].std(axis=1, keepdims=True)
+    size = np.where(positive[:, :-1].all(axis=1, keepdims=True) | (centre == 0), 1.0, np.abs(centre))
+    z = np.abs(x - centre) / np.hypot(spread, 1e-3 * size)  # of rounding
+    z = np.where(np.isfinite(x), z, np.inf)
+    largest, own = np.sort(z[:, :-1].max(axis=0)), z[:, -1]
     start = float(np.quantile(largest, 0.9))
     slope = float(np.mean(largest[largest > start] - start)) if (largest > start).any() else 1e-3
-    adjusted = []
-    for each in own:
-        above = int(np.sum(largest >= each))
-        rank = (above + 1) / (len(largest) + 1)
-        adjusted.append(rank if each <= start else min(rank, 0.1 * math.exp(-(each - start) / max(slope, 1e-3))))
-    return adjusted
+    rank = (np.sum(largest >= own[:, None], axis=1) + 1) / (len(largest) + 1)
+    tail = 0.1 * np.exp(-(own - start) / max(slope, 1e-3))
+    return [float(p) for p in np.where(own <= start, rank, np.minimum(rank, tail))]

@@ -12,7 +12,6 @@ import torch
 
 from .._program import Program
 from .._validate import ArgumentError
-from ..language import Vector
 from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._probe import Probe
@@ -20,7 +19,7 @@ from ..models._training import cross_entropy_of, unit_vectors
 from ..optim import NAMED
 from ._fresh_modules import fresh
 from ._parameters import Parameters, parameters
-from ._program import Graph, Module, Reader, UnsupportedError, captured, name_of
+from ._program import Module, Reader, UnsupportedError, captured, name_of
 from ._structure import Block, Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
@@ -36,27 +35,12 @@ def network(
     *,
     laws: Parameters | None = None,
 ) -> Program:
-    """The program of a module, with the probes of an audit.
+    """The program of a module with the probes of an audit, which `ns.audit` takes.
 
     Blocks are recognised by numbered paths of modules, such as `model.layers.0`, and branches by what is added to the
     stream. If the module returns logits, the loss is that of the next token where attention is masked, of the token
-    itself where it is not, and of one class where there is one row of logits.
-
-    Parameters
-    ----------
-    module : torch.nn.Module or callable
-        A function that returns a new module each time, or a module.
-    args : torch.Tensor or tuple
-        The inputs that the module is called with: one sequence, or one image.
-    kwargs : mapping, optional
-        Inputs by name.
-    laws : Parameters, optional
-        What the parameters are; `ns.torch.parameters(module)` unless given.
-
-    Returns
-    -------
-    Program
-        What `ns.audit` takes.
+    itself where it is not, and of one class where there is one row of logits. The parameters are those of `program`;
+    the inputs are one sequence, or one image.
 
     Examples
     --------
@@ -66,7 +50,7 @@ def network(
 
 
 def is_module(given: Any) -> bool:
-    """Whether it is a module, or a function that makes one, and no configuration."""
+    """Whether it is a module or a function that makes one, and not a configuration."""
     return isinstance(given, torch.nn.Module) or (callable(given) and not hasattr(given, "to_dict"))
 
 
@@ -102,6 +86,7 @@ class Network(NamedTuple):
     laws: Parameters
     targets: tuple[int, ...] | None  # the right words of the first rows of the logits
     masks: list[Any]  # of each block, which pairs of tokens attend
+    logits: Any  # all that the module returns, scalars (…, words); of a network to train, vectors; None: none
 
 
 def read_network(
@@ -109,78 +94,75 @@ def read_network(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     laws: Parameters | None = None,
+    trained: bool = False,
 ) -> Network:
-    """`network`, with what it was made from."""
+    """`network`, with what it was made from; `trained`: every table and matrix is a weight that an optimiser moves."""
     graph, laws, name = captured(module, args, kwargs, laws)
     try:
         parts = structure(graph)
     except UnsupportedError:
         Reader(graph, laws).program(name)  # an operation that cannot be read is a better reason
         raise
-    names = dict(parts.kinds)
-    tables = _tables(graph)
-    if parts.words is not None:
-        names |= {table: table for table in tables if table != parts.words[0]}
-    reader = Reader(graph, laws, names, None if parts.head in tables else parts.head, parts.streams)
+    names: dict[str, str] = {}
+    head = None
+    if not trained:
+        embeddings = [node for node in graph.nodes if name_of(node) == "embedding"]
+        tables = {graph.parameters[node.args[0]] for node in embeddings if node.args[0] in graph.parameters}
+        words = tables if parts.words is None else {parts.words[0]}
+        names = {name: kind for name, (block, kind) in parts.places.items() if block is not None}
+        names |= {table: table for table in tables - words}
+        head = None if parts.head in tables else parts.head
+    reader = Reader(graph, laws, names, head, parts.streams, trained)
     outputs = reader.program(name).outputs
-    probes, masks = probes_of(reader, parts)
-    targets = targets_of(parts, masks)
-    if parts.logits is not None:
-        p: Any = reader.value(reader.env[parts.logits])
-        p = p.reshape(-1, p.shape[-1])
-        right = None
+    probes, masks = _probes(reader, parts)
+    targets = _targets(parts, masks)
+    logits: Any = None if parts.logits is None else reader.value(reader.env[parts.logits])
+    if logits is not None and not trained:
+        p, right = logits.reshape(-1, logits.shape[-1]), None
         if targets is not None:
             p = p[: len(targets)]
             right = np.zeros(p.shape, bool)
             right[np.arange(len(targets)), list(targets)] = True
         probes.append(Probe("logits", p, right))
     program = laws.label(Program(outputs if len(outputs) > 1 else outputs[0], name, probes))
-    return Network(program, parts, laws, targets, masks)
+    return Network(program, parts, laws, targets, masks, logits)
 
 
-def probes_of(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
+def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
     """Streams, branches and attention of each block; the masks of the blocks."""
+
+    def tokens(node: Any) -> Any:
+        return reader.value(reader.env[node]).reshape(-1)
+
     probes: list[Probe] = []
     masks = []
     for stack in parts.stacks:
-        probes.append(Probe("embedding", _tokens(reader, stack[0].before)))
+        probes.append(Probe("embedding", tokens(stack[0].before)))
         for block in stack:
             attention, mask = _attention(reader, block)
             masks.append(mask)
             named = {**block.branches, **({} if block.middle is None else {"middle": block.middle})}
-            probes += [*attention, *(Probe(name, _tokens(reader, node)) for name, node in named.items())]
-            probes.append(Probe("stream", _tokens(reader, block.stream)))
+            named["stream"] = block.stream
+            probes += [*attention, *(Probe(name, tokens(node)) for name, node in named.items())]
     return probes, masks
-
-
-def _tables(graph: Graph) -> set[str]:
-    return {
-        graph.parameters[node.args[0]]
-        for node in graph.nodes
-        if name_of(node) == "embedding" and node.args[0] in graph.parameters
-    }
-
-
-def _tokens(reader: Reader, node: Any) -> Any:
-    return reader.value(reader.env[node]).reshape(-1)
 
 
 def _attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
     """Scores and weights of the attention branch, (heads, tokens, tokens), with one mask for all heads."""
     probes: list[Probe] = []
-    masks: list[Any] = []
+    mask = None
     for node in block.softmaxes:
         for what, value, allowed in reader.softmaxes.get(node, ()):
             size: Any = value.shape[-2:]
             every = np.broadcast_to(True if allowed is None else allowed, value.shape).reshape(-1, *size)
-            masks = masks or [every[0]]
-            if (every != masks[0]).any():
+            mask = every[0] if mask is None else mask
+            if (every != mask).any():
                 raise UnsupportedError(f"the heads of {block.path} have masks that differ: an audit knows one a block")
-            probes.append(Probe(what, value.reshape(-1, *size), masks[0]))
-    return probes, masks[0] if masks else None
+            probes.append(Probe(what, value.reshape(-1, *size), mask))
+    return probes, mask
 
 
-def targets_of(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
+def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     """The right words, by the convention of audits."""
     if parts.logits is None:
         return None
@@ -224,23 +206,17 @@ def training(
 
 
 def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
-    """The loss of the first step, with every table and matrix as a weight that an optimiser moves."""
-    graph, laws, name = captured(factory, args, {}, None)
-    parts = structure(graph)
-    reader = Reader(graph, laws, streams=parts.streams, trained=True)
-    reader.program(name)
-    probes, masks = probes_of(reader, parts)
-    targets = targets_of(parts, masks)
-    if parts.logits is None or parts.words is None or targets is None or len(targets) < 2:
+    """The loss of the first step."""
+    net = read_network(factory, args, trained=True)
+    parts, targets, name = net.structure, net.targets, net.program.name
+    if parts.words is None or targets is None or len(targets) < 2:
         raise UnsupportedError(f"{name} returns no logits for the tokens of one sequence: there is no loss to train by")
-    logits: Any = reader.value(reader.env[parts.logits])
-    assert isinstance(logits, Vector)
     count = len(targets)
-    logits = logits.reshape(-1)[:count]
+    logits = net.logits.reshape(-1)[:count]
     words = unit_vectors(parts.words[1].tolist()[:count], logits.width.factor) if parts.head == parts.words[0] else None
     loss = cross_entropy_of(logits, unit_vectors(targets, logits.width.factor), words)
-    kept = [probe for probe in probes if probe.name in WATCHED]
-    return laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
+    kept = [probe for probe in net.program.probes if probe.name in WATCHED]
+    return net.laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
 
 
 def _kind(optimiser: Any) -> str:

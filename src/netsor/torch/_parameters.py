@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from .._program import Program
 from .._validate import Rng, chosen_seed
 from ._fresh_modules import Module, Sample, drawn
 
-GAUSSIAN = ("normal", "uniform", "truncated normal")  # what is treated as Gaussian, of the same variance
+GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
 
 
 @dataclass(frozen=True)
@@ -89,27 +90,21 @@ class Parameters(dict[str, Parameter]):
 
     def label(self, program: Program) -> Program:
         """The program, with a note of whether the parameters that it stands for are Gaussian."""
-        program._gaussian = all(each.law not in ("uniform", "truncated normal") for each in self.values())
+        program._gaussian = all(each.law not in GAUSSIAN[1:] for each in self.values())
         return program
 
     def __str__(self) -> str:
-        head = ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in")
-        rows = [head, *(_row(each) for each in self.values())]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        rows = [("parameter", "shape", "law", "std", "fan-in", "std·√fan-in"), *map(_row, self.values())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = (map(str.ljust, row, widths) for row in rows)
+        return "\n".join("  ".join(line).rstrip() for line in lines)
 
     def __repr__(self) -> str:
         return f"<Parameters: {len(self)}, from {self.samples} samples>"
 
 
 def _row(p: Parameter) -> tuple[str, ...]:
-    said = {
-        "uniform": "uniform, as normal",
-        "truncated normal": "truncated normal, as normal",
-        "copy": f"copy of {p.of}",
-    }
+    said = {law: f"{law}, as normal" for law in GAUSSIAN[1:]} | {"copy": f"copy of {p.of}"}
     law = said.get(p.law, p.law) + (f" {p.value:g}" if p.law == "constant" else "")
     law += f", mean {p.mean:g}" if p.mean else ""
     law += f", rows of zeros: {', '.join(map(str, p.zero_rows))}" if p.zero_rows else ""
@@ -127,7 +122,7 @@ def parameters(
     rng: Rng = None,
     declared: Mapping[str, float | Parameter] | None = None,
 ) -> Parameters:
-    """The law of every parameter of a module at initialisation.
+    """The law of every parameter of a module at initialisation, by name; tied parameters are one.
 
     It is read from fresh samples of the module's own initialisation: a factory is called again and again; of a module,
     a copy is initialised anew by the methods that it has for that. No gradient and no forward pass is computed.
@@ -146,11 +141,6 @@ def parameters(
         What you say of parameters, by name or pattern such as ``"*.bias"``: a standard deviation makes a Gaussian. It
         takes the place of what the samples say.
 
-    Returns
-    -------
-    Parameters
-        By name, in the order of the module; tied parameters are one.
-
     Examples
     --------
     >>> def build():
@@ -163,17 +153,14 @@ def parameters(
     instance, drawn_samples = drawn(module, samples, chosen_seed(seed, rng))
     if isinstance(module, torch.nn.Module):
         _compare(module, drawn_samples)
-    fans, shapes = dict(_fans(instance)), {name: tuple(p.shape) for name, p in instance.named_parameters()}
     rows: dict[str, Parameter] = {}
-    first: dict[str, str] = {}  # what was seen, by all samples of it
-    for name, tensors in drawn_samples.items():
-        law = replace(law_of(name, shapes[name], tensors), fan_in=fans.get(name))
+    first: dict[Any, str] = {}  # the first parameter with such numbers in all samples
+    for name, p in instance.named_parameters():
+        law = replace(law_of(name, tuple(p.shape), drawn_samples[name]), fan_in=_fan_in(instance, name))
         if law.random:
-            beginnings = b"".join(t.entries.reshape(-1)[:4096].numpy().tobytes() for t in tensors)
-            seen = hashlib.sha1(beginnings).hexdigest() + str(law.shape)
-            if seen in first:
-                law = replace(law, law="copy", of=first[seen])
-            first.setdefault(seen, name)
+            beginnings = b"".join(t.entries.reshape(-1)[:4096].numpy().tobytes() for t in drawn_samples[name])
+            same = first.setdefault((law.shape, hashlib.sha1(beginnings).digest()), name)
+            law = law if same == name else replace(law, law="copy", of=same)
         rows[name] = law
     return Parameters(with_declared(rows, declared or {}), samples)
 
@@ -196,8 +183,6 @@ def _compare(module: Module, drawn_samples: Mapping[str, list[Sample]]) -> None:
 
 def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
     """Laws with those in their place that a user declares, by name or pattern."""
-    from fnmatch import fnmatchcase
-
     laws = dict(rows)
     for pattern, law in declared.items():
         names = [name for name in laws if fnmatchcase(name, pattern)]
@@ -211,7 +196,8 @@ def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | 
 
 def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Parameter:
     """What samples of one parameter say."""
-    for problem in (sample.problem for sample in samples if sample.problem):
+    problem = next((sample.problem for sample in samples if sample.problem), "")
+    if problem:
         law = "orthogonal" if "qr" in problem else "unknown"
         return Parameter(name, shape, law, note=f"made by {problem.replace('::', '.')}")
     tensors = [sample.entries.double().numpy() for sample in samples]
@@ -263,15 +249,12 @@ def _dependence(kept: list[Floats]) -> tuple[str, str] | None:
         z = (square / square.mean() - 1) / math.sqrt(max(fourth - 1, 1e-9) / each)
         if float((z**2).mean()) > 1 + 8 * math.sqrt(2 / z.size) + 0.2:
             return "unknown", f"{of} have different standard deviations"
-    some = [w[:: max(1, rows // 256)] if rows <= columns else w[:, :: max(1, columns // 256)].T for w in kept]
-    long = some[0].shape[1]
-    cosines = []
-    for w in some:
-        gram = w @ w.T
-        norms = np.sqrt(np.diagonal(gram))
-        cosines.append((gram / norms / norms[:, None])[np.triu_indices(len(gram), 1)])
-    spread = math.sqrt(float(np.mean(np.concatenate(cosines) ** 2)) * long)  # 1 for i.i.d. entries
-    count = sum(c.size for c in cosines)
+    some = np.array([w[:: max(1, rows // 256)] if rows <= columns else w[:, :: max(1, columns // 256)].T for w in kept])
+    some /= np.linalg.norm(some, axis=-1, keepdims=True)
+    above = np.triu_indices(some.shape[1], 1)
+    cosines = (some @ np.swapaxes(some, -1, -2))[:, above[0], above[1]]
+    long, count = some.shape[-1], cosines.size
+    spread = math.sqrt(float(np.mean(cosines**2)) * long)  # 1 for i.i.d. entries
     if spread < 0.5 and count >= 3:
         return "orthogonal", ""
     if abs(spread**2 - 1) > 6 * math.sqrt(2 / count) + 6 / math.sqrt(long * count):
@@ -279,14 +262,9 @@ def _dependence(kept: list[Floats]) -> tuple[str, str] | None:
     return None
 
 
-def _fans(module: Module) -> Iterator[tuple[str, int | None]]:
-    seen = set()
-    for path, each in module.named_modules():
-        for name, p in each.named_parameters(recurse=False):
-            full = f"{path}.{name}" if path else name
-            if p.ndim < 2 or "Embedding" in type(each).__name__ or id(p) in seen:
-                yield full, None
-            else:
-                turned = type(each).__name__ == "Conv1D"  # of transformers: (in, out)
-                yield full, p.shape[0] if turned else math.prod(p.shape[1:])
-            seen.add(id(p))
+def _fan_in(module: Module, name: str) -> int | None:
+    """None for vectors and tables."""
+    shape, owner = module.get_parameter(name).shape, type(module.get_submodule(name.rpartition(".")[0])).__name__
+    if len(shape) < 2 or "Embedding" in owner:
+        return None
+    return int(shape[0] if owner == "Conv1D" else math.prod(shape[1:]))  # that of transformers is (in, out)

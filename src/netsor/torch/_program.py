@@ -1,6 +1,6 @@
 """A PyTorch module, read as a program: its graph, captured by torch.export without its memory, and the reader.
 
-Torch computes what the graph needs of constants alone; the reader turns the rest into values of the language.
+Torch computes what depends on constants alone. The reader turns the rest into values of the language.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ from ..language._array import Take
 from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
-from ._aten_ops import VIEWS_OF_PARAMETERS, apply_op
+from ._aten_ops import apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
 from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
@@ -88,13 +90,13 @@ def captured(
     whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
     instance: Any = module if whole else fresh(module)[0]
     exported = capture(instance, args, given)
-    order = [name for name in inspect.signature(instance.forward).parameters if name in given]
-    given = {name: given[name] for name in [*order, *(name for name in given if name not in order)]}
+    order = {name: given[name] for name in inspect.signature(instance.forward).parameters if name in given}
+    inputs = pytree.tree_leaves((args, order | given))
     fixed = {name: law.value for name, law in laws.items() if law.law == "fixed"}
     fixed |= {name: torch.tensor(law.value).expand(law.shape) for name, law in laws.items() if law.law == "constant"}
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in instance.named_parameters(remove_duplicate=False)}
-    return read(exported, args, given, names, fixed), laws, type(instance).__name__
+    return read(exported, inputs, names, fixed), laws, type(instance).__name__
 
 
 class UnsupportedError(ValueError):
@@ -144,11 +146,10 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     try:
         with torch.no_grad():
             program = torch.export.export(shadow, *given, strict=False)
-            schemas = [getattr(node.target, "_schema", None) for node in program.graph.nodes]
-            whole = any(getattr(schema, "is_mutable", False) for schema in schemas)
-            whole |= any(name_of(node) == "einsum" for node in program.graph.nodes)
-            table = {EINSUM: torch.export.default_decompositions()[EINSUM]} if whole else {}
-            return program.run_decompositions(table) if whole else program
+            in_place = any(getattr(schema_of(node), "is_mutable", False) for node in program.graph.nodes)
+            if not in_place and not any(node.target is EINSUM for node in program.graph.nodes):
+                return program
+            return program.run_decompositions({EINSUM: torch.export.default_decompositions()[EINSUM]})
     except Exception as error:  # of torch, or of the module itself
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
@@ -159,42 +160,36 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def read(
-    program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tied: dict[str, str], fixed: dict[str, Any]
-) -> Graph:
-    """The nodes of an exported program, with all that torch can compute without random parameters computed.
+def read(program: Any, inputs: list[Any], tied: dict[str, str], fixed: dict[str, Any]) -> Graph:
+    """The nodes of an exported program; torch computes all that does not depend on random parameters.
 
     `tied` gives the first name of every parameter, `fixed` the numbers of those that are not random.
     """
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     held = {**program.state_dict, **program.constants}
-    inputs: Iterator[Any] = iter(pytree.tree_leaves((args, kwargs)))
-    nodes = list(program.graph.nodes)
-    parameters: dict[Node, str] = {}
-    constants: dict[Node, Any] = {}
-    outputs: list[Any] = []
-    given: set[Node] = set()
+    graph = Graph(list(program.graph.nodes), {}, {}, [], set())
+    rest, constants = iter(inputs), graph.constants
     with torch.no_grad():
-        for node in nodes:
+        for node in graph.nodes:
             if node.op == "placeholder":
                 kind, target = specs[node.name].kind, specs[node.name].target
                 if kind is InputKind.PARAMETER:
-                    parameters[node] = tied[target]
+                    graph.parameters[node] = tied[target]
                     if tied[target] in fixed:
                         constants[node] = fixed[tied[target]]
                 elif kind is InputKind.USER_INPUT:
-                    constants[node] = next(inputs)
-                    given.add(node)
+                    constants[node] = next(rest)
+                    graph.inputs.add(node)
                 else:  # a buffer, or a tensor that the code makes
                     constants[node] = held[target]
             elif node.op == "output":
-                outputs = list(node.args[0])
+                graph.outputs.extend(node.args[0])
             elif node.op == "get_attr":
                 constants[node] = operator.attrgetter(node.target)(program.graph_module)
             elif all(each in constants or _shape_alone(node, each) for each in node.all_input_nodes):
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: _numbers(constants, x))
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), partial(_numbers, constants))
                 constants[node] = node.target(*args, **kwargs)
-    return Graph(nodes, parameters, constants, outputs, given)
+    return graph
 
 
 # position of the argument that operations read only for its shape and type
@@ -209,44 +204,38 @@ def _shape_alone(node: Node, x: Node) -> bool:
 
 def _numbers(constants: dict[Node, Any], x: Node) -> Any:
     """The numbers of a constant; for what is random something of its shape and type."""
-    if x in constants:
-        return constants[x]
-    like = x.meta["val"]
-    return torch.zeros(1, dtype=like.dtype).expand(like.shape)
-
-
-def path_of(node: Node) -> str:
-    """The path of the module that an operation belongs to; "" for the root."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
+    like = x.meta["val"] if x not in constants else None
+    return constants[x] if like is None else torch.zeros(1, dtype=like.dtype).expand(like.shape)
 
 
 def line_of(node: Node) -> str:
     """The line of code that asked for an operation: the innermost that is not torch's own."""
-    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    places = [
-        (lines[i].strip(), lines[i + 1].strip()) for i in range(len(lines) - 1) if lines[i].lstrip().startswith("File ")
-    ]
+    places = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', node.meta.get("stack_trace") or "")
     own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
-    if not own:
-        return ""
-    where, code = own[-1]
-    file, line = where.split(", ")[:2]
-    return f"{file.removeprefix('File ').strip(chr(34))}:{line.removeprefix('line ')}: {code}"
+    return "{}:{}: {}".format(*own[-1]) if own else ""
+
+
+def schema_of(node: Node) -> Any:
+    """The declaration of an ATen operation; None for other nodes."""
+    return getattr(node.target, "_schema", None)
 
 
 def name_of(node: Node) -> str:
     """The name of an operation, without overload and the underscore of an operation in place."""
     if node.target is operator.getitem:
         return "getitem"
-    if node.op != "call_function" or not hasattr(node.target, "_schema"):
-        return str(node.target)
-    return str(node.target._schema.name).split("::")[-1].removesuffix("_")
+    schema = schema_of(node)
+    return str(node.target) if schema is None else str(schema.name).split("::")[-1].removesuffix("_")
 
 
 def paths_of(node: Node) -> list[str]:
     """The paths of all modules that an operation is inside of, the outermost first; the root has none."""
     return [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
+
+
+def path_of(node: Node) -> str:
+    """The path of the module that an operation belongs to; "" for the root."""
+    return paths_of(node)[-1] if paths_of(node) else ""
 
 
 def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
@@ -304,7 +293,7 @@ class Reader:
                 f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, "
                 f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
             )
-        return Random(name, torch.empty(law.shape, device="meta"))
+        return Random(torch.empty(law.shape, device="meta"), name)
 
     def program(self, name: str) -> Program:
         """The whole program."""
@@ -328,44 +317,28 @@ class Reader:
         return self.laws.label(Program(values[0] if len(values) == 1 else tuple(values), name, self.probes))
 
     def _result(self, node: Node) -> Any:
-        name = name_of(node)
-        target = str(node.target) if name != "getitem" else "getitem"
-        try:
-            arguments = self._arguments(node)
-            x = next(iter(arguments.values()), None)
-            if isinstance(x, Random) and name in VIEWS_OF_PARAMETERS:
-                return x.viewed(lambda entries: node.target(entries, *self._from_env(node.args[1:]), **node.kwargs))
-            return apply_op(name, Call(self.draws, node.meta.get("val"), self._probe_of(node)), arguments)
-        except Exception as error:
-            said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
-            reason = said.get(type(error), f"{type(error).__name__}: {error}")
-            where, line = path_of(node), line_of(node)
-            raise UnsupportedError(
-                f"{target} in {where or 'the module itself'}: {reason}" + (f" (at {line})" if line else "")
-            ) from error
-
-    def _from_env(self, nodes: Any) -> Any:
-        return torch.fx.node.map_arg(nodes, self.env.__getitem__)
-
-    def _arguments(self, node: Node) -> dict[str, Any]:
-        args, kwargs = self._from_env(node.args), self._from_env(node.kwargs)
-        if node.target is operator.getitem:
-            return {"self": args[0], "index": args[1]}
-        names = [argument.name for argument in node.target._schema.arguments]
-        return {**dict(zip(names, args, strict=False)), **kwargs}
-
-    def _probe_of(self, node: Node) -> Callable[..., None]:
-        path = path_of(node)
+        name, path = name_of(node), path_of(node)
 
         def probe(what: str, value: Value, allowed: Any) -> None:
             self.probes.append(Probe(f"{path}.{what}" if path else what, value, allowed))
             self.softmaxes.setdefault(node, []).append(Probe(what, value, allowed))
 
-        return probe
+        try:
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
+            schema = schema_of(node)
+            names = ["self", "index"] if schema is None else [argument.name for argument in schema.arguments]
+            arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+            return apply_op(name, Call(self.draws, node.meta.get("val"), probe), arguments)
+        except Exception as error:
+            said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
+            reason = said.get(type(error), f"{type(error).__name__}: {error}")
+            target, line = name if name == "getitem" else node.target, line_of(node)
+            where = path or "the module itself"
+            raise UnsupportedError(f"{target} in {where}: {reason}" + (f" (at {line})" if line else "")) from error
 
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""
         x = self.draws.vectors(x) if isinstance(x, Random) else x
         x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
         x = settled(x) if isinstance(x, Coordinates) else x
-        return x.plain() if isinstance(x, Vectors) else x.value
+        return x.plain if isinstance(x, Vectors) else x.value

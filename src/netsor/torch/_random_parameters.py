@@ -6,43 +6,26 @@ One parameter is one random object, however often and in whichever orientation t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .._array_api import Ints
-from .._validate import Shape
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
 from ..nn import Embedding
 from ..nn import logits as logits_of
 from ..nn._embedding import root
-from ._axes import Refusal, Scalars, Vectors
+from ._axes import Refusal, Scalars, Vectors, View, refuse_if
 from ._parameters import Parameter
 
 
 @dataclass(frozen=True, eq=False)
-class Random:
-    """A random parameter, or a view of it: torch keeps the strides, on the meta device."""
+class Random(View):
+    """A random parameter, or a view of it."""
 
     name: str
-    entries: Any  # a meta tensor
-
-    @property
-    def shape(self) -> Shape:
-        """Of the view."""
-        return tuple(self.entries.shape)
-
-    def viewed(self, f: Callable[[Any], Any]) -> Any:
-        """What torch makes of the tensor: a view, or several (a split)."""
-        views = f(self.entries)
-        several = views if isinstance(views, list | tuple) else [views]
-        if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
-            raise Refusal(f"a view of {self.name} that is not contiguous")
-        randoms = [Random(self.name, view) for view in several]
-        return randoms if views is several else randoms[0]
 
 
 class Draws:
@@ -68,8 +51,8 @@ class Draws:
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
 
     def _used(self, name: str, how: str) -> Parameter:
-        if self._uses.setdefault(name, how) != how:
-            raise Refusal(f"the parameter {name} is used both as {self._uses[name]} and as {how}")
+        first = self._uses.setdefault(name, how)
+        refuse_if(first != how, f"the parameter {name} is used both as {first} and as {how}")
         return self.laws[name]
 
     def product(self, w: Random, x: Vector) -> Vectors | Scalars:
@@ -84,11 +67,9 @@ class Draws:
             logits = self._embedding(w.name).logits(x, out)
             return Scalars(_padded(logits, x, law.zero_rows) if law.zero_rows else logits)
         law = self._used(w.name, "a matrix")
-        if law.mean or law.zero_rows:
-            raise Refusal(f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
+        refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
         plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
-        if not (plain or turned):
-            raise Refusal(f"the matrix is made of some columns of {w.name}")
+        refuse_if(not (plain or turned), f"the matrix is made of some columns of {w.name}")
         if w.name == self.head and plain and w.entries.numel() == math.prod(law.shape):
             return Scalars(logits_of(x, out, sigma=law.std * math.sqrt(into)))
         place = (w.entries.storage_offset(), w.entries.numel())
@@ -103,10 +84,8 @@ class Draws:
 
     def _embedding(self, name: str) -> Embedding:
         law = self._used(name, "a table")
-        if name not in self.ids:
-            raise Refusal(f"rows of {name} after something was done to all of it")
-        if law.mean:
-            raise Refusal(f"the table {name} has entries of mean {law.mean:g}")
+        refuse_if(name not in self.ids, f"rows of {name} after something was done to all of it")
+        refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
             embedding = self._embeddings[name] = Embedding(
                 self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding")
@@ -134,11 +113,9 @@ class Draws:
 
     def vectors(self, x: Random) -> Vectors:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
-        law, size, view = self._used(x.name, "vectors"), x.shape[-1], x.entries
-        lead = [np.arange(n) * s for n, s in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
-        at = np.array(view.storage_offset()) + sum(np.ix_(*lead) if lead else (), np.zeros((), np.intp))
+        law, size, at = self._used(x.name, "vectors"), x.shape[-1], x.starts(-1)
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
-        if (size > 1 and view.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows:
+        if (size > 1 and x.entries.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows:
             raise Refusal(f"the parameter {x.name} is used in pieces that are no rows")
         rows = at // size
         new = [int(row) for row in np.unique(rows) if int(row) not in known]
@@ -159,7 +136,7 @@ class Draws:
         law = self.laws[name]
         if base not in self.twins:
             self.twins[base] = normal((len(rows), base.width.factor), law.std, name=name) + law.mean
-        plain, at = x.plain(), x.axis
+        plain, at = x.plain, x.axis
         flat = np.arange(base.size).reshape(base.shape) if plain is base else plain.op.flat  # type: ignore[attr-defined]
         order = list(range(plain.ndim))
         order.insert(at, plain.ndim)

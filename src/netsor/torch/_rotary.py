@@ -13,80 +13,69 @@ import numpy as np
 from .._array_api import Floats, Ints
 from ..language import rotary
 from ..models import Stretch
-from ._axes import Coordinates, Refusal, Vectors, along_last
+from ._axes import Coordinates, Refusal, Vectors, along_last, refuse_if
 
 TOLERANCE = 1e-4  # of angles and frequencies, which modules compute in single precision
 
 
 def settled(c: Coordinates) -> Vectors:
     """The vectors that coordinates with constants are: a part of them, their multiples, or turned by positions."""
-    x, size = c.x, c.x.shape[-1]
-    if len(c.terms) == 1:
-        ((index, factor),) = c.terms
+    x, size, count = c.x, c.x.shape[-1], c.shape[-1]
+    terms = [(index, np.broadcast_to(f, (*f.shape[:-1], count))) for index, f in c.terms]
+    if len(terms) == 1:
+        ((index, factor),) = terms
         start, stop = int(index[0]), int(index[-1]) + 1
         if np.array_equal(index, np.arange(start, stop)):
             part = x.part(start, stop)
-            if np.ptp(np.broadcast_to(factor, (*factor.shape[:-1], len(index))), axis=-1).max() > 0:
-                return Vectors.of(part.plain() * along_last(np.broadcast_to(factor, part.shape), -1))
-            return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain())
-    used = np.concatenate(
-        [i[np.broadcast_to(f, (*f.shape[:-1], len(i))).any(axis=(*range(f.ndim - 1),))] for i, f in c.terms]
-    )
+            if np.ptp(factor, axis=-1).max() > 0:
+                return Vectors.of(part.plain * along_last(np.broadcast_to(factor, part.shape), -1))
+            return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain)
+    used = np.concatenate([index[f.any(axis=tuple(range(f.ndim - 1)))] for index, f in terms])
     start, stop = int(used.min()), int(used.max()) + 1
-    if stop - start == c.shape[-1] < size:  # a part of a fused projection
-        inside = tuple((np.clip(i, start, stop - 1) - start, f) for i, f in c.terms)
+    if stop - start == count < size:  # a part of a fused projection
+        inside = tuple((np.clip(index, start, stop - 1) - start, f) for index, f in c.terms)
         return settled(Coordinates(x.part(start, stop), inside))
-    if c.shape[-1] == size:
-        return _turned(c)
-    raise Refusal("coordinates of a vector are combined in a way that is no rotary position")
+    refuse_if(count != size, "coordinates of a vector are combined in a way that is no rotary position")
+    return _turned(c)
 
 
 def _turned(c: Coordinates) -> Vectors:
     size, lead = c.x.shape[-1], c.x.shape[:-1]
     factors = [np.broadcast_to(factor, (*lead, size)) for _, factor in c.terms]
     along = [k for k in range(len(lead)) if any(np.ptp(f, axis=k).max() > 0 for f in factors)]
-    if len(along) > 1:
-        raise Refusal("constants of coordinates differ between heads or sequences, not by positions alone")
+    refuse_if(len(along) > 1, "constants of coordinates differ between heads or sequences, not by positions alone")
     if along and along[0] < len(lead) - 1:  # tokens come before heads
         order = [k for k in range(len(lead) + 1) if k != along[0]]
         order.insert(len(lead) - 1, along[0])
         moved = tuple((i, f.transpose(order)) for (i, _), f in zip(c.terms, factors, strict=True))
-        return _turned(Coordinates(c.x.permute(order), moved)).permute(np.argsort(order).tolist())
-    tokens = lead[-1] if lead else 1
-    same, other, partner = np.zeros((tokens, size)), np.zeros((tokens, size)), np.arange(size)
-    for index, factor in c.terms:
-        f = np.broadcast_to(factor, (*lead, size)).reshape(-1, tokens, size)  # alike in the first axis
-        own = index == np.arange(size)
-        same += np.where(own, f[0], 0.0)
-        used = ~own & (f[0] != 0).any(axis=0)
-        if (used & (partner != np.arange(size)) & (partner != index)).any():
-            raise Refusal("a coordinate is combined with more than one other: no rotary position")
+        turned = _turned(Coordinates(c.x.viewed(lambda x: x.permute(order)), moved))
+        return turned.viewed(lambda x: x.permute(np.argsort(order).tolist()))  # type: ignore[no-any-return]
+    tokens, own = lead[-1] if lead else 1, np.arange(size)
+    same, other, partner = np.zeros((tokens, size)), np.zeros((tokens, size)), own
+    for (index, _), factor in zip(c.terms, factors, strict=True):
+        f = factor.reshape(-1, tokens, size)[0]  # alike in the first axis
+        used = (index != own) & (f != 0).any(axis=0)
+        several = used & (partner != own) & (partner != index)
+        refuse_if(several.any(), "a coordinate is combined with more than one other: no rotary position")
         partner = np.where(used, index, partner)
-        other += np.where(used, f[0], 0.0)
-    radius = np.hypot(same, other)
-    if (np.ptp(radius, axis=0) > TOLERANCE).any():
-        raise Refusal("coordinates are multiplied by constants that are no cosines and sines of angles")
-    turned = partner != np.arange(size)
-    r = int(turned.sum())
+        same, other = same + np.where(index == own, f, 0.0), other + np.where(used, f, 0.0)
+    r = int((partner != own).sum())
     if not r:  # one token at position 0
-        return settled(Coordinates(c.x, ((np.arange(size), same),)))
+        return settled(Coordinates(c.x, ((own, same),)))
     first, second = _pairs(partner, r)
-    angles = np.arctan2(-other[:, first], same[:, first])
-    ok = np.allclose(same[:, first], same[:, second], atol=TOLERANCE)
-    ok &= np.allclose(other[:, first], -other[:, second], atol=TOLERANCE) and r == np.flatnonzero(turned)[-1] + 1
-    gain = float(radius[0, 0])
-    if (
-        not ok
-        or np.abs(radius[0] - np.where(turned, gain, 1.0)).max() > TOLERANCE
-        or (r < size and abs(gain - 1) > 1e-6)
-    ):
-        raise Refusal("coordinates are not turned in pairs by one angle each: no rotary position")
+    angles, gain = np.arctan2(-other[:, first], same[:, first]), float(np.hypot(same[0, 0], other[0, 0]))
+    cos, sin = np.ones((tokens, size)), np.zeros((tokens, size))
+    cos[:, first] = cos[:, second] = gain * np.cos(angles)
+    sin[:, first], sin[:, second] = -gain * np.sin(angles), gain * np.sin(angles)
+    right = np.allclose(same, cos, atol=TOLERANCE) and np.allclose(other, sin, atol=TOLERANCE)
+    right = right and (r == size or abs(gain - 1) < 1e-6)
+    refuse_if(not right, "coordinates are not turned in pairs by one angle each: no rotary position")
     positions, theta = _frequencies(angles)
     try:
         base, stretch = _base(theta)
     except Refusal:  # as between tokens that are further apart or closer: linear scaling
         positions, (base, stretch) = positions * theta[0], _base(theta / theta[0])
-    value = rotary(c.x.plain(), positions, base, r / size, stretch)
+    value = rotary(c.x.plain, positions, base, r / size, stretch)
     return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
 
 
@@ -106,8 +95,7 @@ def _frequencies(angles: Floats) -> tuple[Floats, Floats]:
         return np.zeros(1), 10000.0 ** (-np.arange(angles.shape[1]) / angles.shape[1])
     steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
     theta = steps.mean(axis=0)
-    if np.abs(steps - theta).max() > TOLERANCE or theta.min() <= 0:
-        raise Refusal("rotary positions are not consecutive")
+    refuse_if(np.abs(steps - theta).max() > TOLERANCE or theta.min() <= 0, "rotary positions are not consecutive")
     start = round(float(np.remainder(angles[0, -1], 2 * math.pi) / theta[-1]))
     turns = (angles[0] - start * theta) / (2 * math.pi)
     if np.abs(turns - np.round(turns)).max() > TOLERANCE * (1 + start):

@@ -13,17 +13,17 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ._aten_ops import PARTS
+from ._aten_ops import VIEWS as SHAPES
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 SOFTMAX = ("softmax", "_softmax", "scaled_dot_product_attention")
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2, "conv2d": 1}  # where the matrix is among the arguments
-VIEWS = (
-    *("t", "transpose", "permute", "view", "reshape", "unflatten", "unsqueeze", "squeeze", "getitem", "chunk"),
-    *("split", "split_with_sizes", "slice", "select", "unbind", "contiguous", "to", "_to_copy", "expand"),
-)
+VIEWS = (*SHAPES, *PARTS, "t", "transpose", "swapaxes", "permute", "getitem", "expand", "contiguous", "to", "_to_copy")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
-NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub", *SAME)
+NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
+Place = tuple[int | None, str]  # a block, or None, and a kind of matrix
 
 
 class Block(NamedTuple):
@@ -38,12 +38,15 @@ class Block(NamedTuple):
     matrices: dict[str, list[str]]
 
 
+Stack = tuple[Block, ...]
+
+
 @dataclass(frozen=True)
 class Structure:
     """The parts of a network."""
 
     graph: Graph
-    stacks: tuple[tuple[Block, ...], ...]  # one, or those of an encoder and a decoder
+    stacks: tuple[Stack, ...]  # one, or those of an encoder and a decoder
     head: str | None  # the parameter of the logits
     logits: Node | None
 
@@ -52,27 +55,30 @@ class Structure:
         """All blocks, the encoder's first."""
         return [block for stack in self.stacks for block in stack]
 
-    @property
+    @cached_property
     def streams(self) -> set[Node]:
         """The nodes of the stream, before and after each block."""
         return {node for block in self.blocks for node in (block.before, block.stream)}
 
     @cached_property
-    def kinds(self) -> dict[str, str]:
-        """The kind of matrix that a parameter is."""
-        return {name: kind for block in self.blocks for kind, names in block.matrices.items() for name in names}
+    def places(self) -> dict[str, Place]:
+        """Where the parameters that are matrices are."""
+        places: dict[str, Place] = {} if self.head is None else {self.head: (None, "head")}
+        if self.words is not None:
+            places[self.words[0]] = None, "embedding"
+        for k, block in enumerate(self.blocks):
+            places |= {name: (k, kind) for kind, names in block.matrices.items() for name in names}
+        return places
 
     @cached_property
     def words(self) -> tuple[str, Any] | None:
         """The table of the words that the last stack begins with, and the ids that are looked up."""
         first = self.stacks[-1][0].before
-        for node in [first, *_back(self.graph, [first])]:
+        for node in [first, *_back(self.graph, first)]:
             if name_of(node) == "embedding":
-                ids = node.args[1]
-                while ids.op == "call_function" and name_of(ids) in VIEWS:
-                    ids = ids.args[0]
-                if ids in self.graph.inputs and node.args[0] in self.graph.parameters:
-                    return self.graph.parameters[node.args[0]], self.graph.constants[node.args[1]].reshape(-1)
+                table, ids = node.args[:2]
+                if _viewed(ids) in self.graph.inputs and table in self.graph.parameters:
+                    return self.graph.parameters[table], self.graph.constants[ids].reshape(-1)
         return None
 
 
@@ -83,7 +89,7 @@ def structure(graph: Graph) -> Structure:
     for node in graph.nodes:
         for path in paths_of(node):
             inside.setdefault(path, []).append(node)
-    stacks: list[tuple[Block, ...]] = []
+    stacks: list[Stack] = []
     for paths in _numbered(inside):
         parts = [(path, inside[path], ends.get(path)) for path in paths]
         stacks += _stack(graph, _entry(graph, *parts[0][1:]), parts)
@@ -98,9 +104,7 @@ def structure(graph: Graph) -> Structure:
     return Structure(graph, tuple(stacks), *_head(graph, stacks))
 
 
-def _stack(
-    graph: Graph, before: Node | None, parts: Iterable[tuple[str, list[Node], Node | None]]
-) -> list[tuple[Block, ...]]:
+def _stack(graph: Graph, before: Node | None, parts: Iterable[tuple[str, list[Node], Node | None]]) -> list[Stack]:
     """One block after the other, each with its path, its nodes and what it returns; empty if one of them is none."""
     blocks: list[Block] = []
     for path, nodes, end in parts:
@@ -112,7 +116,7 @@ def _stack(
     return [tuple(blocks)]
 
 
-def _loops(graph: Graph) -> list[tuple[Block, ...]]:
+def _loops(graph: Graph) -> list[Stack]:
     """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`: from one number to the next."""
     starts: dict[str, Node] = {}
     for node in graph.nodes:
@@ -120,7 +124,7 @@ def _loops(graph: Graph) -> list[tuple[Block, ...]]:
             if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
                 starts.setdefault(match[1], node)
     order = {node: k for k, node in enumerate(graph.nodes)}
-    stacks: list[tuple[Block, ...]] = []
+    stacks: list[Stack] = []
     for paths in _numbered(starts):
         cuts = [*(order[starts[path]] for path in paths), len(order)]
         parts = [(path, graph.nodes[slice(*ends)], None) for path, ends in zip(paths, pairwise(cuts), strict=True)]
@@ -158,7 +162,7 @@ def _entry(graph: Graph, nodes: list[Node], end: Node | None) -> Node | None:
     return None
 
 
-def _whole(graph: Graph) -> list[tuple[Block, ...]]:
+def _whole(graph: Graph) -> list[Stack]:
     """A module without numbered paths as one block, which begins with its input or its first embedding."""
     given = [node for node in graph.nodes if node in graph.inputs and graph.constants[node].is_floating_point()]
     tables = [node for node in graph.nodes if name_of(node) == "embedding" and _random(graph, node)]
@@ -195,7 +199,7 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
     branches: dict[str, Node] = {}
     softmaxes: list[Node] = []
     for term in added:
-        inner = [term, *_back(graph, [term], carriers, own)]
+        inner = [term, *_back(graph, term, carriers, own)]
         reached = {x for node in inner for x in [node, *node.all_input_nodes] if _random(graph, x)}
         soft = [node for node in inner if name_of(node) in SOFTMAX]
         outside = any(x not in own | set(carriers) and x.op != "placeholder" and len(_shape(x)) == 3 for x in reached)
@@ -219,20 +223,20 @@ def _terms(graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]) -> l
 
 def _back(
     graph: Graph,
-    roots: Iterable[Node],
+    root: Node,
     stop: Iterable[Node] = (),
     within: set[Node] | None = None,
     ends: Callable[[Node], Any] = lambda x: False,
 ) -> Iterator[Node]:
-    """All that nodes depend on and that is random, the nearest first.
+    """All that a node depends on and that is random, the nearest first.
 
     The search goes up to nodes in `stop`, stays inside `within`, and does not go past nodes for which `ends` is true.
     """
-    stopped, pending, seen = set(stop), list(roots), set(roots)
+    pending, seen = [root], {root, *stop}
     while pending:
         for x in pending.pop(0).all_input_nodes:
-            inside = x not in stopped and (within is None or x in within)
-            if x not in seen and inside and x.op == "call_function" and _random(graph, x):
+            inside = x not in seen and (within is None or x in within)
+            if inside and x.op == "call_function" and _random(graph, x):
                 seen.add(x)
                 yield x
                 if not ends(x):
@@ -243,16 +247,21 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
     """The parameter that a node multiplies by."""
     if name_of(node) not in MATRICES:
         return None
-    given = node.args[MATRICES[name_of(node)]]
-    while given.op == "call_function" and name_of(given) in VIEWS:
-        given = given.args[0]
+    given = _viewed(node.args[MATRICES[name_of(node)]])
     return graph.parameters.get(given) if _random(graph, given) else None
 
 
-def _nearest(graph: Graph, root: Node, carriers: Iterable[Node]) -> list[Node]:
+def _viewed(node: Node) -> Node:
+    """What a node is a view of."""
+    while node.op == "call_function" and name_of(node) in VIEWS:
+        node = node.args[0]
+    return node
+
+
+def _nearest(graph: Graph, carriers: Iterable[Node], root: Node) -> list[Node]:
     """The matrices that act last before a node."""
     is_matrix = partial(matrix_of, graph)
-    return [root] if is_matrix(root) else list(filter(is_matrix, _back(graph, [root], carriers, ends=is_matrix)))
+    return [root] if is_matrix(root) else list(filter(is_matrix, _back(graph, root, carriers, ends=is_matrix)))
 
 
 def _matrices(
@@ -266,7 +275,7 @@ def _matrices(
         for node in given:
             kinds.setdefault(str(matrix_of(graph, node)), set()).add(kind)
 
-    near: Callable[[Node], list[Node]] = lambda node: _nearest(graph, node, carriers)  # noqa: E731
+    near = partial(_nearest, graph, carriers)
     for name, branch in branches.items():
         say("out" if name == "mlp" else "output", near(branch))
         if name == "mlp":
@@ -277,7 +286,7 @@ def _matrices(
                 say("gate", active if gated else [])
                 say("in", [node for node in first if not gated or node not in active])
             continue
-        for soft in (x for x in _back(graph, [branch], carriers, own) if name_of(x) in SOFTMAX):
+        for soft in (x for x in _back(graph, branch, carriers, own) if name_of(x) in SOFTMAX):
             for kind, node in zip(("query", "key", "value"), _attended(graph, soft), strict=True):
                 say(kind, near(node) if node not in carriers else [])
     parameters: dict[str, list[str]] = {}
@@ -292,19 +301,19 @@ def _matrices(
 
 def _active(matrices: list[Node]) -> list[Node]:
     """Those that an activation acts on before their products meet; it may be written out."""
-    ahead = {node: set(_ahead(node)) for node in matrices}
+    ahead = {node: _ahead(node) for node in matrices}
     common = set.intersection(*ahead.values()) if ahead else set()
     return [node for node in matrices if any(name_of(x) in ACTIVATIONS for x in ahead[node] - common)]
 
 
-def _ahead(root: Node) -> Iterator[Node]:
-    pending, seen = [root], {root}
+def _ahead(root: Node) -> set[Node]:
+    """All that depends on a node."""
+    pending, seen = [root], set[Node]()
     while pending:
-        for x in pending.pop().users:
-            if x not in seen:
-                seen.add(x)
-                pending.append(x)
-                yield x
+        new = set(pending.pop().users) - seen
+        seen |= new
+        pending += new
+    return seen
 
 
 def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
@@ -312,7 +321,7 @@ def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
     if name_of(soft) == "scaled_dot_product_attention":
         return tuple(soft.args[:3])
     products = ("matmul", "bmm", "baddbmm")
-    scores = (x for x in _back(graph, [soft]) if name_of(x) in products and not matrix_of(graph, x))
+    scores = (x for x in _back(graph, soft) if name_of(x) in products and not matrix_of(graph, x))
     score, pending = next(scores, None), list(soft.users)
     if score is None:
         raise UnsupportedError(f"a softmax in {path_of(soft)} is of other numbers than products of queries and keys")
@@ -322,13 +331,13 @@ def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
     return score.args[at], score.args[at + 1], pending[0].args[1]
 
 
-def _head(graph: Graph, stacks: list[tuple[Block, ...]]) -> tuple[str | None, Node | None]:
+def _head(graph: Graph, stacks: list[Stack]) -> tuple[str | None, Node | None]:
     """The parameter of the logits, and the logits: what comes out, if it is a matrix times the end of the stream."""
     returned = [out for out in graph.outputs if hasattr(out, "op") and _random(graph, out) and _shape(out)]
     out, stream = next(iter(returned), None), stacks[-1][-1].stream  # a loss, which has no axes, may come before them
     if out is None or out is stream:
         return None, None
-    for node in [out, *_back(graph, [out], [stream])]:
+    for node in [out, *_back(graph, out, [stream])]:
         if _shape(node)[-1:] != _shape(out)[-1:]:
             break
         if parameter := matrix_of(graph, node):

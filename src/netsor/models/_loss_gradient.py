@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from itertools import pairwise, starmap
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -36,22 +37,20 @@ from ._metrics import LogitMoments, batches, capped, flat, of_logits, of_words
 from ._probed_program import ProbedProgram
 
 
-def of_head(
-    *arrays: Array, targets: Sequence[int], cap: float | None = None, known: bool = False, others: bool = True
-) -> Array:
+def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) -> Array:
     """Known logits (…, t, k), root (…, t, t) and noise (…, t, words) → (…, 3 + 2 t² + t k), the last axis as `parts`.
 
-    The known logits are there if `known` says so, and then the targets, one a vector, are columns of them; root and
-    noise are there if `others` does, and without known logits the targets are columns of the noise. The first numbers
-    are those of `of_logits`. With p the softmax, c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
+    There may be known logits alone, or root and noise alone. The targets, one a vector, are columns of the known
+    logits, and without them columns of the noise. The first numbers are those of `of_logits`. With p the softmax,
+    c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
     """
     xp, t = array_namespace(*arrays), arrays[0].shape[-2]
-    transpose, seen = xp.matrix_transpose, LogitMoments()
+    transpose, seen, known = xp.matrix_transpose, LogitMoments(), len(arrays) != 2
     if known:
         first = capped(arrays[0], cap)
         seen.add(first + 0.0)
     products = squares = xp.zeros((t, t), dtype=arrays[0].dtype)  # Σ_w p_iw slope_iw noise_jw, and Σ_w of two p slope
-    for logits, some in batches(arrays[-2], arrays[-1], cap) if others else ():
+    for logits, some in batches(arrays[-2], arrays[-1], cap) if len(arrays) > 1 else ():
         slope = _slope(logits, cap)
         p, shrunk = seen.add(logits)  # e^(logit − top), which is p up to the mass of its row
         p = p if cap is None else p * slope
@@ -86,10 +85,9 @@ def _head_shape(*cores: tuple[int, ...]) -> tuple[int]:
 of_head.output_shape = _head_shape  # type: ignore[attr-defined]
 
 
-def parts(t: int, known: int) -> tuple[slice, slice, slice, slice]:
+def parts(t: int, known: int) -> list[slice]:
     """The slices of the result of `of_head`: `of_logits`, Σ_w c_iw noise_jw, Σ_w c_iw c_jw, c of the known words."""
-    ends = np.cumsum([0, 3, t * t, t * t, t * known]).tolist()
-    return slice(ends[0], ends[1]), slice(ends[1], ends[2]), slice(ends[2], ends[3]), slice(ends[3], ends[4])
+    return list(starmap(slice, pairwise(np.cumsum([0, 3, t * t, t * t, t * known]).tolist())))
 
 
 def _slope(logits: Array, cap: float | None) -> Array:
@@ -126,19 +124,14 @@ class Logits(NamedTuple):
         own = np.arange(len(ids))
         if self.known is not None and self.column is not None:
             return self._capped(self.known[own, np.array([self.column[i] for i in ids])])
-        assert self.root is not None
-        assert self.noise is not None
-        return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
+        root, noise = cast(tuple[Scalar, Scalar], (self.root, self.noise))
+        return self._capped((root @ noise[:, np.array(ids)])[own, own])
 
     def first(self, count: int) -> Logits:
         """The logits of the first vectors, if `words` was given their number."""
-        known, root, noise = self.known, self.root, self.noise
-        return self._replace(
-            y=self.y[:count],
-            known=None if known is None else known[:count],
-            root=None if root is None else root[:count, :count],
-            noise=None if noise is None else noise[:count],
-        )
+        at = {"y": slice(count), "known": slice(count), "root": (slice(count), slice(count)), "noise": slice(count)}
+        every = {name: getattr(self, name) for name in at}
+        return self._replace(**{name: x[at[name]] for name, x in every.items() if x is not None})
 
     def ends(self) -> Scalar:
         """(3,): standard deviation of the logits, mean of log Σ e^logit, largest probability."""
@@ -155,44 +148,32 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int 
     """The logits of last vectors y; `limit` says n = ∞, where tied ones of ids that occur keep their fluctuation.
 
     At the width of the model ⟨e_t, y⟩ fluctuates as the logits of other words do (`Embedding.logits`). `first` is the
-    number of vectors whose logits `Words.first` will select; None: all are used together.
+    number of vectors whose logits `Logits.first` will select; None: all are used together.
     """
-    assert model.vocabulary is not None
+    others, known, column = model.vocabulary or 0, None, None
     if model.readout == "transform":
         hidden = weight(n, n, std=sigma_of(model.std_logits, model.width), name="W^T") @ y
         y = normed(model, ACTIVATIONS[model.activation](hidden))
     if model.logit_scale != 1:
         y = model.logit_scale * y
-    if model.tied:
-        return _tied(model, traced, y, limit, first)
-    return Logits(y, None, *_drawn(model, y, model.vocabulary, model.std_logits, first), model.logit_cap, None)
-
-
-def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int | None) -> Logits:
-    """⟨e_t, y⟩ for the ids t that occur; for all others N(0, std² |y|²), and 0 for padding, whose vector is 0."""
-    assert model.vocabulary is not None
-    assert traced.table is not None
-    ids = traced.table.ids
-    first = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
-    others = model.vocabulary - len(ids)
-    if model.padding in ids:
-        first = first * np.where(np.array(ids) == model.padding, 0.0, 1.0)
-    elif model.padding is not None:
-        first, others = join([first, constant(np.zeros((y.size, 1)))], axis=1), others - 1
-    column = {i: k for k, i in enumerate(ids)}
+    if model.tied:  # ⟨e_t, y⟩ for the ids t that occur, and 0 for padding, whose vector is 0
+        assert traced.table is not None
+        ids = traced.table.ids
+        known = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
+        others, column = others - len(ids), {i: k for k, i in enumerate(ids)}
+        if model.padding in ids:
+            known = known * np.where(np.array(ids) == model.padding, 0.0, 1.0)
+        elif model.padding is not None:
+            known, others = join([known, constant(np.zeros((y.size, 1)))], axis=1), others - 1
     if not others:
-        return Logits(y, first, None, None, model.logit_cap, column)
-    return Logits(y, first, *_drawn(model, y, others, model.std_embedding, count), model.logit_cap, column)
-
-
-def _drawn(model: Description, y: Vector, count: int, std: float, first: int | None) -> tuple[Scalar, Scalar]:
+        return Logits(y, known, None, None, model.logit_cap, column)
     gram = mean_dot(y, y)
-    factor = (
-        root(gram)
-        if first is None
-        else apply(partial(_split_root, first=first), gram, axes=2, name="root", bounded=False, lipschitz=False)
-    )
-    return sigma_of(std, model.width) * factor, normal((y.size, count), name="words")
+    if first is None:
+        factor = root(gram)
+    else:
+        factor = apply(partial(_split_root, first=first), gram, axes=2, name="root", bounded=False, lipschitz=False)
+    std = sigma_of(model.std_embedding if model.tied else model.std_logits, model.width)
+    return Logits(y, known, std * factor, normal((y.size, others), name="words"), model.logit_cap, column)
 
 
 def _split_root(gram: Any, first: int) -> Any:
@@ -201,14 +182,9 @@ def _split_root(gram: Any, first: int) -> Any:
     xp = array_namespace(gram)
     lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
     rest = gram[..., first:, first:] - lower @ xp.matrix_transpose(lower)
-    above = xp.zeros_like(gram[..., :first, first:])
-    return xp.concat(
-        [
-            xp.concat([symmetric_root(gram[..., :first, :first]), above], axis=-1),
-            xp.concat([lower, symmetric_root(rest)], axis=-1),
-        ],
-        axis=-2,
-    )
+    upper = [symmetric_root(gram[..., :first, :first]), xp.zeros_like(gram[..., :first, first:])]
+    rows = [xp.concat(each, axis=-1) for each in (upper, [lower, symmetric_root(rest)])]
+    return xp.concat(rows, axis=-2)
 
 
 def inverse_root(gram: Any) -> Any:
@@ -224,7 +200,6 @@ class Loss(NamedTuple):
     """A loss, and where its gradient begins."""
 
     seeds: tuple[tuple[Value, Value], ...]  # values and their cotangents
-    ends: Scalar | None = None  # of the logits of a model: as `Logits.ends`
     head: Scalar | None = None  # the squared gradient of the words that are not in the program
     head_size: float = 0.0  # the mean of their Σ |W|²
     tied: bool = False  # whether these words are rows of the embedding
@@ -236,20 +211,20 @@ def readout(y: Vector) -> Loss:
     return Loss(((y, gaussian(y.width, y.size, name="r").reshape(*y.shape) / y.size),))
 
 
-def cross_entropy(model: Description, traced: Trace, words: Logits, targets: Sequence[int]) -> Loss:
-    """The first loss, of a target id for each vector."""
+def cross_entropy(model: Description, words: Logits, targets: Sequence[int]) -> tuple[Loss, Scalar]:
+    """The first loss, of a target id for each vector, and what `Logits.ends` returns."""
     y, t = words.y, words.y.size
     count = 0 if words.known is None else words.known.shape[-1]
     columns = targets if words.column is None else [words.column[i] for i in targets]
     given = [a for a in (words.known, words.root, words.noise) if a is not None]
-    f = partial(of_head, targets=tuple(columns), cap=words.cap, known=count > 0, others=words.root is not None)
-    sums = apply(f, *given, axes=2, name="of_head")
+    sums = apply(partial(of_head, targets=tuple(columns), cap=words.cap), *given, axes=2, name="of_head")
     where = parts(t, count)
     along, square = (sums[where[k]].reshape(t, t) for k in (1, 2))
     gram = mean_dot(y, y)
     seeds: list[tuple[Value, Value]] = []
-    head = model.width * (square * gram).sum() if words.root is not None else None
+    head = None
     if words.root is not None:
+        head = model.width * (square * gram).sum()
         std = model.std_embedding if model.tied else model.std_logits
         seeds.append((y, sigma_of(std, model.width) * _gradient(y, gram, along, square)))
     if words.known is not None:
@@ -260,7 +235,7 @@ def cross_entropy(model: Description, traced: Trace, words: Logits, targets: Seq
             padded = model.width * (own[:, None] * own * gram).sum()
             head = padded if head is None else head + padded
     size = (model.vocabulary or 0) * model.width * model.std_logits**2
-    return Loss(tuple(seeds), sums[where[0]], head, size, model.tied)
+    return Loss(tuple(seeds), head, size, model.tied), sums[where[0]]
 
 
 def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
@@ -296,27 +271,32 @@ class ModelEnd:
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
         """The logits, their loss and where its gradient begins; `limit` says n = ∞."""
-        traced = self.traced
+        y, loss = self.traced.output, None
         if not self.model.vocabulary:
-            return End({}, (), readout(traced.output) if gradients else None)
+            return End({}, (), readout(y) if gradients else None)
         if ranges and self._next:  # the last token has logits too, although it predicts nothing
-            count = traced.output.size - 1
-            every = words(self.model, traced, traced.output, limit, count)
-            logits = every.first(count)
+            every = words(self.model, self.traced, y, limit, y.size - 1)
+            logits = every.first(y.size - 1)
         else:
             every = logits = self.logits(limit)
-        loss = self._loss(logits, limit) if gradients else None
-        ends = logits.ends() if loss is None or loss.ends is None else loss.ends
-        row = {"logit_std": ends[0], "loss": ends[1] - logits.of(self._targets).mean(), "max_probability": ends[2]}
+        if gradients and limit and self.model.tied:
+            raise ExactError(
+                logits.y,
+                "the logit of a token's own id grows with the root of the width if logits are tied, and so do the "
+                "cotangents of scores: the gradient has a part along the embeddings, which the stream has too",
+                instead="gradients of a model whose logits are not tied have a limit",
+            )
+        if gradients:
+            loss, ends = cross_entropy(self.model, logits, self.targets)
+        else:
+            ends = logits.ends()
+        row = {"logit_std": ends[0], "loss": ends[1] - logits.of(self.targets).mean(), "max_probability": ends[2]}
         return End(row, every.parts() if ranges else (), loss)
 
     def logits(self, limit: bool) -> Logits:
         """The logits of the tokens that predict something."""
         y = self.traced.output
-        if self.model.readout == "class":
-            y = y[:1]
-        elif self._next:
-            y = y[:-1]
+        y = y[:1] if self.model.readout == "class" else y[:-1] if self._next else y
         return words(self.model, self.traced, y, limit)
 
     @property
@@ -325,19 +305,10 @@ class ModelEnd:
         return self.model.readout != "class" and (self.model.causal or self.model.decoder_layers > 0)
 
     @property
-    def _targets(self) -> tuple[int, ...]:
+    def targets(self) -> tuple[int, ...]:
+        """The right ids, one for each of these tokens; all classes are alike, and the first is the right one."""
         ids = self.inputs.decoder_ids or self.inputs.ids
-        return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
-
-    def _loss(self, logits: Logits, limit: bool) -> Loss:
-        if limit and self.model.tied:
-            raise ExactError(
-                logits.y,
-                "the logit of a token's own id grows with the root of the width if logits are tied, and so do the "
-                "cotangents of scores: the gradient has a part along the embeddings, which the stream has too",
-                instead="gradients of a model whose logits are not tied have a limit",
-            )
-        return cross_entropy(self.model, self.traced, logits, self._targets)
+        return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids
 
 
 def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: Mapping[str, float]) -> Loss:
@@ -358,7 +329,7 @@ def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: M
         head = head + y.width.bind(widths) * (square * gram).sum()
         size += noise.shape[1] * std**2
     tied = any(transposed for *_, transposed in drawn.values())
-    return Loss(tuple(more), None, head if drawn else None, size, tied, tuple(drawn))
+    return Loss(tuple(more), head if drawn else None, size, tied, tuple(drawn))
 
 
 def drawn_words(value: Value) -> tuple[Vector, Scalar, float, bool] | None:

@@ -23,14 +23,8 @@ IMMATERIAL = """
     use_cache
 """
 # What any configuration may hold at a value that says nothing, as objects of older versions do.
-INERT: dict[str, Any] = {
-    "add_cross_attention": False,
-    "cross_attention_hidden_size": None,
-    "is_decoder": False,
-    "is_encoder_decoder": False,
-    "pruned_heads": {},
-    "tie_encoder_decoder": False,
-}
+INERT: dict[str, Any] = {"cross_attention_hidden_size": None, "pruned_heads": {}}
+INERT |= dict.fromkeys(("add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder"), False)
 # Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
 # matrices that a family draws smaller, while `std` sets all of them alike.
 HUGGING_FACE_NAMES = {
@@ -55,16 +49,8 @@ HUGGING_FACE_NAMES = {
     "logit_cap": "final_logit_softcapping",
 }
 ALIASES = {alias: name for name, aliases in HUGGING_FACE_NAMES.items() for alias in aliases.split()}
-ACTIVATION = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
+ACTIVATION = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
+ACTIVATION |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
 MISSING = object()
 MAX_EXACT_INT = 2**53
 MOST_NAMED = 8  # most fields named in one message
@@ -98,11 +84,9 @@ class Config:
             return value
         types, words = KINDS[kind]
         right = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
-        if (
-            not right
-            or (kind is int and not 1 <= value < MAX_EXACT_INT)
-            or (kind is float and not abs(value) < MAX_EXACT_INT)
-        ):
+        if right and kind in (int, float):
+            right = abs(value) < MAX_EXACT_INT and (kind is float or value >= 1)
+        if not right:
             self.refuse(field, value, words)
         return value
 
@@ -110,15 +94,16 @@ class Config:
         """Refuse the value of a field."""
         raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {allowed}")
 
-    def require(self, field: str, *allowed: Any) -> None:
-        """Refuse a value that would change the network in a way that no description here has."""
-        value = self.take(field, allowed[0])
-        if value not in allowed:
-            which = " or ".join(map(repr, allowed))
-            raise ValueError(
-                f"{field}={shown(value)} of this {self.family} configuration is not known here: it must be {which}. "
-                "Write such a network in the language (netsor.nn), or set the field to compare without it"
-            )
+    def require(self, **needed: Any) -> None:
+        """Refuse values that would change the network in a way that no description here has."""
+        for field, allowed in needed.items():
+            value = self.take(field, allowed)
+            if value != allowed:
+                given = f"{field}={shown(value)} of this {self.family} configuration is not known here"
+                raise ValueError(
+                    f"{given}: it must be {allowed!r}. Write such a network in the language (netsor.nn), "
+                    "or set the field to compare without it"
+                )
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
         """Fields of a description, by the names that they have here; a type stands for a default that is missing."""
@@ -135,13 +120,6 @@ class Config:
     def std(self) -> float:
         """initializer_range, which Hugging Face's code reads as 0.02 where it is 0."""
         return float(self.take("initializer_range", 0.02, float)) or 0.02
-
-    def head_dim(self, width: int, heads: int) -> int:
-        """The dimension of a head where the heads share the width among them."""
-        if width % heads:
-            where = f"in this {self.family} configuration"
-            raise ValueError(f"a width of {width} {where} is not a multiple of {heads} heads")
-        return width // heads
 
     def padding(self, vocabulary: int, default: int | None = None) -> int | None:
         """The id whose embedding is zero (padding_idx); negative values index from the end, as in PyTorch."""
@@ -165,14 +143,9 @@ class Config:
         kind = rope.take("rope_type", kind)
         fields: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
         if fraction is None:
-            rope.require("partial_rotary_factor", 1.0)
-        else:
+            rope.require(partial_rotary_factor=1.0)
+        else:  # Hugging Face's code rounds down
             turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))
-            if turned < 2 or turned % 2 or turned > head_dim:
-                raise ValueError(
-                    f"{turned} coordinates of {head_dim} are turned by the rotary positions of this {self.family} "
-                    "configuration: they must be an even number, and no more than there are"
-                )
             fields["rotary_fraction"] = turned / head_dim
         if kind == "llama3":
             names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -184,13 +157,13 @@ class Config:
 
     def reject_unread(self) -> None:
         """Refuse fields that were not read: they may matter."""
-        left = {
-            k: v for k, v in sorted(self.unread.items(), key=lambda item: str(item[0])) if k not in self._immaterial
-        }
-        left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
-        if left:
-            short = {k: isinstance(k, str) and k.isidentifier() and len(k) <= SHOWN for k in left}  # it may be any text
-            named = [f"{field if short[field] else shown(field)}={shown(value)}" for field, value in left.items()]
+        named = []
+        for field in sorted(self.unread.keys() - self._immaterial, key=str):
+            value = self.unread[field]
+            if field not in INERT or value != INERT[field]:
+                short = isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN  # it may be any text
+                named.append(f"{field if short else shown(field)}={shown(value)}")
+        if named:
             fields = ", ".join(named[:MOST_NAMED]) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)
             raise ValueError(
                 f"the {self.family} configuration has fields that are not known here and may matter at "
