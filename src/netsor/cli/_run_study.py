@@ -128,7 +128,7 @@ def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
     """The names of rules, checked before anything is measured."""
     with usage_errors(f"--fail-on {shown(text)}"):
         names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
-    backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
+    backward = [name for name in BACKWARD_RULES if name in names]
     if backward and not options["gradients"]:
         raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
     if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":

@@ -115,21 +115,6 @@ class Verdict(NamedTuple):
     above: bool = True
 
 
-Judge = Callable[[RuleInput, float], Verdict]  # of the facts and the threshold
-
-
-class Rule(NamedTuple):
-    """A rule."""
-
-    name: str
-    rule: str  # in words, with {threshold}
-    threshold: float
-    brief: str  # a few words, with {value}
-    reason: str
-    advice: str
-    judge: Judge
-
-
 def band(values: Floats) -> tuple[Floats, Floats, Floats]:
     """The median and the ends of the band, over the first axis."""
     median, low, high = np.quantile(values, [0.5, LOW, HIGH], axis=0)
@@ -179,6 +164,16 @@ def above(values: Floats, threshold: float) -> str:
 def below(values: Floats, threshold: float) -> str:
     """Is the median below the threshold?"""
     return above(-values, -threshold)
+
+
+def outside_band(values: Floats, others: Floats, relative: float) -> str:
+    """Is the median outside the band of other draws, by more than rounding relative to their size?"""
+    low, high = quantile_confidence_interval(values, 0.5)
+    (bottom, bottom_high), (top_low, top) = (quantile_confidence_interval(others, q) for q in (LOW, HIGH))
+    rounding = relative * float(np.max(np.abs(others), initial=0.0))
+    if high < bottom - rounding or low > top + rounding:
+        return FLAG
+    return OK if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
 
 
 def compared(text: str, is_it: Callable[[Floats, float], str], values: Floats, threshold: float) -> Verdict:
