@@ -53,7 +53,7 @@ def headline(r: Request) -> str:
     """What was done."""
     name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
     scale = "" if r.own else f"; {GROWTH[r.grow]}"
-    at = ", ".join(map(width_text, r.sizes))
+    at = ", ".join(map(width_text, r.widths))
     rates = "" if r.lr is None else f", at {len(r.lr)} learning rates"
     return f"Loss after {steps_text(r)}{name}{batch_text(r)}{rates}, {r.draws} initialisations at widths {at}{scale}"
 
@@ -94,7 +94,7 @@ def _exponent(sweep: Sweep, start: float | None = None) -> str:
 def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
     """The best rate at each width, a column for each parametrisation."""
     rows: list[list[str | Cell]] = []
-    for width in request.sizes:
+    for width in request.widths:
         cells = [
             Cell(str(sweep.best(width))) if width in sweep.curves else Cell("no law", status="absent")
             for sweep in sweeps
@@ -137,7 +137,7 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
 
         lines: dict[str, Any] = {}
         for k, width in enumerate(sweep.widths):
-            colour = colormaps["viridis"](0.9 * request.sizes.index(width) / (len(request.sizes) - 1))
+            colour = colormaps["viridis"](0.9 * request.widths.index(width) / (len(request.widths) - 1))
             style = {"color": colour, "marker": MARKS[k % len(MARKS)]}
             lines[width_text(width)] = _line(axes, sweep.curves[width], style, top)
         axes.set(xscale="log", yscale="log", ylim=(bottom, top))
