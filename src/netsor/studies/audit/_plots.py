@@ -32,11 +32,9 @@ def figure_names(models: Sequence[LengthResult]) -> list[str]:
 
 def figure_svg(models: Sequence[LengthResult], name: str) -> bytes:
     """The figure of a quantity against depth."""
-    quantity = EVERY[name]
     with _quiet():
-        kinds = _kinds(models, quantity) if quantity in TOGETHER else []
-        figure = _together(models, quantity, kinds) if kinds else _figure(models, quantity)
-        return rendered(figure, "svg")[0]
+        draw = _together if EVERY[name] in TOGETHER else _figure
+        return rendered(draw(models, EVERY[name]), "svg")[0]
 
 
 def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
@@ -67,8 +65,7 @@ def _against(models: Sequence[LengthResult], quantity: Quantity, field: str, val
     figure = new(2.2)
     axes = figure.subplots()
     order = np.argsort(values)
-    bands = [each[quantity.name] for each in models]
-    ends = ([band.median for band in bands], [band.low for band in bands], [band.high for band in bands])
+    ends = zip(*(each[quantity.name][1:4] for each in models), strict=True)  # medians, low and high ends
     median, low, high = (np.array([np.reshape(values, -1)[-1] for values in some])[order] for some in ends)
     at = np.array(values, dtype=float)[order]
     axes.fill_between(at, low, high, color=BLUE, alpha=0.22, lw=0)
@@ -91,25 +88,23 @@ def _colours(count: int) -> Sequence[Any]:
     return [colormaps["viridis"](0.95 * k / (count - 1)) for k in range(count)]
 
 
-def _together(models: Sequence[LengthResult], group: Quantity, kinds: list[Quantity]) -> Any:
-    """Medians of several quantities in one figure: a colour each, a line style for each model."""
+def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
+    """Medians of each kind of weight in one figure: a colour each, a line style for each model."""
+    kinds = _kinds(models, group)
     figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(models)))
     axes = figure.subplots()
     for k, each in enumerate(models):
-        for quantity, colour in zip(kinds, CYCLE, strict=False):
+        for place, (quantity, colour) in enumerate(zip(kinds, CYCLE, strict=False)):
             if quantity.name in each.best:
                 band = each[quantity.name]
                 assert band.blocks is not None
-                label = quantity.kind if k == 0 else None
-                seen, place = np.where(band.median > 0, band.median, np.nan), kinds.index(quantity)
-                marks = _marks(MARKS[place], place, len(band.blocks))
-                axes.plot(band.blocks, seen, linestyle=STYLES[k], color=colour, label=label, **marks)
+                style = {"linestyle": STYLES[k], "color": colour, "label": quantity.kind if k == 0 else None}
+                seen = np.where(band.median > 0, band.median, np.nan)
+                axes.plot(band.blocks, seen, **style, **_marks(MARKS[place], place, len(band.blocks)))
     axes.set_yscale("log")
     _ends(axes, models)
-    names = _names(models)
-    for k in range(len(models)):
-        if len(models) > 1:
-            axes.plot([], [], linestyle=STYLES[k], color=GREY, label=names[k])
+    for name, style in zip(_names(models), STYLES, strict=False) if len(models) > 1 else ():
+        axes.plot([], [], linestyle=style, color=GREY, label=name)
     axes.set(xlabel="block", ylabel=group.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(loc="outside lower center", ncols=4 if len(models) == 1 else 2)
@@ -151,15 +146,14 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None
                 continue
             blocks, median, low, high, _ = draws.band(quantity.name)
             assert blocks is not None
-            label = names[k] + (", n = ∞" if draws.subject.infinite else "")
             several = len(models) > 1 and not draws.subject.infinite
             mark = MARKS[k % len(MARKS)] if several or len(blocks) == 1 else ""
+            style = {"color": colour, "linestyle": "-", "label": names[k], **_marks(mark, k, len(blocks))}
+            if draws.subject.infinite:
+                style |= {"linestyle": DASHED, "label": f"{names[k]}, n = ∞"}
             if draws is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
-            thick = 2.2 if k == 0 and several else 1.2  # so that neither hides the other
-            line = DASHED if draws.subject.infinite else "-"
-            marks = _marks(mark, k, len(blocks))
-            axes.plot(blocks, median, linestyle=line, color=colour, label=label, lw=thick, **marks)
+            axes.plot(blocks, median, lw=2.2 if k == 0 and several else 1.2, **style)  # so that neither hides the other
             ends += [float(low.min()), float(high.max())]
     _scale(axes, quantity, ends)
     _ends(axes, models)

@@ -19,8 +19,8 @@ from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy, subject_of
 from ._document import Transfer
+from ._optimum import Curve, Optimum, Sweep
 from ._request import DRAWS, STEPS, Request, SweepCase, SweepTask
-from ._sweep import Curve, Optimum, Sweep
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
 

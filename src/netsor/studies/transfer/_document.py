@@ -14,8 +14,8 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
 from .._training_report import GROWTH, ByParametrisation, Content, batch_text, panels, steps_text, svg_figure
+from ._optimum import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 from ._request import Request, width_text
-from ._sweep import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 
 SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
 RULE = (

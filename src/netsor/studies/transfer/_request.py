@@ -26,7 +26,7 @@ from ...optim import NAMED, Optimiser
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation, scaled
 from .._training import OwnNetwork, TrainingCase, TrainingRequest, TrainingTask, call_build
-from ._sweep import ADDED, GRID
+from ._optimum import ADDED, GRID
 
 STEPS = 4
 DRAWS = 16
