@@ -66,6 +66,8 @@ class TrainingCase:
     vectors: tuple[str, ...] = ()  # that are trained
     own: OwnNetwork | None = None
 
+    hyperparameters: ClassVar[Mapping[str, float]] = {}  # for which it is planned
+
     @property
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
@@ -79,9 +81,9 @@ class TrainingCase:
         """What is measured."""
 
     @property
-    @abstractmethod
     def plan(self) -> Plan:
-        """What a draw takes."""
+        """What a draw takes, whatever the learning rate of a sweep."""
+        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[arg-type]
 
     @property
     @abstractmethod

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Pa
 from ..._html import COLOUR_CLASSES, provenance
 from . import _ranges
 from ._advice import adam_note, drawbacks, recipe_notes
-from ._differences import Differences, RulePreference, SeparatedMetric, strip_common_prefix
+from ._differences import Differences, SeparatedMetric, strip_common_prefix
 from ._findings import Finding, join_words, lengths_text
 from ._measurements import Draws, LengthResult, Lengths, merged
-from ._plots import figure_names, figure_svg, swept_names, swept_svg
+from ._plots import figure, figures, swept_figures
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rules import BACKWARD_RULES
 
@@ -105,7 +104,7 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
     ]
     return [
         *sections,
-        _figures_by_block(lengths),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(lengths))], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
 
@@ -203,11 +202,14 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
             for rule in differences.rules
             if rule.why
         ]
-        rows = [_preference_row(rule) for rule in differences.rules]
+        rows: list[doc.Row] = [
+            [f"{rule.rule} ({rule.findings[0].limit_text})", *map(_verdict_cell, rule.findings)]
+            for rule in differences.rules
+        ]
         table = Table(["rule", *short.values()], rows)
         sections.append(Section("Rules that separate them", [table, *preferences]))
-    figure = _main_figure(firsts, [f for rule in differences.rules for f in rule.findings])
-    sections.append(Section("", [figure], "html"))
+    main = _main_figure(firsts, [f for rule in differences.rules for f in rule.findings])
+    sections.append(Section("", [main], "html"))
     if advice := _comparison_advice(firsts, differences, short):
         sections.append(Section("", [Paragraph(text) for text in advice]))
     if differences.quantities:
@@ -217,14 +219,14 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
         table = Table(["field", *short.values()], _field_rows(differences))
         sections.append(Section("Fields that differ", [table]))
     if request.swept is not None:
-        figures = doc.Figures(list(_swept_figures(firsts, *request.swept)))
-        sections.append(Section(f"Against {request.swept[0]}", [figures], "html"))
+        against = doc.Figures(swept_figures(firsts, *request.swept))
+        sections.append(Section(f"Against {request.swept[0]}", [against], "html"))
     last = _quantity_rows(BLOCKS, [(result.best, result.blocks) for result in firsts], bands=False)
     sections += [
         Section("Status of every rule", [_status_table(["rule", *short.values()], list(map(merged, models)))]),
         Section("Output", [_output_table(firsts)], "verbose"),
         Section("After the last block", [Table(["median", *short.values()], last)], "verbose"),
-        _figures_by_block(firsts),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(firsts))], "html"),
     ]
     for name, lengths in zip(names, models, strict=True):
         items = doc.Items(_finding_items(merged(lengths), lengths))
@@ -234,9 +236,8 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
     return sections
 
 
-def _preference_row(rule: RulePreference) -> doc.Row:
-    cells = [Cell(f"{f.verdict} {f.value_text}".strip(), status=COLOUR_CLASSES[f.verdict]) for f in rule.findings]
-    return [f"{rule.rule} ({rule.findings[0].limit_text})", *cells]
+def _verdict_cell(finding: Finding) -> Cell:
+    return Cell(f"{finding.verdict} {finding.value_text}".strip(), status=COLOUR_CLASSES[finding.verdict])
 
 
 def _comparison_advice(firsts: Lengths, differences: Differences, short: dict[str, str]) -> list[str]:
@@ -273,24 +274,7 @@ def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:
                   "vanishing": "grad_mean_square", "exploding": "grad_mean_square"}  # fmt: skip
     names = [quantities.get(finding.name) for finding in findings if finding.verdict == FLAG]
     name = next((name for name in names if name in lengths[0].best), None) or "mean_square"
-    return doc.Figures([_figure(lengths, name, "summary-")])
-
-
-def _figures_by_block(firsts: Lengths) -> Section:
-    figures = doc.Figures([_figure(firsts, name) for name in figure_names(firsts)])
-    return Section("Block by block", [Paragraph(BLOCK_NOTE), figures], "html")
-
-
-def _figure(firsts: Lengths, name: str, prefix: str = "") -> doc.Figure:
-    caption = f"{_capital(EVERY[name].title)}: {EVERY[name].meaning}."
-    return doc.Figure(prefix + name, caption, partial(figure_svg, firsts, name))
-
-
-def _swept_figures(firsts: Lengths, field: str, values: Sequence[float]) -> Iterator[doc.Figure]:
-    for name in swept_names(firsts):
-        place = "at the output" if EVERY[name] in FINAL else "after the last block"
-        caption = f"{_capital(EVERY[name].title)} {place}, against {field}."
-        yield doc.Figure(f"{name}-swept", caption, partial(swept_svg, firsts, name, field, values))
+    return doc.Figures([figure(lengths, name, "summary-")])
 
 
 def _provenance(models: Sequence[Lengths], manifest: dict[str, Any]) -> Paragraph:

@@ -70,10 +70,7 @@ class Finding:
     advice: str = ""
 
     def _repr_html_(self) -> str:
-        notes = [
-            Paragraph(f"Flagged if {self.rule}. {self.reason}"),
-            *([Paragraph(self.advice)] if self.advice else []),
-        ]
+        notes = [Paragraph(text) for text in (f"Flagged if {self.rule}. {self.reason}", self.advice) if text]
         return to_cell(Document(self.name, f"{self.name}: {self.verdict}", self.measured, [Section("", notes)]))
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..._document import Figure
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 from ..._validate import ArgumentError
 from ._measurements import LengthResult
@@ -23,18 +24,23 @@ THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
 MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit side by side, and one fits at all
 
 
-def figure_names(models: Sequence[LengthResult]) -> list[str]:
-    """The quantities that have a figure; kinds of weights share one."""
-    measured = [q for q in BLOCKS if any(q.name in each.best for each in models)]
+def figures(models: Sequence[LengthResult]) -> list[Figure]:
+    """A figure of each quantity against depth; kinds of weights share one."""
+    measured = [q.name for q in BLOCKS if not q.kind and any(q.name in each.best for each in models)]
     groups = [group.name for group in TOGETHER if _kinds(models, group) and len(models) <= len(STYLES)]
-    return [*(q.name for q in measured if not q.kind), *groups]
+    return [figure(models, name) for name in (*measured, *groups)]
+
+
+def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
+    """The figure of a quantity against depth."""
+    title = EVERY[name].title
+    caption = f"{title[0].upper()}{title[1:]}: {EVERY[name].meaning}."
+    return Figure(prefix + name, caption, partial(figure_svg, models, name))
 
 
 def figure_svg(models: Sequence[LengthResult], name: str) -> bytes:
-    """The figure of a quantity against depth."""
-    with _quiet():
-        draw = _together if EVERY[name] in TOGETHER else _figure
-        return rendered(draw(models, EVERY[name]), "svg")[0]
+    """The picture of a quantity against depth."""
+    return _svg(_together if EVERY[name] in TOGETHER else _against_depth, models, EVERY[name])
 
 
 def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
@@ -43,25 +49,24 @@ def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
     return [q for q in measured if q.name.endswith("_ratio") == group.name.endswith("_ratio")]
 
 
-def swept_names(models: Sequence[LengthResult]) -> list[str]:
-    """The quantities that are drawn against a field of the models."""
-    return [q.name for q in (*BLOCKS, *FINAL) if not q.kind and all(q.name in each.best for each in models)]
+def swept_figures(models: Sequence[LengthResult], field: str, values: Sequence[float]) -> list[Figure]:
+    """A figure of each quantity, after the last block or at the output, against a field of the models."""
+    found = []
+    for q in (*BLOCKS, *FINAL):
+        if not q.kind and all(q.name in each.best for each in models):
+            place = "at the output" if q in FINAL else "after the last block"
+            caption = f"{q.title[0].upper()}{q.title[1:]} {place}, against {field}."
+            found.append(Figure(f"{q.name}-swept", caption, partial(_svg, _against_field, models, q, field, values)))
+    return found
 
 
-def swept_svg(models: Sequence[LengthResult], name: str, field: str, values: Sequence[float]) -> bytes:
-    """The figure of a quantity, after the last block or at the output, against a field of the models."""
-    with _quiet():
-        return rendered(_against(models, EVERY[name], field, values), "svg")[0]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _svg(draw: Callable[..., Any], *args: Any) -> bytes:
     with styled(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
-        yield
+        return rendered(draw(*args), "svg")[0]
 
 
-def _against(models: Sequence[LengthResult], quantity: Quantity, field: str, values: Sequence[float]) -> Any:
+def _against_field(models: Sequence[LengthResult], quantity: Quantity, field: str, values: Sequence[float]) -> Any:
     figure = new(2.2)
     axes = figure.subplots()
     order = np.argsort(values)
@@ -111,7 +116,7 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
     return figure
 
 
-def _figure(models: Sequence[LengthResult], quantity: Quantity) -> Any:
+def _against_depth(models: Sequence[LengthResult], quantity: Quantity) -> Any:
     long = max(map(len, _names(models))) > MAX_SHORT_NAME
     rows = sum(len(each.measured) for each in models) // (1 if long else 2)
     figure = new(2.5 + 0.14 * rows)

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..._program import Program
 from ..._validate import ArgumentError, choice, real, shown, whole
-from ...engine import Plan
 from ...engine._quadrature_error import node_bias
 from ...engine.backends import Numpy
 from ...language import Scalar, TraceError
@@ -83,11 +82,6 @@ class CheckCase(TrainingCase):
     def program(self) -> Program:
         """The program of all that is measured."""
         return joined(self._measured[0])
-
-    @property
-    def plan(self) -> Plan:
-        """What a draw takes."""
-        return self.program.plan(**self.widths)  # type: ignore[arg-type]
 
     @property
     def errors(self) -> dict[Entry, float]:

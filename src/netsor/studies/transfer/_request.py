@@ -18,7 +18,7 @@ from ..._array_api import array_namespace
 from ..._executors import InlineExecutor
 from ..._program import Program
 from ..._validate import ArgumentError, Positive, as_floats, one_of, real, shown
-from ...engine import ExactError, NoLimitError, Plan, Sampling
+from ...engine import ExactError, NoLimitError, Sampling
 from ...language import Scalar, apply, hyperparameter, train
 from ...models import Transformer
 from ...models._training import KINDS, training
@@ -44,6 +44,8 @@ class SweepCase(TrainingCase):
     clip_norm: float | None = None
     factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
 
+    hyperparameters: ClassVar[Mapping[str, float]] = {LR: 1.0}
+
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (a program that is the same object is planned once)
     def program(self) -> Program:
@@ -65,11 +67,6 @@ class SweepCase(TrainingCase):
         moves = None if self.own.weights is None else self.own.weights(net)
         last = train(loss, loss, self.own.optimiser, self.steps, moves, **how)[-1]
         return Program(last if math.isinf(self.width) else _finite(last))
-
-    @property
-    def plan(self) -> Plan:
-        """What a draw takes, whatever the learning rate."""
-        return self.program.plan(**self.widths, lr=1.0)  # type: ignore[arg-type]
 
     @property
     @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
