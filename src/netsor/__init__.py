@@ -58,10 +58,10 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .laws import wasserstein1 as wasserstein1
     from .nn import Attention as Attention
     from .nn import attention_std as attention_std
-    from .studies._convergence_rate import Rate as Rate
-    from .studies._convergence_rate import rate as rate
-    from .studies._width_needed import WidthNeeded as WidthNeeded
-    from .studies._width_needed import width_needed as width_needed
+    from .studies._convergence import Rate as Rate
+    from .studies._convergence import WidthNeeded as WidthNeeded
+    from .studies._convergence import rate as rate
+    from .studies._convergence import width_needed as width_needed
     from .studies.audit import audit as audit
     from .studies.coord_check import coord_check as coord_check
     from .studies.transfer import transfer as transfer
@@ -85,8 +85,7 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
             sliced_wasserstein total_variation wasserstein1
         """,
         ".nn": "Attention attention_std",
-        ".studies._convergence_rate": "Rate rate",
-        ".studies._width_needed": "WidthNeeded width_needed",
+        ".studies._convergence": "Rate WidthNeeded rate width_needed",
         ".studies.audit": "audit",
         ".studies.coord_check": "coord_check",
         ".studies.transfer": "transfer",

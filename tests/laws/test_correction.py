@@ -6,7 +6,7 @@ import pytest
 import netsor as ns
 from netsor import inf
 from netsor.laws import _correction
-from netsor.studies._width_needed import difference
+from netsor.studies._convergence import difference
 
 n = ns.Width("n")
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor.studies._convergence_rate import slope_of
+from netsor.studies._convergence import slope_of
 
 # KL(width n ‖ limit) of the paper's layer (clip, 4 tokens, 2 heads), coupled and Rao–Blackwellised, with its error
 KNOWN = {16: (2.218e-2, 0.01e-2), 64: (2.121e-3, 0.006e-3), 256: (1.58e-4, 0.015e-4)}

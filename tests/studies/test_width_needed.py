@@ -5,8 +5,8 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.studies import _width_needed
-from netsor.studies._width_needed import difference
+from netsor.studies import _convergence
+from netsor.studies._convergence import difference
 
 n = ns.Width("n")
 NET = ns.paper.layer()
@@ -52,7 +52,7 @@ def test_what_is_near_everywhere_and_what_is_nowhere(monkeypatch):
     near = ns.width_needed(NET, 0.99, "variance", draws=500)
     assert near.low == 1
     assert "or from a smaller width" in near.summary
-    monkeypatch.setattr(_width_needed, "MOST", 512)
+    monkeypatch.setattr(_convergence, "MOST", 512)
     never = ns.width_needed(NET, 1e-9, 0.99, draws=500)
     assert never.high == inf
     assert "not up to n =" in never.summary

@@ -106,7 +106,7 @@ def compare_command(
     """
     from .._document import wrap
     from ..laws import distances
-    from ..studies._width_needed import checked, width_needed
+    from ..studies._convergence import checked, width_needed
     from ._subject import announce, subject
 
     check_plot(plot)

@@ -257,7 +257,8 @@ RARE = 2**13  # points in each set for rare events
 def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], points: int) -> Head:
     """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores and from K; a few are kept."""
     s = math.isqrt(len(values) // 8)
-    head = _HeadSampler(*(np.frombuffer(data).reshape(s, s) for data in (scores, values)), function)
+    covariance, gram = (np.frombuffer(data).reshape(s, s) for data in (scores, values))
+    head = _HeadSampler(covariance, gram, function)
     samples = [np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS)]
     moments = exchangeable_moments(head.scores, head.values) if head.soft else None
     return Head(np.stack(samples), moments, head.rare)

@@ -201,7 +201,7 @@ class GaussianMixtureND:
 
     def _over(self, y: Array, reduce: Callable[[Array], Array]) -> Array:
         """What `reduce` makes of tables (points, replicas) of w_r k_r, (…, points): on all cores."""
-        far = (np.abs(y) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(y).any(axis=1)  # nothing is there
+        far = np.any(np.abs(y) > MAX_MAGNITUDE, axis=1) & ~np.any(np.isnan(y), axis=1)  # nothing is there
         y = np.where(far[:, None], 0.0, y)
         if self._expanded is None or not len(y):
             result = reduce(np.exp(self._exponents(y)))

@@ -6,7 +6,7 @@
 from .._document import FLAG, Block, Cell, Document, Figure, Figures, Item, Items, Paragraph, Raw, Row, Section, Table
 from .._html import provenance
 from ..engine._draw_cost import Draw
-from ._convergence_rate import slope_of
+from ._convergence import slope_of
 from ._cost import Cost, worker_count
 from ._output_dir import Arrays, Store, cache_key, derive_seed, to_csv, to_dataframe
 from ._study import Request, Result, Run, Study

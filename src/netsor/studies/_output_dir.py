@@ -99,16 +99,11 @@ class Folder:
     def _refuse_foreign(self, names: Iterable[str], manifest: dict[str, Any] | None) -> None:
         known = _hashes(manifest)
         for name in (MANIFEST, *names):
-            if os.path.lexists(self.path / name) and not (
-                manifest is not None if name == MANIFEST else self._digest(name) in known.get(name, ())
-            ):
-                article = "an" if name[0] in "aeiou" else "a"
-                raise ArgumentError(
-                    "out",
-                    str(self.path),
-                    f"another folder: it holds {article} {name} that is not of an earlier run, or was changed since, "
-                    "and would be overwritten; or move that file",
-                )
+            ours = manifest is not None if name == MANIFEST else self._digest(name) in known.get(name, ())
+            if os.path.lexists(self.path / name) and not ours:
+                held = f"{'an' if name[0] in 'aeiou' else 'a'} {name} that is not of an earlier run"
+                allowed = f"another folder: it holds {held}, or was changed since, and would be overwritten"
+                raise ArgumentError("out", str(self.path), f"{allowed}; or move that file")
 
     def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """What two runs must have in common for their files to stand side by side."""
@@ -124,27 +119,25 @@ class Folder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the folder; if another run holds it, that is an error."""
+        """Hold the lock of the folder; wait if another run holds it."""
         lock = FileLock(self.path / ".netsor.lock")
         try:
-            lock.acquire(blocking=False)
+            held = lock.acquire(blocking=False)
         except Timeout:
             LOG.warning("waiting for another run to leave %s", self.path)
-            lock.acquire()
-        try:
+            held = lock.acquire()
+        with held:
             yield
-        finally:
-            lock.release()
 
 
 def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
     """The hashes under which the files of a manifest may be found, by name; none if it is not as we write them."""
+    known: dict[str, set[str]] = {}
     try:
-        assert manifest is not None
-        known = {name: {digest} for name, digest in manifest["files"].items()}
-        for name, digest in manifest["replaced"].items():
-            known.setdefault(name, set()).add(digest)
-    except (AssertionError, KeyError, TypeError, AttributeError):
+        for key in ("files", "replaced"):
+            for name, digest in (manifest or {})[key].items():
+                known.setdefault(name, set()).add(digest)
+    except (KeyError, TypeError, AttributeError):
         return {}
     plain = all(isinstance(name, str) and Path(name).name == name for name in known)
     return known if plain and all(isinstance(d, str) for digests in known.values() for d in digests) else {}

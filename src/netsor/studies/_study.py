@@ -21,7 +21,7 @@ import numpy as np
 
 from .._array_api import one_blas_thread
 from .._document import Document, to_text
-from .._executors import thread_pool
+from .._executors import InlineExecutor, thread_pool
 from .._html import to_cell, to_page
 from .._validate import ArgumentError, Positive, Seed, chosen_seed
 from ..engine import Sampling
@@ -112,9 +112,8 @@ class Request(ABC):
         **others: Any,
     ) -> Self:
         """A request from the arguments of the study's function."""
-        place = choose(backend, device, precision, cls.precisions)
-        folder = None if out is None and cls.out is None else out_path(out)
-        return cls(*own, seed=chosen_seed(seed, rng), out=folder, backend=place, **others)
+        others |= {"seed": chosen_seed(seed, rng), "backend": choose(backend, device, precision, cls.precisions)}
+        return cls(*own, out=None if out is None and cls.out is None else out_path(out), **others)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # while it is validated; later on it is frozen
@@ -249,14 +248,13 @@ class Study(ABC, Generic[Found]):
         """
         check_executor(executor, "processes")
         request, cost = self.request, self.estimate()
-        count = cost.workers
         self.prepare()
         pool: AbstractContextManager[Any]
-        device, short = not request.backend.threads, cost.seconds < SHORT_SECONDS
-        if executor is None and ((device and request.own) or (count == 1 and (device or short))):
+        device, alone = not request.backend.threads, cost.workers == 1
+        if executor is None and ((device and request.own) or (alone and (device or cost.seconds < SHORT_SECONDS))):
             pool = nullcontext()  # here: one process has the device for itself, and short work needs no other
         else:  # functions of a user need not be known in another process
-            pool = thread_pool(count) if request.own else _process_pool.Workers(count)
+            pool = (thread_pool if request.own else _process_pool.Workers)(cost.workers)
         with one_blas_thread() if request.backend.threads else nullcontext(), pool as workers:
             result = self.result(Run(self, workers, executor))
         if request.out is not None:
@@ -279,19 +277,16 @@ class Run:
     def add(self, tasks: Sequence[Task]) -> None:
         """Begin more tasks, such as those that the numbers of others ask for."""
         known = set(self.tasks)
-        new = [task for task in dict.fromkeys(tasks) if task not in known]
-        self.tasks += new
         folder = None if self.store is None else self.store.folder
-        for task in new:
+        for task in [task for task in dict.fromkeys(tasks) if task not in known]:
+            self.tasks.append(task)
             if self.store is not None and self.store.load(task.key) is not None:
                 self.kept.add(task)
                 self._found[task] = None
+            elif self.executor is not None:  # other machines may have other disks: their numbers are kept here
+                self._begun[self.executor.submit(compute, task)] = task
             elif self.workers is not None:
-                # other machines may have other disks: their numbers come back and are kept here
-                begun = (
-                    self.executor.submit(compute, task) if self.executor else self.workers.submit(compute, task, folder)
-                )
-                self._begun[begun] = task
+                self._begun[self.workers.submit(compute, task, folder)] = task
 
     def __getitem__(self, task: Task) -> Arrays:
         arrays = self._found[task]
@@ -307,19 +302,11 @@ class Run:
         assert self.store is not None
         return str(self.store.path(task.key).name)
 
-    @property
-    def busy(self) -> bool:
-        """Whether workers have tasks left."""
-        return not all(future.done() for future in self._begun)
-
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Do some other work in a worker, or here if none is free."""
-        if self.workers is not None and not self.busy:
-            begun: Future[T] = self.workers.submit(work, *args)
-            return begun
-        future: Future[T] = Future()
-        future.set_result(work(*args))
-        return future
+        free = self.workers is not None and all(future.done() for future in self._begun)
+        begun: Future[T] = (self.workers if free else InlineExecutor()).submit(work, *args)
+        return begun
 
     def wait(
         self, tasks: Sequence[Task] | None = None, title: str | None = None, meanwhile: Iterator[None] = NOTHING

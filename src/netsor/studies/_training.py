@@ -8,7 +8,7 @@ import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar
@@ -66,6 +66,8 @@ class TrainingCase:
     vectors: tuple[str, ...] = ()  # that are trained
     own: OwnNetwork | None = None
 
+    hyperparameters: ClassVar[Mapping[str, float]] = {}  # for which it is planned
+
     @property
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
@@ -79,9 +81,9 @@ class TrainingCase:
         """What is measured."""
 
     @property
-    @abstractmethod
     def plan(self) -> Plan:
-        """What a draw takes."""
+        """What a draw takes, whatever the learning rate of a sweep."""
+        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[arg-type]
 
     @property
     @abstractmethod
@@ -140,25 +142,34 @@ class TrainingRequest(_study.Request):
 
     model: Transformer | Build
     rules: tuple[Parametrisation, ...] = ()  # none, for a program
-    widths: Sequence[float] | None = None
+    widths: Any = None  # a tuple once it is validated, as are ids, targets and vectors
     steps: Positive = 1
     optimiser: Any = "sgd"
-    ids: Sequence[int] | None = None
-    targets: Sequence[int] | None = None
+    ids: Any = None
+    targets: Any = None
     tokens: Positive | None = None
     draws: Annotated[int, partial(whole, least=FEWEST)] = 16
     grow: Annotated[str, choice(*GROW)] = "heads"
-    vectors: Sequence[str] = ()
+    vectors: Any = ()
 
+    rates: ClassVar[Any] = 1  # how many learning rates a draw has, about
     default_widths: ClassVar[tuple[float, ...]]
+    # options that only models have, or only programs, and why the others have none
+    of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("ids", "targets", "tokens"), "a program has its batch in it"
+    )
+    of_programs: ClassVar[Mapping[str, str]]
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if len({rule.name for rule in self.rules}) < len(self.rules):
-            names = [rule.name for rule in self.rules]
+        names = [rule.name for rule in self.rules]
+        if len(set(names)) < len(names):
             raise ArgumentError("parametrisation", names, "names that are all different")
         self._set("widths", sizes_of("widths", self.default_widths if self.widths is None else self.widths))
         self._set("vectors", self._vectors())
+        for name, why in (self.of_models if self.own else self.of_programs).items():
+            if getattr(self, name) is not None:
+                raise ArgumentError(name, getattr(self, name), f"left out: {why}")
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         else:
@@ -182,8 +193,8 @@ class TrainingRequest(_study.Request):
         one_of(self.optimiser, "optimiser", "", tuple(NAMED))
         if not self.rules:
             raise ArgumentError("parametrisation", [], "one name or more")
-        if math.inf in self.sizes:
-            raise ArgumentError("widths", list(self.sizes), f"finite for {model.name}: {NO_LIMIT}")
+        if math.inf in self.widths:
+            raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
         ids, targets = batch_of(model, self.ids, self.targets, self.tokens, self.seed)
         self._set("ids", ids)
         self._set("targets", targets)
@@ -192,9 +203,6 @@ class TrainingRequest(_study.Request):
     def _check_program(self) -> None:
         if not callable(self.model):
             raise ArgumentError("model", self.model, "a model, or a function of the width")
-        for name in ("ids", "targets", "tokens"):
-            if getattr(self, name) is not None:
-                raise ArgumentError(name, getattr(self, name), "left out: a program has its batch in it")
         if self.rules:
             allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
@@ -220,19 +228,9 @@ class TrainingRequest(_study.Request):
         return "width"
 
     @property
-    def sizes(self) -> tuple[float, ...]:
-        """The widths."""
-        return tuple(self.widths or ())
-
-    @property
     def at(self) -> tuple[float, ...]:
         """The finite widths: exponents are of these."""
-        return tuple(width for width in self.sizes if math.isfinite(width))
-
-    @property
-    def rates(self) -> int:
-        """The learning rates of a draw, about."""
-        return 1
+        return tuple(width for width in self.widths if math.isfinite(width))
 
     @cached_property
     def checks(self) -> tuple[Parametrisation, ...]:
@@ -366,7 +364,7 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
 
 
 def batch_of(
-    model: Transformer, ids: Sequence[int] | None, targets: Sequence[int] | None, tokens: int | None, seed: int
+    model: Transformer, ids: Any, targets: Any, tokens: int | None, seed: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids of the tokens, and a target for each: the next id, unless given."""
     most = model.vocabulary or 1
@@ -375,15 +373,14 @@ def batch_of(
     if ids is None:
         if targets is not None:
             raise ArgumentError("targets", targets, "left out without ids: one target for each id")
-        count = TOKENS if tokens is None else tokens
-        every = np.random.default_rng([seed, 1]).integers(0, most, count + 1).tolist()
-        first, last = every[:-1], every[1:]
+        ids = np.random.default_rng([seed, 1]).integers(0, most, (tokens or TOKENS) + 1)
+    first = [whole(i, "ids", least=0) for i in ids]
+    if targets is not None:
+        last = [whole(i, "targets", least=0) for i in targets]
+    elif len(first) < 2:
+        raise ArgumentError("ids", first, "two or more, each the target of the one before; or give targets")
     else:
-        every = [whole(i, "ids", least=0) for i in ids]
-        if targets is None and len(every) < 2:
-            raise ArgumentError("ids", every, "two or more, each the target of the one before; or give targets")
-        last = every[1:] if targets is None else [whole(i, "targets", least=0) for i in targets]
-        first = every[:-1] if targets is None else every
+        first, last = first[:-1], first[1:]
     for name, some in (("ids", first), ("targets", last)):
         if not some or max(some) >= most:
             raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from .._document import Figure, Figures, Item, Items, Paragraph, Section
+from .._document import Document, Figure, Figures, Item, Items, Paragraph, Section
 from .._html import provenance
 from .._mpl_style import COLUMN, rendered, styled
 from ._output_dir import to_csv, to_dataframe
@@ -22,10 +22,24 @@ GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the 
 Part = TypeVar("Part")
 
 
+class Content(NamedTuple):
+    """What differs between the documents of a check and a sweep."""
+
+    verdict: str
+    headline: str
+    items: Sequence[Item]  # a conclusion for each parametrisation
+    figure: Figure
+    sections: Sequence[Section]
+    rule: str  # how verdicts are reached
+
+
 class ByParametrisation(Result, Generic[Part]):
     """A result with a part for each parametrisation, by its name or its place."""
 
     request: TrainingRequest
+    heading: ClassVar[str]  # what is done
+    data: ClassVar[str]  # what the CSV file has
+    key: ClassVar[str]  # of the parts, in JSON
 
     def __init__(self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float) -> None:
         self.request, self.parts = request, tuple(parts)
@@ -41,11 +55,32 @@ class ByParametrisation(Result, Generic[Part]):
         """The main figure."""
 
     @abstractmethod
-    def as_dict(self) -> dict[str, Any]:
-        """What the command prints with --json."""
+    def _content(self) -> Content:
+        """What differs in the document."""
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """The options, for JSON."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
+
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """Conclusions and the main figure, then what is the study's own, then how it was done."""
+        request, content = self.request, self._content()
+        sections = [
+            Section("", [Items(content.items)]),
+            Section("", [Figures([content.figure])], "html"),
+            *content.sections,
+            Section("How verdicts are reached", [Paragraph(content.rule)], "verbose"),
+        ]
+        if manifest is not None:
+            said = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
+            numbers, seconds = manifest["random_numbers"], manifest["seconds"]["sampling"]
+            said += f"About {numbers:,} random numbers, {seconds:.1f} core-seconds."
+            names = dict(zip(request.files[1:], (self.data, "", "", "the figure"), strict=True))
+            sections.append(Section("How", [provenance(manifest, said, {**names, "manifest.json": ""})], "html"))
+        return Document(f"{self.heading} of {request.name}", content.verdict, content.headline, sections)
 
     def _files(self) -> dict[str, bytes]:
         with styled():
@@ -55,6 +90,14 @@ class ByParametrisation(Result, Generic[Part]):
 
     def _spent(self) -> dict[str, Any]:
         return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the command prints with --json."""
+        r = self.request
+        batch = {"ids": r.ids, "targets": r.targets, "draws": r.draws, "grow": None if r.own else r.grow}
+        parts = {self.key: [part.as_dict() for part in self.parts]}  # type: ignore[attr-defined]
+        spent = {"random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
+        return {"model": r.name, "steps": r.steps, **self._settings(), **batch, **parts, **spent}
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -77,32 +120,6 @@ class ByParametrisation(Result, Generic[Part]):
     def to_dataframe(self) -> Any:
         """The rows as a pandas DataFrame."""
         return to_dataframe(self.rows())
-
-
-def sections_of(
-    request: TrainingRequest,
-    items: Sequence[Item],
-    figure: Figure,
-    sections: Sequence[Section],
-    rule: str,
-    data: str,
-    manifest: Mapping[str, Any] | None,
-) -> list[Section]:
-    """Conclusions and the main figure, then `sections`, then how it was done; `data` says what the CSV file has."""
-    every = [
-        Section("", [Items(items)]),
-        Section("", [Figures([figure])], "html"),
-        *sections,
-        Section("How verdicts are reached", [Paragraph(rule)], "verbose"),
-    ]
-    if manifest is not None:
-        cost = (
-            f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
-        )
-        exact = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
-        names = dict(zip(request.files[1:], (data, "", "", "the figure"), strict=True))
-        every.append(Section("How", [provenance(manifest, exact + cost, {**names, "manifest.json": ""})], "html"))
-    return every
 
 
 def trained(vectors: Sequence[str]) -> str:

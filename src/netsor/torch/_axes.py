@@ -101,8 +101,8 @@ class Vectors(View):
         part = math.gcd(size, width, int(np.gcd.reduce(starts, axis=None)))  # coordinates that stay together
         parts = self.value if part == width else split(self.value, width // part, self.value.ndim)
         if part == size:
-            return parts.take(starts // part, "view")
-        return concat(parts.take(starts[..., None] // part + np.arange(size // part), "view"), axis=-1)
+            return parts.take(starts // part)
+        return concat(parts.take(starts[..., None] // part + np.arange(size // part)), axis=-1)
 
     def _copied(self, f: Callable[[Any], Any]) -> Any:
         plain = Vectors.of(self.plain, self.axis)
@@ -168,9 +168,7 @@ class Scalars:
     def viewed(self, f: Callable[[Any], Any]) -> Scalars:
         """The same scalars in another order or shape, as torch makes it of a tensor."""
         flat = f(torch.arange(self.base.size).reshape(self.shape)).numpy()
-        return Scalars(
-            self.base.take(flat, "view"), self.factor, None if self.allowed is None else self.allowed.ravel()[flat]
-        )
+        return Scalars(self.base.take(flat), self.factor, None if self.allowed is None else self.allowed.ravel()[flat])
 
 
 @dataclass(frozen=True, eq=False)

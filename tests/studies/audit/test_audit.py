@@ -20,7 +20,7 @@ from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
 from netsor.studies._output_dir import Store
-from netsor.studies.audit import AuditStudy, _cases, _document, _plots, _request
+from netsor.studies.audit import AuditStudy, _cases, _plots, _request
 from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._measurements import LengthResult
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
@@ -44,7 +44,7 @@ def inline(monkeypatch):
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(_document, "figure_svg", lambda models, name: b"<svg/>")
+    monkeypatch.setattr(_plots, "figure_svg", lambda models, name: b"<svg/>")
 
 
 def bits(audit):
@@ -243,7 +243,7 @@ def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
     """With a figure of each kind: a logarithmic axis, a line at 0, and a threshold."""
     real, kinds = _plots.figure_svg, ("mean_square", "cosine", "entropy")
     drawn = lambda models, name: real(models, name) if name in kinds else b"<svg/>"  # noqa: E731
-    monkeypatch.setattr(_document, "figure_svg", drawn)
+    monkeypatch.setattr(_plots, "figure_svg", drawn)
     audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)[0]
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD)  # all but cross-attention's share, and the first one of the summary

@@ -103,13 +103,11 @@ def test_what_was_not_measured_is_said():
     forward = facts()
     for name in [name for name in forward.draws if name.startswith("grad")]:
         forward.draws.pop(name)
-    for rule in BACKWARD_RULES:
-        assert (verdict(rule.name, forward).measured, verdict(rule.name, forward).verdict) == (
-            "gradients were not asked for",
-            NOT_APPLICABLE,
-        )
+    for name in BACKWARD_RULES:
+        found = verdict(name, forward)
+        assert (found.measured, found.verdict) == ("gradients were not asked for", NOT_APPLICABLE)
     nothing = facts(**{name: 0.0 * np.array(x[0]) for name, x in facts().draws.items() if name.startswith("grad")})
-    said = [verdict(rule.name, nothing).verdict for rule in BACKWARD_RULES]
+    said = [verdict(name, nothing).verdict for name in BACKWARD_RULES]
     assert said == [OK, OK, NOT_APPLICABLE, NOT_APPLICABLE]
 
 

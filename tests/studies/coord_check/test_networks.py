@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._document import to_text
 from netsor.studies import _process_pool
-from netsor.studies.coord_check import _document
+from netsor.studies.coord_check._document import CoordCheck, size_table
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 from netsor.studies.coord_check._rules import GROWS, KEPT, SHRINKS, judged
 
@@ -75,7 +74,7 @@ def test_advice_of_a_perceptron():
     assert "of head by 1/n" in said
     assert not check.kept
     assert {"update of matrix", "update of head"} < set(check.broken)
-    text = to_text(_document.document([check]))
+    text = CoordCheck(check.request, [check], 0, 0.0).table()
     assert text.splitlines()[0].startswith("sum_head, program: 5 flagged")
     check = perceptron("mup")
     assert check.kept
@@ -198,9 +197,9 @@ def test_the_limit_has_its_quadrature_error():
     entry = check["hidden"].entry
     written = [row for row in check.as_dict()["limit"] if (row["what"], row["name"], row["block"]) == entry[:3]]
     assert [(row["value"], row["low"], row["high"]) for row in written] == [check.limit_size(entry)]
-    head, rows = _document.rows(check, check.verdicts, "change of")
-    assert head[3] == "∞"
-    assert all(" ± 0.0" in row[3] for row in rows)
+    table = size_table(check, check.verdicts, "change of")
+    assert table.head[3] == "∞"
+    assert all(" ± 0.0" in row[3] for row in table.rows)
     wide = float(np.mean(check.draws[entry][-1]))
     assert check.limit_size(entry)[1] < wide * 1.01
     assert check.limit_size(entry)[2] > wide * 0.99
@@ -226,9 +225,9 @@ def test_a_limit_of_0_is_told_as_a_bound():
     check = ns.coord_check(attention, widths=[8, 16, ns.inf], lr=rates, draws=4, progress=False)[0]
     value, low, high = check.limit_size(Entry(UPDATE, "q"))
     assert low == 0 < value < high < 1e-3
-    row = next(row for row in _document.rows(check, check.updates, "update of")[1] if row[0] == "q")
+    row = next(row for row in size_table(check, check.updates, "update of").rows if row[0] == "q")
     assert row[3] == f"≤ {high:.2g}"
-    text = to_text(_document.document([check]), verbose=True)
+    text = CoordCheck(check.request, [check], 0, 0.0).table(verbose=True)
     assert "≤ means that it may be 0" in " ".join(text.split())
     assert "as expected if its interval of level 1e-4 lies within 0.1" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80

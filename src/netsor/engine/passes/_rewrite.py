@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Operation, Value, VectorAccess, field_names
+from ...language._array import Operation, Value, VectorAccess
 from ...language._check_function import content_of
 from ...language._graph import topological_order
 from ...language._operation import Acting, Concat, Dot, Join, MatMul, Source, Split, SteppedMatMul, Take
@@ -74,9 +74,10 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
 def key_of(value: Value) -> object:
     """A key that two values share if the same operation makes them from the same inputs."""
     found: list[object] = [type(value.op), value.shape]
-    for name in field_names(type(value.op)):
+    names: tuple[str, ...] = value.op.__match_args__
+    for name in names:
         entry = getattr(value.op, name)
-        parts = [getattr(entry, own) for own in field_names(Weight)] if isinstance(entry, Weight) else [entry]
+        parts = [getattr(entry, own) for own in Weight.__match_args__] if isinstance(entry, Weight) else [entry]
         found += [content_of(part) if isinstance(part, np.ndarray) else part for part in parts]
     return tuple(found)
 

@@ -25,7 +25,7 @@ from .._output_dir import Arrays
 from .._study import Run, Study
 from .._training import is_function
 from ._advice import cheaper
-from ._cases import MOVED, AuditCase, AuditTask
+from ._cases import MOVED, AuditCase, AuditTask, Model
 from ._findings import DECIDE
 from ._measurements import Draws, LengthResult
 from ._quantities import FINAL
@@ -135,34 +135,35 @@ def audit(
     >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
     'gpt2, std=0.02'
     """
-    inputs = ids, tokens
     if model is None:
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
-    if is_function(model):
-        if widths not in (None, "actual"):
-            raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
-        model, ids, tokens, widths = _networks(model, ids, tokens), None, None, "actual"
-    own = model.name if isinstance(model, Program | ProgramModel) else None
     if sizes and not isinstance(model, Program):
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
+    if is_function(model) and widths not in (None, "actual"):
+        raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
 
     def audited(given: Any) -> Any:
         if isinstance(given, Program):
             wanted = {name: size for name, size in sizes.items() if given is model or name in given.widths}
             return ProgramModel(given, wanted)
+        if is_function(given):
+            return _networks(given, ids, tokens)
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
-    if recipe is not None and own is not None:
-        raise ArgumentError("recipe", recipe, f"left out: {own} is a program, which defines its weights")
-    first, *more = map(audited, (model, *(_networks(o, *inputs) if is_function(o) else o for o in others)))
-    first = first if recipe is None else by_recipe(first, recipe)
-
+    first, *more = models = tuple(map(audited, (model, *others)))
+    if is_function(model):
+        ids, tokens, widths = None, None, "actual"  # they are in the program
+    own = isinstance(first, ProgramModel)
+    if recipe is not None:
+        if own:
+            raise ArgumentError("recipe", recipe, f"left out: {first.name} is a program, which defines its weights")
+        first = by_recipe(first, recipe)
+        models = (first, *more)
     swept = None
-    models = (first, *more)
     if sweep is not None:
-        if own is not None:
+        if own:
             raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if more:
             raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
@@ -208,9 +209,7 @@ class AuditStudy(Study[Audit | Comparison]):
             held += COPIES * 8.0 * draws * case.plan.mean.shape[0]
             numbers += draw.numbers * draws
             seconds += draw.seconds * draws + draw.compiling
-            if (
-                case.infinite
-            ):  # the quadrature error: a few draws of every plan with moved expectations, and these plans
+            if case.infinite:  # its quadrature error: a few draws of plans with moved expectations
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
             count = parts.get(case.planned, (0, 0.0))[0] + math.ceil(draws / case.part_draws)
@@ -218,11 +217,8 @@ class AuditStudy(Study[Audit | Comparison]):
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
         workers = worker_count(request.workers, sum(count for count, _ in parts.values()), one, request.backend, held)
-        check_memory(
-            workers * one + held,
-            f"{request.lengths[-1]:,} tokens on {workers} worker{'s' * (workers > 1)}",
-            "take fewer tokens or workers, or a smaller model",
-        )
+        what = f"{request.lengths[-1]:,} tokens on {workers} worker{'s' * (workers > 1)}"
+        check_memory(workers * one + held, what, "take fewer tokens or workers, or a smaller model")
         if request.backend.threads and not request.own:  # every worker plans what it draws
             seconds += sum(planning * min(workers, count) for count, planning in parts.values())
         return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
@@ -235,21 +231,17 @@ class AuditStudy(Study[Audit | Comparison]):
 
     def refuse_unmeasured(self, rules: Sequence[str]) -> None:
         """Refuse rules on what will not be measured, before anything is drawn."""
-        request = self.request
-
-        def ones(subject: AuditCase) -> Draws:
-            """As if every number were 1: the rules then say which of them have nothing to judge."""
-            ends = {*(q.name for q in FINAL), *(name for name in subject.names if "input_" in name)}
-            blocks = subject.model.layers + subject.model.decoder_layers
-            shapes = {name: (DECIDE,) if name in ends else (DECIDE, blocks) for name in subject.names}
-            return Draws(subject, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0)
-
-        def wanted(each: AuditCase) -> bool:
-            """Only the rule on the limit asks whether there is one, for which the limit has to be planned."""
-            extra = each.infinite and request.widths == "both"
-            return not extra or ("limit" in rules and each.model not in request.refused)
-
-        result_of(request, [ones(each) for each in request.asked if wanted(each)]).failed(rules)
+        request, ones = self.request, []
+        for case in request.asked:
+            # only the rule on the limit asks whether there is one, for which the limit has to be planned
+            needed = not case.infinite or request.widths == "inf" or "limit" in rules
+            if needed and not (case.infinite and case.model in request.refused):
+                # as if every number were 1: the rules then say which of them have nothing to judge
+                ends = {*(q.name for q in FINAL), *(name for name in case.names if "input_" in name)}
+                blocks = case.model.layers + case.model.decoder_layers
+                shapes = {name: (DECIDE,) if name in ends else (DECIDE, blocks) for name in case.names}
+                ones.append(Draws(case, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0))
+        result_of(request, ones).failed(rules)
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""
@@ -257,22 +249,19 @@ class AuditStudy(Study[Audit | Comparison]):
         tasks: dict[AuditCase, list[AuditTask]] = {}
         for task in run.tasks:
             tasks.setdefault(task.case, []).append(task)
-        draws = [
-            joined(subject, [run[task] for task in some], some[0].backend.precision) for subject, some in tasks.items()
-        ]
-        return result_of(self.request, draws)
+        every = (joined(case, [run[task] for task in some], some[0].backend.precision) for case, some in tasks.items())
+        return result_of(self.request, every)
 
 
 def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
     """What was measured, as it was asked for."""
     measured = {(draws.subject.model, draws.subject.tokens, draws.subject.infinite): draws for draws in every}
-    audits = []
-    for model in request.models:
-        lengths = []
-        for tokens in request.lengths:
-            actual, limit = (measured.get((model, tokens, infinite)) for infinite in (False, True))
-            lengths.append(LengthResult(request, model, tokens, actual, limit))
-        audits.append(Audit(request, lengths))
+
+    def at(model: Model, tokens: int) -> LengthResult:
+        actual, limit = (measured.get((model, tokens, infinite)) for infinite in (False, True))
+        return LengthResult(request, model, tokens, actual, limit)
+
+    audits = [Audit(request, [at(model, tokens) for tokens in request.lengths]) for model in request.models]
     return audits[0] if len(audits) == 1 else Comparison(audits)
 
 

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from ..._array_api import Floats
 from ..._files import fields
 from ..._validate import ArgumentError, shown, whole
 from ._cases import Model
 from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, join_words
-from ._quantities import BLOCKS, EVERY, FINAL
+from ._measurements import Lengths
+from ._quantities import BLOCKS, EVERY, FINAL, at_embedding
 from ._request import Request
 
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity
@@ -66,20 +66,14 @@ class Departure(NamedTuple):
     def __str__(self) -> str:
         where = "" if self.block is None else " at the embedding" if self.block == 0 else f" in block {self.block}"
         side = "above" if self.median > self.high else "below"
-        median, low, high = _apart(self.median, self.low, self.high)
+        for digits in range(4, 18):  # as many as distinguish the median from the ends
+            median, low, high = (f"{value:.{digits}g}" for value in (self.median, self.low, self.high))
+            if median not in (low, high):
+                break
         return (
             f"{EVERY[self.quantity].title}{where} at {self.tokens:,} tokens has a median of {median}, "
             f"{self.distance:.2g} {side} its band of {low} to {high}"
         )
-
-
-def _apart(median: float, low: float, high: float) -> tuple[str, ...]:
-    """Three numbers with four digits, or as many as distinguish the first from the others."""
-    for digits in range(4, 18):
-        said = tuple(f"{value:.{digits}g}" for value in (median, low, high))
-        if said[0] not in said[1:]:
-            break
-    return said
 
 
 class _Earlier(NamedTuple):
@@ -112,8 +106,7 @@ class Baseline:
             why = error.strerror or error if isinstance(error, OSError) else error
             raise ArgumentError("baseline", source, f"a readable JSON file of an audit: {why}") from None
         try:
-            every = content.get("lengths", [content])
-            lengths = {whole(each["tokens"], "tokens"): _earlier(each) for each in every}
+            lengths = {whole(each["tokens"], "tokens"): _earlier(each) for each in content.get("lengths", [content])}
             if not lengths or not isinstance(content["sizes"], str):
                 raise ValueError("no length")
             return cls(source, content["sizes"], lengths)
@@ -130,13 +123,12 @@ class Baseline:
         """Refuse an audit that is not of the same quantities of a model of the same sizes."""
         if model.sizes != self.sizes:
             raise self._refused(f"of the same model: it has {self.sizes}, and {model.name} {model.sizes}")
-        infinite = request.widths == "inf"
         for tokens in request.lengths:
             if tokens not in self.lengths:
                 known = join_words([f"{length:,}" for length in self.lengths])
                 raise self._refused(f"an audit of {tokens:,} tokens, and is one of {known}: audit these")
             earlier = self.lengths[tokens]
-            if earlier.widths != ("inf" if infinite else "actual"):
+            if earlier.widths != ("inf" if request.widths == "inf" else "actual"):
                 raise self._refused(f"at the same widths, and is at {earlier.widths!r}")
             for block, quantity in _places(request, model, tokens):
                 if (block, quantity) not in earlier.bands:
@@ -145,13 +137,12 @@ class Baseline:
                         f"an audit with {quantity}{where} at {tokens:,} tokens, which this audit measures: audit what "
                         "the baseline has, or write it again"
                     )
-        level = self._level(request, model)
+        level = LEVEL / (2 * self.compared(request, model))
         for tokens in request.lengths:
             draws, before = request.draws_of(tokens), self.lengths[tokens].draws
             if _beyond(draws, draws, before) > level:
-                fewest = next(
-                    (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level), MAX_USEFUL_DRAWS
-                )
+                enough = (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level)
+                fewest = next(enough, MAX_USEFUL_DRAWS)
                 raise self._refused(
                     f"comparable with {draws} draws of {tokens:,} tokens, and has {before}: give {fewest} or more"
                 )
@@ -160,27 +151,22 @@ class Baseline:
         """How many numbers are compared."""
         return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
 
-    def _level(self, request: Request, model: Model) -> float:
-        return LEVEL / (2 * self.compared(request, model))
-
-    def departures(
-        self, request: Request, model: Model, draws_of: Mapping[int, Mapping[str, Floats]]
-    ) -> list[Departure]:
-        """The numbers that have left their bands, the largest change first; `found` has all draws."""
-        level = self._level(request, model)
+    def departures(self, lengths: Lengths) -> list[Departure]:
+        """The numbers of a checked audit that have left their bands, the largest change first."""
+        level = LEVEL / (2 * self.compared(lengths[0].request, lengths[0].model))
         left = []
-        for tokens, draws in draws_of.items():
-            earlier = self.lengths[tokens]
-            for quantity, array in draws.items():
-                ordered = np.sort(array.reshape(len(array), -1), axis=0)
-                k = _rank(len(array), earlier.draws, level)
+        for result in lengths:
+            earlier = self.lengths[result.tokens]
+            k = _rank(result.best.draws, earlier.draws, level)
+            for quantity in result.best.measured:
+                blocks, draws = result[quantity].blocks, result.best.from_embedding(quantity)
+                ordered = np.sort(draws.reshape(len(draws), -1), axis=0)
                 medians, least, most = np.median(ordered, axis=0), ordered[-k], ordered[k - 1]
-                blocks = [None] if array.ndim == 1 else range(_blocks(model) + 1)[-array.shape[1] :]
-                for i, block in enumerate(blocks):
+                for i, block in enumerate([None] if blocks is None else blocks.tolist()):
                     low, high = earlier.bands[block, quantity]
                     same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
                     if not (most[i] >= low - same and least[i] <= high + same):  # NaN has left it too
-                        left.append(Departure(quantity, tokens, block, float(medians[i]), low, high))
+                        left.append(Departure(quantity, result.tokens, block, float(medians[i]), low, high))
         # the largest first, as a share of their size
         return sorted(left, key=lambda d: d.distance / max(abs(d.median), abs(d.low), abs(d.high)), reverse=True)
 
@@ -197,13 +183,9 @@ def _places(request: Request, model: Model, tokens: int) -> list[Place]:
     """All that an audit measures at one length, as its JSON object names it; nothing is drawn."""
     names = request.subject(model, tokens, request.widths == "inf").names
     blocks = [q.name for q in BLOCKS if q.name in names]
-    first = [q for q in blocks if ("grad_input" if q == "grad_mean_square" else f"input_{q}") in names]
-    inside: list[Place] = [(block, q) for q in blocks for block in range(1, _blocks(model) + 1)]
+    first = [q for q in blocks if at_embedding(q) in names]
+    inside: list[Place] = [(k, q) for q in blocks for k in range(1, model.layers + model.decoder_layers + 1)]
     return [*((0, q) for q in first), *inside, *((None, q.name) for q in FINAL if q.name in names)]
-
-
-def _blocks(model: Model) -> int:
-    return model.layers + model.decoder_layers
 
 
 def _earlier(content: Mapping[str, Any]) -> _Earlier:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..._bound_program import AtWidths
-from ...engine import Plan
+from ...engine import ExactError, Plan
 from ...engine._draw_cost import Draw, planning_bytes
 from ...engine._parallel import Progress
 from ...engine.backends import Backend, Numpy
@@ -106,6 +106,15 @@ class AuditCase:
         return _planned(self)[0]
 
     @property
+    def refused(self) -> str:
+        """Why the engine has no law of it; "" if it has one."""
+        try:
+            _planned(self)
+        except ExactError as error:
+            return error.plain
+        return ""
+
+    @property
     def draw(self) -> Draw:
         """What a draw of it takes, in numbers."""
         plan, seconds, size = _planned(self)
@@ -136,9 +145,9 @@ class AuditCase:
         """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
         fields = {name: value for name, value in self.model.fields().items() if name != "name"}
         values = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
-        values |= {"gradients": True} if self.gradients else {}
-        values |= {"ranges": True} if self.ranges else {}
-        values |= {"swept": self.swept} if self.swept else {}  # such a program numbers its draws in another order
+        # the program of a sweep numbers its draws in another order
+        options = {"gradients": self.gradients, "ranges": self.ranges, "swept": self.swept}
+        values |= {name: value for name, value in options.items() if value}
         plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -13,8 +13,8 @@ from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
 from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding, join_words, lengths_text, number
-from ._measurements import Lengths, merged
-from ._quantities import BLOCKS, EVERY, FINAL
+from ._measurements import Draws, Lengths, merged
+from ._quantities import EVERY
 
 SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
@@ -133,11 +133,8 @@ def _fields(models: Sequence[Lengths]) -> dict[str, tuple[Any, ...]]:
     every = [lengths[0].model.fields() for lengths in models]
     rows = {name: tuple(each[name] for each in every) for name in every[0] if name not in ("name", "program")}
     unread = [idle(model) if isinstance(model := lengths[0].model, Transformer) else () for lengths in models]
-    return {
-        name: row
-        for name, row in rows.items()
-        if len(set(map(str, row))) > 1 and not all(name in fields for fields in unread)
-    }
+    differ = [name for name, row in rows.items() if len(set(map(str, row))) > 1]
+    return {name: rows[name] for name in differ if not all(name in fields for fields in unread)}
 
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
@@ -167,19 +164,17 @@ def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Leng
         why = f"it is {'flagged' if set(verdicts) == {FLAG} else 'flagged or undecided'} in all, and the least there"
     numbers = join_words(["none" if f.value is None else number(f.value) for f in findings])
     side = "above" if bad.above else "below"
-    return RulePreference(
-        bad.name, findings, best, changes, f"{why} ({numbers}; flagged if {side} {number(bad.threshold or 0.0)})"
-    )
+    why += f" ({numbers}; flagged if {side} {number(bad.threshold or 0.0)})"
+    return RulePreference(bad.name, findings, best, changes, why)
 
 
 def _least(names: list[str], findings: Sequence[Finding]) -> tuple[str, ...]:
     """Of models that a rule flags: the best one, and those that draws cannot distinguish from it."""
-    if any(f.value is None or f.low is None or f.high is None for f in findings):
-        return tuple(names)
     sign = 1 if findings[0].above else -1
-    worst_case = [max(sign * f.low, sign * f.high) for f in findings if f.low is not None and f.high is not None]
-    best_case = [min(sign * f.low, sign * f.high) for f in findings if f.low is not None and f.high is not None]
-    return tuple(name for name, low in zip(names, best_case, strict=True) if low <= min(worst_case))
+    ends = [sorted((sign * f.low, sign * f.high)) for f in findings if f.low is not None and f.high is not None]
+    if len(ends) < len(findings):
+        return tuple(names)
+    return tuple(name for name, (low, _) in zip(names, ends, strict=True) if low <= min(high for _, high in ends))
 
 
 def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[str | None, str]:
@@ -209,41 +204,30 @@ def _partings(models: Sequence[Lengths]) -> tuple[SeparatedMetric, ...]:
     farthest: dict[str, tuple[float, Any]] = {}
     for first, second in combinations(models, 2):
         for here, there in zip(first, second, strict=True):
-            for quantity in (*BLOCKS, *FINAL):
-                name = quantity.name
-                if name not in here.best or name not in there.best:
-                    continue
-                a, b = here.best.from_embedding(name), there.best.from_embedding(name)
-                for block, i, j in _places(here[name].blocks, there[name].blocks):
-                    x, y = (d if i is None else d[:, k] for d, k in ((a, i), (b, j)))
-                    rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
-                    away = _distance(x, y, quantity.log, rounding)
+            rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
+            for name in here.best.measured:
+                for block, x, y in _places(here.best, there.best, name) if name in there.best else ():
+                    away = _distance(x, y, EVERY[name].log, rounding)
                     if away > farthest.get(name, (1.0,))[0]:
                         farthest[name] = away, (block, here, there, x, y, rounding)
-    partings = [
-        SeparatedMetric(
-            name,
-            block,
-            here.tokens,
-            (here.model.name, there.model.name),
-            (float(np.median(x)), float(np.median(y))),
-            away,
-            _error(x, y, EVERY[name].log, rounding),
-        )
-        for name, (away, (block, here, there, x, y, rounding)) in farthest.items()
-    ]
-    partings.sort(key=lambda parting: 2 * parting.error - parting.distance)
-    return tuple(partings[:SHOWN])
+    partings = []
+    for name, (away, (block, here, there, x, y, rounding)) in farthest.items():
+        names, medians = (here.model.name, there.model.name), (float(np.median(x)), float(np.median(y)))
+        error = _error(x, y, EVERY[name].log, rounding)
+        partings.append(SeparatedMetric(name, block, here.tokens, names, medians, away, error))
+    return tuple(sorted(partings, key=lambda parting: 2 * parting.error - parting.distance)[:SHOWN])
 
 
-def _places(first: Floats | None, second: Floats | None) -> list[tuple[int | None, Any, Any]]:
-    """Where to compare: in every block if there are as many, else at the embedding, the first and the last."""
-    if first is None or second is None:
-        return [(None, None, None)]
-    if len(first) == len(second):
-        return [(int(block), i, i) for i, block in enumerate(first)]
-    start = [(int(first[i]), i, i) for i in range(min(2 - int(first[0]), len(first), len(second)))]
-    return [*start, (int(first[-1]), -1, -1)]
+def _places(first: Draws, second: Draws, name: str) -> Iterator[tuple[int | None, Floats, Floats]]:
+    """Draws to compare: in every block if there are as many, else at the embedding, the first and the last."""
+    a, b = first.from_embedding(name), second.from_embedding(name)
+    blocks = first.band(name).blocks
+    if blocks is None:
+        yield None, a, b
+        return
+    same = a.shape[1] == b.shape[1]
+    for i in range(len(blocks)) if same else (*range(min(2 - int(blocks[0]), a.shape[1], b.shape[1])), -1):
+        yield int(blocks[i]), a[:, i], b[:, i]
 
 
 def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Pa
 from ..._html import COLOUR_CLASSES, provenance
 from . import _ranges
 from ._advice import adam_note, drawbacks, recipe_notes
-from ._differences import Differences, RulePreference, strip_common_prefix
+from ._differences import Differences, SeparatedMetric, strip_common_prefix
 from ._findings import Finding, join_words, lengths_text
 from ._measurements import Draws, LengthResult, Lengths, merged
-from ._plots import figure_names, figure_svg, swept_names, swept_svg
+from ._plots import figure, figures, swept_figures
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rules import BACKWARD_RULES
 
@@ -42,19 +41,22 @@ def document(
 ) -> doc.Document:
     """The document of an audit of one model, or of the comparison of several; with its manifest, for a folder."""
     names = [lengths[0].model.name for lengths in models]
+    what, subject = " and ".join(names), headline(models[0])
     if compared is None:
-        (lengths,) = models
-        verdict = f"{names[0]}: {doc.count_statuses([finding.verdict for finding in merged(lengths)])}"
-        subject, title, sections = headline(lengths), f"Audit of {names[0]}", _audit_sections(lengths)
+        verdict = f"{what}: {doc.count_statuses([finding.verdict for finding in merged(models[0])])}"
+        sections = _audit_sections(models[0])
     else:
         swept = models[0][0].request.swept
-        what = f"{names[0].partition(', ')[0]}, {swept[0]} swept" if swept else " and ".join(names)
-        title = f"Audit of {what}"
-        verdict = compared.verdict[0].upper() + compared.verdict[1:] + "."
-        subject = f"{join_words(names)}. {headline(models[0])}"
+        what = f"{names[0].partition(', ')[0]}, {swept[0]} swept" if swept else what
+        verdict, subject = f"{_capital(compared.verdict)}.", f"{join_words(names)}. {subject}"
         sections = _comparison_sections(models, compared)
-    how = [] if manifest is None else [Section("How", [Paragraph(RULE_NOTE), _provenance(models, manifest)], "html")]
-    return doc.Document(title, verdict, subject, [*sections, *how])
+    if manifest is not None:
+        sections.append(Section("How", [Paragraph(RULE_NOTE), _provenance(models, manifest)], "html"))
+    return doc.Document(f"Audit of {what}", verdict, subject, sections)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def headline(lengths: Lengths) -> str:
@@ -73,30 +75,28 @@ def unavailable(result: LengthResult) -> dict[str, str]:
 
 
 def _reasons(result: LengthResult) -> list[Paragraph]:
-    return [Paragraph(f"{what[0].upper()}{what[1:]}: {why}.") for what, why in unavailable(result).items()]
+    return [Paragraph(f"{_capital(what)}: {why}.") for what, why in unavailable(result).items()]
 
 
 def _audit_sections(lengths: Lengths) -> list[Section]:
     first, findings = lengths[0], merged(lengths)
     advice = [Paragraph(text) for text in (*recipe_notes([first.model]), adam_note(first.model)) if text]
     drawn = f", {first.tokens:,} tokens"
-    items = finding_items(findings, lengths)
+    items = _finding_items(findings, lengths)
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
     sections = [  # the figure before the rules that are ok, so that the first screen has it
         Section("", [doc.Items(urgent)] if urgent else []),
         Section("", [_main_figure(lengths, findings)], "html"),
         Section("", [doc.Items(items[len(urgent) :]), *advice]),
-        Section("", [Table(*_block_table(first, [EVERY[name] for name in SUMMARY], bands=False))], "text"),
+        Section("", [_block_table(first, [EVERY[name] for name in SUMMARY], bands=False)], "text"),
         Section(f"Output{drawn}", [_output_table([first])], "verbose"),
-        Section(f"Blocks{drawn}: median and 5–95 % band", [Table(*_block_table(first, BLOCKS))], "verbose"),
+        Section(f"Blocks{drawn}: median and 5–95 % band", [_block_table(first, BLOCKS)], "verbose"),
     ]
     if reasons := _reasons(first):
         sections.append(Section("Not computed", reasons, "verbose"))
     if len(lengths) > 1:
         head = ["status", *(f"{result.tokens:,} tokens" for result in lengths)]
-        sections.append(
-            Section("Lengths", [Table(head, status_rows([result.findings for result in lengths]))], "verbose")
-        )
+        sections.append(Section("Lengths", [_status_table(head, [each.findings for each in lengths])], "verbose"))
     if first.request.ranges:
         sections.append(Section("Activation ranges and short formats", _ranges.blocks(first.best.arrays)))
     rules: list[doc.Row] = [
@@ -104,58 +104,51 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
     ]
     return [
         *sections,
-        Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(lengths)], "html"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(lengths))], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
 
 
-def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Item]:
+def _finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Item]:
     """Flagged rules with advice first, then undecided ones, then a line for each other."""
-    several = len(lengths) > 1
-    items = []
+    items, absent = [], dict[str, list[str]]()
     for finding in sorted(findings, key=lambda each: STATUSES.index(each.verdict)):
-        if finding.verdict in (FLAG, UNDECIDED):
-            where = f"{lengths_text(finding).removeprefix('at ')}: " if several else ""
-            more = [finding.advice] if finding.verdict == FLAG and finding.advice else []
-            fine = [result.tokens for result in lengths if result.finding(finding.name).verdict == OK]
-            if fine and finding.verdict == FLAG:
-                tokens = join_words([f"{n:,}" for n in fine])
-                more.append(f"It is ok at {tokens} tokens: audit the length you train on.")
-            items.append(
-                doc.Item(finding.verdict, finding.name, f"{where}{finding.measured} ({finding.limit_text})", more)
-            )
-        elif finding.verdict == OK:
-            items.append(doc.Item(OK, finding.name, f"{finding.brief} ({finding.limit_text})"))
-    absent: dict[str, list[str]] = {}
-    for finding in findings:
+        text, more = f"{finding.brief} ({finding.limit_text})", []
         if finding.verdict == NOT_APPLICABLE:
             absent.setdefault(finding.measured, []).append(finding.name)
+            continue
+        if finding.verdict != OK:
+            where = f"{lengths_text(finding).removeprefix('at ')}: " if len(lengths) > 1 else ""
+            text = f"{where}{finding.measured} ({finding.limit_text})"
+        if finding.verdict == FLAG:
+            more = [finding.advice] if finding.advice else []
+            fine = [f"{each.tokens:,}" for each in lengths if each.finding(finding.name).verdict == OK]
+            more += [f"It is ok at {join_words(fine)} tokens: audit the length you train on."] if fine else []
+        items.append(doc.Item(finding.verdict, finding.name, text, more))
     return [*items, *(doc.Item(NOT_APPLICABLE, ", ".join(names), why) for why, names in absent.items())]
 
 
-def _block_table(
-    result: LengthResult, quantities: Sequence[Quantity], bands: bool = True
-) -> tuple[list[str], list[list[str]]]:
+def _block_table(result: LengthResult, quantities: Sequence[Quantity], bands: bool = True) -> Table:
     """Medians, and bands if asked for, at the embedding and after three blocks; with the limit of the last."""
     chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
-    limit = result.limit if result.limit is not result.best else None
     head = [f"{result.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
-    head += [] if limit is None else [f"block {chosen[-1]}, n = ∞" if bands else "n = ∞"]
     columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
-    columns += [] if limit is None else [(limit, chosen[-1])]
-    return head, _quantity_rows(quantities, columns, bands)
+    if result.limit is not None and result.limit is not result.best:
+        head.append(f"block {chosen[-1]}, n = ∞" if bands else "n = ∞")
+        columns.append((result.limit, chosen[-1]))
+    return Table(head, _quantity_rows(quantities, columns, bands))
 
 
 def _quantity_rows(quantities: Sequence[Quantity], columns: Sequence[Column], bands: bool = True) -> list[list[str]]:
     """A row for each quantity that some column has."""
     return [
-        [quantity.title, *(cell_text(draws, quantity.name, block, bands) for draws, block in columns)]
+        [quantity.title, *(_median_text(draws, quantity.name, block, bands) for draws, block in columns)]
         for quantity in quantities
         if any(quantity.name in draws for draws, _ in columns)
     ]
 
 
-def cell_text(draws: Draws, name: str, block: int | None, bands: bool = True) -> str:
+def _median_text(draws: Draws, name: str, block: int | None, bands: bool = True) -> str:
     """A median with its band, after a block or at the output."""
     if name not in draws:
         return "–"
@@ -174,100 +167,100 @@ def _output_table(firsts: Sequence[LengthResult]) -> Table:
     """Quantities of the output, with gradients at both ends, at each set of widths."""
     measured = [each for result in firsts for each in result.measured]
     names = strip_common_prefix([each.subject.model.name for each in measured])
-    several = len(firsts) > 1
     head = ["median and 5–95 % band"]
     for each, name in zip(measured, names, strict=True):
-        width = "n = ∞" if each.subject.infinite else "its widths"
-        head.append((f"{name}, n = ∞" if each.subject.infinite else name) if several else width)
-    shown = [q for q in FINAL if any(q.name in each for each in measured)]
+        alone = "n = ∞" if each.subject.infinite else "its widths"
+        head.append(alone if len(firsts) == 1 else f"{name}, n = ∞" if each.subject.infinite else name)
     rows: list[doc.Row] = [
-        [Cell(q.title, q.meaning), *(cell_text(each, q.name, None) for each in measured)] for q in shown
+        [Cell(q.title, q.meaning), *(_median_text(each, q.name, None) for each in measured)]
+        for q in FINAL
+        if any(q.name in each for each in measured)
     ]
     return Table(head, rows or [["no logits", *("–" for _ in measured)]])
 
 
-def status_rows(columns: Sequence[Sequence[Finding]]) -> list[list[str | Cell]]:
+def _status_table(head: Sequence[str], columns: Sequence[Sequence[Finding]]) -> Table:
     """A row for each rule that was measured somewhere, with its status in each column."""
-    rows: list[list[str | Cell]] = []
-    for row in zip(*columns, strict=True):
-        if {finding.verdict for finding in row} != {NOT_APPLICABLE}:
-            rows.append([row[0].name, *(Cell(f.verdict, status=COLOUR_CLASSES[f.verdict]) for f in row)])
-    return rows
+    rows: list[doc.Row] = [
+        [row[0].name, *(Cell(f.verdict, status=COLOUR_CLASSES[f.verdict]) for f in row)]
+        for row in zip(*columns, strict=True)
+        if {finding.verdict for finding in row} != {NOT_APPLICABLE}
+    ]
+    return Table(head, rows)
 
 
 def _comparison_sections(models: Sequence[Lengths], differences: Differences) -> list[Section]:
-    names = [lengths[0].model.name for lengths in models]
-    short, firsts = strip_common_prefix(names), [lengths[0] for lengths in models]
-    sections = []
+    names, firsts = [lengths[0].model.name for lengths in models], [lengths[0] for lengths in models]
+    short = dict(zip(names, strip_common_prefix(names), strict=True))
+    request, sections = firsts[0].request, []
     if differences.rules:
-        rows = [_preference_row(rule) for rule in differences.rules]
-        sections.append(
-            Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, differences)])
-        )
-    sections.append(
-        Section("", [_main_figure(firsts, [f for rule in differences.rules for f in rule.findings])], "html")
-    )
-    against = drawbacks(firsts, differences.preferred)
-    best = dict(zip(names, short, strict=True)).get(differences.preferred or "")
-    advice = [f"Against “{best}”: {'; '.join(against)}."] if against else []
-    deciding = {rule.rule for rule in differences.rules if differences.preferred in rule.preferred and rule.why}
-    about_gradients = deciding <= {rule.name for rule in BACKWARD_RULES}
-    advice += [GRADIENT_NOTE] if differences.preferred and about_gradients else []
-    advice += recipe_notes([first.model for first in firsts])
-    if advice:
+        preferences = [
+            Paragraph(
+                f"{rule.rule} prefers {join_words([f'“{short[name]}”' for name in rule.preferred])}: {rule.why}. "
+                f"{rule.findings[0].reason}"
+            )
+            for rule in differences.rules
+            if rule.why
+        ]
+        rows: list[doc.Row] = [
+            [f"{rule.rule} ({rule.findings[0].limit_text})", *map(_verdict_cell, rule.findings)]
+            for rule in differences.rules
+        ]
+        table = Table(["rule", *short.values()], rows)
+        sections.append(Section("Rules that separate them", [table, *preferences]))
+    main = _main_figure(firsts, [f for rule in differences.rules for f in rule.findings])
+    sections.append(Section("", [main], "html"))
+    if advice := _comparison_advice(firsts, differences, short):
         sections.append(Section("", [Paragraph(text) for text in advice]))
     if differences.quantities:
-        rows = []
-        for q in differences.quantities:
-            quantity = EVERY[q.quantity]
-            medians = {name: f"{m:.{quantity.digits}g}" for name, m in zip(q.models, q.medians, strict=True)}
-            place = "output" if q.block is None else "embedding" if q.block == 0 else f"block {q.block}"
-            cells = [medians.get(name, "") for name in names]
-            rows.append([f"{quantity.title}, {place}", *cells, f"{q.distance:.2g} ± {q.error:.1g}"])
-        head = ["largest differences", *short, "bands apart"]
-        sections.append(Section("", [Table(head, rows)]))
+        head = ["largest differences", *short.values(), "bands apart"]
+        sections.append(Section("", [Table(head, [_difference_row(q, names) for q in differences.quantities])]))
     if differences.fields:
-        sections.append(Section("Fields that differ", [Table(["field", *short], field_rows(differences))]))
-    request = firsts[0].request
+        table = Table(["field", *short.values()], _field_rows(differences))
+        sections.append(Section("Fields that differ", [table]))
     if request.swept is not None:
-        field = request.swept[0]
-        sections.append(
-            Section(f"Against {field}", [doc.Figures(_swept_figures(firsts, field, request.swept[1]))], "html")
-        )
+        against = doc.Figures(swept_figures(firsts, *request.swept))
+        sections.append(Section(f"Against {request.swept[0]}", [against], "html"))
     last = _quantity_rows(BLOCKS, [(result.best, result.blocks) for result in firsts], bands=False)
-    sections.append(Section("Status of every rule", [Table(["rule", *short], status_rows(list(map(merged, models))))]))
     sections += [
+        Section("Status of every rule", [_status_table(["rule", *short.values()], list(map(merged, models)))]),
         Section("Output", [_output_table(firsts)], "verbose"),
-        Section("After the last block", [Table(["median", *short], last)], "verbose"),
-        Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(firsts)], "html"),
+        Section("After the last block", [Table(["median", *short.values()], last)], "verbose"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(firsts))], "html"),
     ]
-    for lengths in models:
-        items = doc.Items(finding_items(merged(lengths), lengths))
+    for name, lengths in zip(names, models, strict=True):
+        items = doc.Items(_finding_items(merged(lengths), lengths))
         ranges = _ranges.blocks(lengths[0].best.arrays) if request.ranges else []
-        sections.append(
-            Section(
-                lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges, *_reasons(lengths[0])], "verbose"
-            )
-        )
+        blocks = [Paragraph(headline(lengths)), items, *ranges, *_reasons(lengths[0])]
+        sections.append(Section(name, blocks, "verbose"))
     return sections
 
 
-def _preference_row(rule: RulePreference) -> list[str | Cell]:
-    cells = [Cell(f"{f.verdict} {f.value_text}".strip(), status=COLOUR_CLASSES[f.verdict]) for f in rule.findings]
-    return [f"{rule.rule} ({rule.findings[0].limit_text})", *cells]
+def _verdict_cell(finding: Finding) -> Cell:
+    return Cell(f"{finding.verdict} {finding.value_text}".strip(), status=COLOUR_CLASSES[finding.verdict])
 
 
-def _preferences(names: Sequence[str], differences: Differences) -> list[Paragraph]:
-    short = dict(zip(names, strip_common_prefix(names), strict=True))
-    paragraphs = []
-    for rule in differences.rules:
-        if rule.why:
-            best = join_words([f"“{short[name]}”" for name in rule.preferred])
-            paragraphs.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
-    return paragraphs
+def _comparison_advice(firsts: Lengths, differences: Differences, short: dict[str, str]) -> list[str]:
+    """What is against the preferred model, whether only SGD would prefer it, and the recipes."""
+    preferred = differences.preferred or ""
+    against = drawbacks(firsts, preferred)
+    advice = [f"Against “{short[preferred]}”: {'; '.join(against)}."] if against else []
+    deciding = {rule.rule for rule in differences.rules if preferred in rule.preferred and rule.why}
+    advice += [GRADIENT_NOTE] if preferred and deciding <= set(BACKWARD_RULES) else []
+    return [*advice, *recipe_notes([first.model for first in firsts])]
 
 
-def field_rows(differences: Differences) -> list[list[str]]:
+def _difference_row(parting: SeparatedMetric, names: Sequence[str]) -> list[str]:
+    quantity = EVERY[parting.quantity]
+    medians = {
+        name: f"{median:.{quantity.digits}g}" for name, median in zip(parting.models, parting.medians, strict=True)
+    }
+    place = "output" if parting.block is None else "embedding" if parting.block == 0 else f"block {parting.block}"
+    cells = [medians.get(name, "") for name in names]
+    return [f"{quantity.title}, {place}", *cells, f"{parting.distance:.2g} ± {parting.error:.1g}"]
+
+
+def _field_rows(differences: Differences) -> list[list[str]]:
     """The fields that differ; fields with the same values share a row."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, row in differences.fields.items():
@@ -277,31 +270,11 @@ def field_rows(differences: Differences) -> list[list[str]]:
 
 def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:
     """The quantity of the first flagged rule, or the mean square of the stream."""
-    flagged = [finding.name for finding in findings if finding.verdict == FLAG]
     quantities = {"branches": "attention_share", "rank": "effective_rank", "entropy": "entropy", "load": "largest_load",
                   "vanishing": "grad_mean_square", "exploding": "grad_mean_square"}  # fmt: skip
-    names = [quantities[name] for name in flagged if name in quantities]
-    return doc.Figures([_figure(lengths, next((n for n in names if n in lengths[0].best), "mean_square"), "summary")])
-
-
-def _figure(firsts: Sequence[LengthResult], name: str, prefix: str = "") -> doc.Figure:
-    quantity = EVERY[name]
-    caption = f"{quantity.title[0].upper()}{quantity.title[1:]}: {quantity.meaning}."
-    return doc.Figure(f"{prefix}-{name}" if prefix else name, caption, partial(figure_svg, firsts, name))
-
-
-def _all_figures(firsts: Sequence[LengthResult]) -> doc.Figures:
-    return doc.Figures([_figure(firsts, name) for name in figure_names(firsts)])
-
-
-def _swept_figures(firsts: Sequence[LengthResult], field: str, values: Sequence[float]) -> list[doc.Figure]:
-    final = {quantity.name for quantity in FINAL}
-    figures = []
-    for name in swept_names(firsts):
-        place = "at the output" if name in final else "after the last block"
-        caption = f"{EVERY[name].title[0].upper()}{EVERY[name].title[1:]} {place}, against {field}."
-        figures.append(doc.Figure(f"{name}-swept", caption, partial(swept_svg, firsts, name, field, values)))
-    return figures
+    names = [quantities.get(finding.name) for finding in findings if finding.verdict == FLAG]
+    name = next((name for name in names if name in lengths[0].best), None) or "mean_square"
+    return doc.Figures([figure(lengths, name, "summary-")])
 
 
 def _provenance(models: Sequence[Lengths], manifest: dict[str, Any]) -> Paragraph:
@@ -316,9 +289,8 @@ def _provenance(models: Sequence[Lengths], manifest: dict[str, Any]) -> Paragrap
         f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {_precision(manifest['parts'])}, "
         f"{manifest['seconds']['sampling']:.1f} core-seconds."
     )
-    return provenance(
-        manifest, first, {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
-    )
+    files = {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
+    return provenance(manifest, first, files)
 
 
 def _precision(parts: Sequence[dict[str, Any]]) -> str:

@@ -70,10 +70,7 @@ class Finding:
     advice: str = ""
 
     def _repr_html_(self) -> str:
-        notes = [
-            Paragraph(f"Flagged if {self.rule}. {self.reason}"),
-            *([Paragraph(self.advice)] if self.advice else []),
-        ]
+        notes = [Paragraph(text) for text in (f"Flagged if {self.rule}. {self.reason}", self.advice) if text]
         return to_cell(Document(self.name, f"{self.name}: {self.verdict}", self.measured, [Section("", notes)]))
 
     @property
@@ -113,21 +110,6 @@ class Verdict(NamedTuple):
     low: float | None = None
     high: float | None = None
     above: bool = True
-
-
-Judge = Callable[[RuleInput, float], Verdict]  # of the facts and the threshold
-
-
-class Rule(NamedTuple):
-    """A rule."""
-
-    name: str
-    rule: str  # in words, with {threshold}
-    threshold: float
-    brief: str  # a few words, with {value}
-    reason: str
-    advice: str
-    judge: Judge
 
 
 def band(values: Floats) -> tuple[Floats, Floats, Floats]:
@@ -179,6 +161,16 @@ def above(values: Floats, threshold: float) -> str:
 def below(values: Floats, threshold: float) -> str:
     """Is the median below the threshold?"""
     return above(-values, -threshold)
+
+
+def outside_band(values: Floats, others: Floats, relative: float) -> str:
+    """Is the median outside the band of other draws, by more than rounding relative to their size?"""
+    low, high = quantile_confidence_interval(values, 0.5)
+    (bottom, bottom_high), (top_low, top) = (quantile_confidence_interval(others, q) for q in (LOW, HIGH))
+    rounding = relative * float(np.max(np.abs(others), initial=0.0))
+    if high < bottom - rounding or low > top + rounding:
+        return FLAG
+    return OK if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
 
 
 def compared(text: str, is_it: Callable[[Floats, float], str], values: Floats, threshold: float) -> Verdict:

@@ -13,12 +13,11 @@ import numpy as np
 
 from ..._array_api import Floats
 from ..._bound_program import NEGLIGIBLE
-from ..._document import FLAG, OK
 from ..._validate import ArgumentError
 from ...models._metric_program import ProgramModel
 from ._cases import AuditCase, Model
 from ._findings import Finding, RuleInput, band, within_error, worst
-from ._quantities import BLOCKS, FINAL
+from ._quantities import BLOCKS, FINAL, at_embedding
 from ._request import Request
 from ._rules import RULES, judged
 
@@ -81,13 +80,17 @@ class Draws(Mapping[str, Floats]):
 
     def __repr__(self) -> str:
         widths = "infinite widths" if self.subject.infinite else "its own widths"
-        names = ", ".join(self.arrays)
-        return f"<{self.draws} draws of {self.subject.model.name} at {widths}: {names}>"
+        return f"<{self.draws} draws of {self.subject.model.name} at {widths}: {', '.join(self.arrays)}>"
 
     @property
     def draws(self) -> int:
         """How many draws there are."""
         return int(next(iter(self.arrays.values())).shape[0])
+
+    @property
+    def measured(self) -> list[str]:
+        """The quantities of the blocks and of the output, in the order of reports; without ranges."""
+        return [q.name for q in (*BLOCKS, *FINAL) if q.name in self.arrays]
 
     @property
     def random_numbers(self) -> int:
@@ -101,17 +104,13 @@ class Draws(Mapping[str, Floats]):
     def band(self, name: str) -> Band:
         """The median and the band of a quantity, from the embedding on where it is measured there."""
         draws = self.from_embedding(name)
-        ends = band(draws)
-        error = np.zeros(draws.shape[1:])
-        if self.moved:
-            error = np.sqrt(np.mean(np.square(_from_embedding(self.moved, name)), axis=0))
-        if draws.ndim == 1:
-            return Band(None, *ends, error)
-        return Band(np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :], *ends, error)
+        moved = _from_embedding(self.moved, name) if self.moved else np.zeros((1, *draws.shape[1:]))
+        blocks = None if draws.ndim == 1 else np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :]
+        return Band(blocks, *band(draws), np.sqrt(np.mean(np.square(moved), axis=0)))
 
     def numbers(self) -> Iterator[tuple[int | None, str, dict[str, float]]]:
         """Every number: its block (0 is the embedding, None the output), its quantity, and its band."""
-        for name in (q.name for q in (*BLOCKS, *FINAL) if q.name in self.arrays):
+        for name in self.measured:
             blocks, *values = self.band(name)
             for i, block in enumerate([None] if blocks is None else blocks.tolist()):
                 ends = (float(np.reshape(value, -1)[i]) for value in values)
@@ -124,8 +123,8 @@ class Draws(Mapping[str, Floats]):
         if not any((b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any() for b in bands):
             return []
         ways = range(len(next(iter(self.moved.values()))))
-        signed = [(way, sign) for way in ways for sign in (1, -1)]
-        return [{q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()} for way, sign in signed]
+        signed = [(sign, way) for way in ways for sign in (1, -1)]
+        return [{q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()} for sign, way in signed]
 
 
 class BandsByName(Mapping[str, Band]):
@@ -211,9 +210,7 @@ class LengthResult(BandsByName):
     def distinct(self) -> int:
         """How many different vectors the tokens begin as: they differ by learned positions, or by their ids."""
         model, ids = self.model, self.request.ids
-        if isinstance(model, ProgramModel):
-            return self.tokens
-        if model.positions == "learned" and model.std_position:
+        if isinstance(model, ProgramModel) or (model.positions == "learned" and model.std_position):
             return self.tokens
         if not model.std_embedding:
             return 1  # what is added to every token alike
@@ -241,12 +238,6 @@ def merged(lengths: Lengths) -> tuple[Finding, ...]:
     return tuple(map(worst, zip(*(result.findings for result in lengths), strict=True)))
 
 
-def changing(lengths: Lengths) -> tuple[str, ...]:
-    """The rules that are found at one length and not found at another."""
-    rules = zip(*(result.findings for result in lengths), strict=True)
-    return tuple(rule[0].name for rule in rules if {FLAG, OK} <= {finding.verdict for finding in rule})
-
-
 def rule_name(name: str) -> str:
     """The name of a rule, checked."""
     names = [rule.name for rule in RULES]
@@ -257,5 +248,5 @@ def rule_name(name: str) -> str:
 
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
     """A quantity with the embedding before the blocks, if it is measured there too."""
-    first = "grad_input" if name == "grad_mean_square" else f"input_{name}"
+    first = at_embedding(name)
     return arrays[name] if first not in arrays else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..._document import Figure
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 from ..._validate import ArgumentError
 from ._measurements import LengthResult
@@ -23,20 +24,23 @@ THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
 MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit side by side, and one fits at all
 
 
-def figure_names(models: Sequence[LengthResult]) -> list[str]:
-    """The quantities that have a figure; kinds of weights share one."""
-    measured = [q for q in BLOCKS if any(q.name in each.best for each in models)]
+def figures(models: Sequence[LengthResult]) -> list[Figure]:
+    """A figure of each quantity against depth; kinds of weights share one."""
+    measured = [q.name for q in BLOCKS if not q.kind and any(q.name in each.best for each in models)]
     groups = [group.name for group in TOGETHER if _kinds(models, group) and len(models) <= len(STYLES)]
-    return [*(q.name for q in measured if not q.kind), *groups]
+    return [figure(models, name) for name in (*measured, *groups)]
+
+
+def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
+    """The figure of a quantity against depth."""
+    title = EVERY[name].title
+    caption = f"{title[0].upper()}{title[1:]}: {EVERY[name].meaning}."
+    return Figure(prefix + name, caption, partial(figure_svg, models, name))
 
 
 def figure_svg(models: Sequence[LengthResult], name: str) -> bytes:
-    """The figure of a quantity against depth."""
-    quantity = EVERY[name]
-    with _quiet():
-        kinds = _kinds(models, quantity) if quantity in TOGETHER else []
-        figure = _together(models, quantity, kinds) if kinds else _figure(models, quantity)
-        return rendered(figure, "svg")[0]
+    """The picture of a quantity against depth."""
+    return _svg(_together if EVERY[name] in TOGETHER else _against_depth, models, EVERY[name])
 
 
 def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
@@ -45,30 +49,28 @@ def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
     return [q for q in measured if q.name.endswith("_ratio") == group.name.endswith("_ratio")]
 
 
-def swept_names(models: Sequence[LengthResult]) -> list[str]:
-    """The quantities that are drawn against a field of the models."""
-    return [q.name for q in (*BLOCKS, *FINAL) if not q.kind and all(q.name in each.best for each in models)]
+def swept_figures(models: Sequence[LengthResult], field: str, values: Sequence[float]) -> list[Figure]:
+    """A figure of each quantity, after the last block or at the output, against a field of the models."""
+    found = []
+    for q in (*BLOCKS, *FINAL):
+        if not q.kind and all(q.name in each.best for each in models):
+            place = "at the output" if q in FINAL else "after the last block"
+            caption = f"{q.title[0].upper()}{q.title[1:]} {place}, against {field}."
+            found.append(Figure(f"{q.name}-swept", caption, partial(_svg, _against_field, models, q, field, values)))
+    return found
 
 
-def swept_svg(models: Sequence[LengthResult], name: str, field: str, values: Sequence[float]) -> bytes:
-    """The figure of a quantity, after the last block or at the output, against a field of the models."""
-    with _quiet():
-        return rendered(_against(models, EVERY[name], field, values), "svg")[0]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _svg(draw: Callable[..., Any], *args: Any) -> bytes:
     with styled(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
-        yield
+        return rendered(draw(*args), "svg")[0]
 
 
-def _against(models: Sequence[LengthResult], quantity: Quantity, field: str, values: Sequence[float]) -> Any:
+def _against_field(models: Sequence[LengthResult], quantity: Quantity, field: str, values: Sequence[float]) -> Any:
     figure = new(2.2)
     axes = figure.subplots()
     order = np.argsort(values)
-    bands = [each[quantity.name] for each in models]
-    ends = ([band.median for band in bands], [band.low for band in bands], [band.high for band in bands])
+    ends = zip(*(each[quantity.name][1:4] for each in models), strict=True)  # medians, low and high ends
     median, low, high = (np.array([np.reshape(values, -1)[-1] for values in some])[order] for some in ends)
     at = np.array(values, dtype=float)[order]
     axes.fill_between(at, low, high, color=BLUE, alpha=0.22, lw=0)
@@ -91,32 +93,30 @@ def _colours(count: int) -> Sequence[Any]:
     return [colormaps["viridis"](0.95 * k / (count - 1)) for k in range(count)]
 
 
-def _together(models: Sequence[LengthResult], group: Quantity, kinds: list[Quantity]) -> Any:
-    """Medians of several quantities in one figure: a colour each, a line style for each model."""
+def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
+    """Medians of each kind of weight in one figure: a colour each, a line style for each model."""
+    kinds = _kinds(models, group)
     figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(models)))
     axes = figure.subplots()
     for k, each in enumerate(models):
-        for quantity, colour in zip(kinds, CYCLE, strict=False):
+        for place, (quantity, colour) in enumerate(zip(kinds, CYCLE, strict=False)):
             if quantity.name in each.best:
                 band = each[quantity.name]
                 assert band.blocks is not None
-                label = quantity.kind if k == 0 else None
-                seen, place = np.where(band.median > 0, band.median, np.nan), kinds.index(quantity)
-                marks = _marks(MARKS[place], place, len(band.blocks))
-                axes.plot(band.blocks, seen, linestyle=STYLES[k], color=colour, label=label, **marks)
+                style = {"linestyle": STYLES[k], "color": colour, "label": quantity.kind if k == 0 else None}
+                seen = np.where(band.median > 0, band.median, np.nan)
+                axes.plot(band.blocks, seen, **style, **_marks(MARKS[place], place, len(band.blocks)))
     axes.set_yscale("log")
     _ends(axes, models)
-    names = _names(models)
-    for k in range(len(models)):
-        if len(models) > 1:
-            axes.plot([], [], linestyle=STYLES[k], color=GREY, label=names[k])
+    for name, style in zip(_names(models), STYLES, strict=False) if len(models) > 1 else ():
+        axes.plot([], [], linestyle=style, color=GREY, label=name)
     axes.set(xlabel="block", ylabel=group.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(loc="outside lower center", ncols=4 if len(models) == 1 else 2)
     return figure
 
 
-def _figure(models: Sequence[LengthResult], quantity: Quantity) -> Any:
+def _against_depth(models: Sequence[LengthResult], quantity: Quantity) -> Any:
     long = max(map(len, _names(models))) > MAX_SHORT_NAME
     rows = sum(len(each.measured) for each in models) // (1 if long else 2)
     figure = new(2.5 + 0.14 * rows)
@@ -151,15 +151,14 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None
                 continue
             blocks, median, low, high, _ = draws.band(quantity.name)
             assert blocks is not None
-            label = names[k] + (", n = ∞" if draws.subject.infinite else "")
             several = len(models) > 1 and not draws.subject.infinite
             mark = MARKS[k % len(MARKS)] if several or len(blocks) == 1 else ""
+            style = {"color": colour, "linestyle": "-", "label": names[k], **_marks(mark, k, len(blocks))}
+            if draws.subject.infinite:
+                style |= {"linestyle": DASHED, "label": f"{names[k]}, n = ∞"}
             if draws is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
-            thick = 2.2 if k == 0 and several else 1.2  # so that neither hides the other
-            line = DASHED if draws.subject.infinite else "-"
-            marks = _marks(mark, k, len(blocks))
-            axes.plot(blocks, median, linestyle=line, color=colour, label=label, lw=thick, **marks)
+            axes.plot(blocks, median, lw=2.2 if k == 0 and several else 1.2, **style)  # so that neither hides the other
             ends += [float(low.min()), float(high.max())]
     _scale(axes, quantity, ends)
     _ends(axes, models)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -28,20 +29,15 @@ KINDS = {  # of weights, and which they are
     "embedding": "embedding, and of the logits where these are tied to it",
     "head": "matrix of the logits",
 }
+END_KINDS = ("embedding", "head")  # those outside of blocks
 
 
-def _gradients(kind: str) -> tuple[Quantity, Quantity]:
-    which = KINDS[kind]
-    return (
-        Quantity(f"grad_{kind}", f"gradient², {kind}", f"|∂L/∂W|² of the {which}", log=True, kind=kind),
-        Quantity(
-            f"grad_{kind}_ratio",
-            f"gradient²/weight², {kind}",
-            f"|∂L/∂W|² of the {which}, over the mean of |W|²",
-            log=True,
-            kind=kind,
-        ),
-    )
+def _gradients(*kinds: str) -> Iterator[Quantity]:
+    """The squared gradient of each kind of weight, and its ratio to the squared weights."""
+    for kind in kinds:
+        square, ratio = f"|∂L/∂W|² of the {KINDS[kind]}", f"gradient²/weight², {kind}"
+        yield Quantity(f"grad_{kind}", f"gradient², {kind}", square, log=True, kind=kind)
+        yield Quantity(f"grad_{kind}_ratio", ratio, f"{square}, over the mean of |W|²", log=True, kind=kind)
 
 
 FORWARD = (
@@ -101,7 +97,7 @@ BACKWARD = (
         "of ∂L/∂x, x the residual stream after the block, over tokens and coordinates",
         log=True,
     ),
-    *(q for kind in list(KINDS)[:8] for q in _gradients(kind)),
+    *_gradients(*(kind for kind in KINDS if kind not in END_KINDS)),
 )
 BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
 TOGETHER = (  # figures with a curve for each kind
@@ -131,6 +127,11 @@ FINAL = (
         "gradient at the embeddings",
         "mean square of ∂L/∂x, x the stream before the first block, over tokens and coordinates",
     ),
-    *(q for kind in list(KINDS)[8:] for q in _gradients(kind)),
+    *_gradients(*END_KINDS),
 )
 EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *TOGETHER, *FINAL)}
+
+
+def at_embedding(name: str) -> str:
+    """The array that has a quantity of the blocks at the embedding."""
+    return "grad_input" if name == "grad_mean_square" else f"input_{name}"

@@ -26,8 +26,6 @@ TITLES = {
     "embedding": "embeddings",
     "logits": "logits",
 }
-
-
 NOTE = (
     "The largest absolute value is that of all blocks: its median over initialisations, and the 5–95 % band. An "
     "activation overflows in a format if this median is above the largest number of the format. It underflows if, in "
@@ -52,36 +50,29 @@ class Range(NamedTuple):
 
     activation: str
     block: int | None  # that with the largest number; None outside of blocks
-    largest: tuple[float, float, float]  # median, and 5 to 95 % of initialisations, over all blocks
-    held: tuple[FormatFit, ...]
+    largest: dict[str, float]  # median, and 5 to 95 % of initialisations, over all blocks
+    formats: list[FormatFit]
 
 
 def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
     """What was measured of each activation; nothing, if ranges were not asked for."""
-    return [_range(name, arrays) for name in (*ENDS[:1], *BLOCK, *ENDS[1:]) if f"{name}_largest" in arrays]
+    ranges = []
+    for name in (*ENDS[:1], *BLOCK, *ENDS[1:]):
+        if f"{name}_largest" in arrays:
+            blocks = arrays[f"{name}_largest"]
+            block = None if blocks.ndim == 1 else int(np.argmax(np.median(blocks, axis=0))) + 1
+            largest = blocks.reshape(len(blocks), -1).max(axis=1)
+            ends = dict(zip(("median", "low", "high"), map(float, band(largest)), strict=True))
+            ranges.append(Range(name, block, ends, [_fit(name, f, arrays, largest) for f in FORMATS]))
+    return ranges
 
 
-def _range(name: str, arrays: Mapping[str, Floats]) -> Range:
-    largest = arrays[f"{name}_largest"]
-    blocks = largest if largest.ndim == 2 else largest[:, None]
-    block = None if largest.ndim == 1 else int(np.argmax(np.median(blocks, axis=0))) + 1
-    every = blocks.max(axis=1)
-    median, low, high = (float(v) for v in band(every))
-    return Range(name, block, (median, low, high), tuple(_held(name, f, arrays, every) for f in FORMATS))
-
-
-def _held(name: str, f: Format, arrays: Mapping[str, Floats], largest: Floats) -> FormatFit:
+def _fit(name: str, f: Format, arrays: Mapping[str, Floats], largest: Floats) -> FormatFit:
     below, scaled = (arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1) for kind in ("below", "scaled"))
-    worst, left = (int(np.argmax(np.median(a, axis=0))) for a in (below, scaled))
-    high = np.asarray(band(largest)[2])
-    return FormatFit(
-        f.title,
-        above(largest, f.largest),
-        above(below[:, worst], UNDERFLOW_SHARE),
-        float(np.median(below[:, worst])),
-        int(f.scale(high)),
-        float(np.median(scaled[:, left])),
-    )
+    below = below[:, np.argmax(np.median(below, axis=0))]
+    overflow, underflow = above(largest, f.largest), above(below, UNDERFLOW_SHARE)
+    scale, left = int(f.scale(np.asarray(band(largest)[2]))), float(np.median(scaled, axis=0).max())
+    return FormatFit(f.title, overflow, underflow, float(np.median(below)), scale, left)
 
 
 def blocks(arrays: Mapping[str, Floats]) -> list[Block]:
@@ -91,34 +82,26 @@ def blocks(arrays: Mapping[str, Floats]) -> list[Block]:
         return []
     rows: list[list[str | Cell]] = []
     for each in ranges:
-        median, low, high = each.largest
+        median, low, high = (f"{value:.3g}" for value in each.largest.values())
         where = "" if each.block is None else f", in block {each.block}"
-        first = Cell(TITLES[each.activation], f"{median:.3g} ({low:.3g}–{high:.3g}){where}")
-        rows.append([first, f"{median:.3g}", *map(_cell, each.held)])
-    head = ["activation", "largest", *(held.format for held in ranges[0].held)]
+        rows.append(
+            [Cell(TITLES[each.activation], f"{median} ({low}–{high}){where}"), median, *map(_cell, each.formats)]
+        )
+    head = ["activation", "largest", *(fit.format for fit in ranges[0].formats)]
     return [Table(head, rows), Paragraph(NOTE)]
 
 
-def _cell(held: FormatFit) -> Cell:
-    bad = [word for word, verdict in (("overflows", held.overflow), ("underflows", held.underflow)) if verdict == FLAG]
+def _cell(fit: FormatFit) -> Cell:
+    bad = [word for word, verdict in (("overflows", fit.overflow), ("underflows", fit.underflow)) if verdict == FLAG]
     if not bad:
-        open_ = UNDECIDED in (held.overflow, held.underflow)
+        open_ = UNDECIDED in (fit.overflow, fit.underflow)
         return Cell("undecided" if open_ else "fits", status="open" if open_ else "good")
-    smallest = next(f.smallest for f in FORMATS if f.title == held.format)
-    below = f"{held.below:.2g} of its numbers are below 2^{smallest}; " if held.below else ""
-    left = f", and leaves {held.scaled:.2g} below" if held.scaled >= UNDERFLOW_SHARE else ""
-    note = f"{below}a scale of 2^{held.scale} fits{left}"
-    return Cell(f"{' and '.join(bad)}, 2^{held.scale}", note, "bad")
+    smallest = next(f.smallest for f in FORMATS if f.title == fit.format)
+    below = f"{fit.below:.2g} of its numbers are below 2^{smallest}; " if fit.below else ""
+    left = f", and leaves {fit.scaled:.2g} below" if fit.scaled >= UNDERFLOW_SHARE else ""
+    return Cell(f"{' and '.join(bad)}, 2^{fit.scale}", f"{below}a scale of 2^{fit.scale} fits{left}", "bad")
 
 
 def as_list(arrays: Mapping[str, Floats]) -> list[dict[str, Any]]:
     """For JSON."""
-    return [
-        {
-            "activation": each.activation,
-            "block": each.block,
-            "largest": dict(zip(("median", "low", "high"), each.largest, strict=True)),
-            "formats": [held._asdict() for held in each.held],
-        }
-        for each in ranges_of(arrays)
-    ]
+    return [{**each._asdict(), "formats": [fit._asdict() for fit in each.formats]} for each in ranges_of(arrays)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
 from ..._validate import ArgumentError, check_fields, choice, whole
-from ...engine import ExactError
 from ...engine._draw_cost import planning_bytes
 from ...engine._parallel import check_memory
 from ...engine._precision import DIGITS, resolve_precision
@@ -39,8 +39,8 @@ class Request(_study.Request):
     """An audit, validated, with nothing drawn yet; `ns.audit` says what is chosen where an option is None."""
 
     models: tuple[Model, ...]
-    tokens: Sequence[int] | int | None = None
-    ids: Sequence[int] | None = None
+    tokens: Any = None  # a tuple of lengths, once it is validated
+    ids: Any = None  # a tuple, once it is validated
     draws: Annotated[int, partial(whole, least=DECIDE, why=TOO_FEW)] | None = None
     widths: Annotated[str, choice(*KINDS)] | None = None
     gradients: bool | None = None  # None: where they cost little, see `backward`
@@ -64,15 +64,14 @@ class Request(_study.Request):
         self._set("ids", _ids(self.ids))
         self._check_own()
         self._set("tokens", self._lengths())
-        for model in self.models:
-            for tokens in self.lengths:
-                self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
-                infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
-                if isinstance(model, ProgramModel):
-                    remedy = "take fewer tokens, or smaller widths"
-                    check_memory(planning_bytes(model.on(tokens).values, infinite), model.name, remedy)
-                else:
-                    refuse_large(model, tokens, infinite, bool(self.gradients))
+        for model, tokens in itertools.product(self.models, self.lengths):
+            self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
+            infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
+            if isinstance(model, ProgramModel):
+                remedy = "take fewer tokens, or smaller widths"
+                check_memory(planning_bytes(model.on(tokens).values, infinite), model.name, remedy)
+            else:
+                refuse_large(model, tokens, infinite, bool(self.gradients))
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options, with the draws at each length and the lengths with gradients."""
@@ -106,15 +105,16 @@ class Request(_study.Request):
     def _check_own(self) -> None:
         """Programs have their tokens in them."""
         own = [model for model in self.models if isinstance(model, ProgramModel)]
-        for name in ("ids", "tokens") if own else ():
+        if not own:
+            return
+        for name in ("ids", "tokens"):
             if getattr(self, name) and getattr(self, name) != own[0].lengths:  # as it was set here
                 allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
-        if own and (len(own) < len(self.models) or len({model.lengths for model in own}) > 1):
+        if len(own) < len(self.models) or len({model.lengths for model in own}) > 1:
             raise ValueError("compare: a program is compared with programs that have as many tokens")
-        if own:
-            self._set("tokens", own[0].lengths)
-        if own and self.backend.precision == AUTO:  # a user function may not support single precision
+        self._set("tokens", own[0].lengths)
+        if self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
 
     def _lengths(self) -> tuple[int, ...]:
@@ -126,8 +126,7 @@ class Request(_study.Request):
             return (len(self.ids),)
         if self.tokens is None:
             most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
-            wanted = LENGTHS[:1] if self.quick else LENGTHS
-            return tuple(sorted({length if length <= most else int(most) for length in wanted}))
+            return tuple(sorted({int(min(length, most)) for length in (LENGTHS[:1] if self.quick else LENGTHS)}))
         given = self.tokens if isinstance(self.tokens, Sequence) else (self.tokens,)
         lengths = tuple(sorted(whole(length, "tokens") for length in given))
         if not lengths or len(set(lengths)) < len(lengths):
@@ -137,8 +136,7 @@ class Request(_study.Request):
     @property
     def lengths(self) -> tuple[int, ...]:
         """The numbers of tokens, the shortest first."""
-        assert isinstance(self.tokens, tuple)
-        return self.tokens
+        return tuple(self.tokens)
 
     def draws_of(self, tokens: int) -> int:
         """How many draws there are of inputs of this length."""
@@ -169,19 +167,19 @@ class Request(_study.Request):
             return math.inf
 
         def seconds(model: Model, wanted: bool) -> float:
-            every = (
-                self._subject(model, tokens, False, wanted and tokens == self.lengths[0]) for tokens in self.lengths
-            )
-            on_numpy = (dataclasses.replace(each, ranges=False, backend=Numpy()) for each in every)
-            return sum(each.draw_at_depth.seconds * self.draws_of(each.tokens) for each in on_numpy)
+            total = 0.0
+            for tokens in self.lengths:
+                case = self._subject(model, tokens, False, wanted and tokens == self.lengths[0])
+                draw = dataclasses.replace(case, ranges=False, backend=Numpy()).draw_at_depth
+                total += draw.seconds * self.draws_of(tokens)
+            return total
 
         return max(seconds(model, True) / seconds(model, False) for model in self.models)
 
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> AuditCase:
-        ids = None if self.ids is None else tuple(self.ids)
         where = dataclasses.replace(self.backend, precision="float64")  # one plan for all precisions
         ranges = self.ranges and not infinite
-        return AuditCase(model, tokens, ids, infinite, gradients, ranges, where, self._swept_std)
+        return AuditCase(model, tokens, self.ids, infinite, gradients, ranges, where, self._swept_std)
 
     @property
     def _swept_std(self) -> str | None:
@@ -193,20 +191,13 @@ class Request(_study.Request):
 
     @cached_property
     def refused(self) -> dict[Model, str]:
-        """Why there is no limit of a model: it has none, or the engine cannot do it. If it alone is asked, an error."""
-        reasons = {}
-        for model in self.models if self.widths != "actual" else ():
-            try:
-                self.subject(model, self.lengths[0], True).plan  # noqa: B018 (it is made here, or refused)
-            except ExactError as error:
-                if self.widths == "inf":
-                    raise
-                reasons[model] = error.plain
-        return reasons
+        """Why a model has no limit next to its own widths: there is none, or the engine cannot do it."""
+        models = self.models if self.widths == "both" else ()
+        return {model: why for model in models if (why := self.subject(model, self.lengths[0], True).refused)}
 
     @cached_property
     def no_gradients(self) -> dict[Model, str]:
-        """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
+        """Why there are no gradients of a model at infinite width: they take too long, or the engine cannot do them."""
         reasons: dict[Model, str] = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
             if isinstance(model, Transformer) and self.lengths[0] > MAX_LIMIT_TOKENS:
@@ -214,11 +205,8 @@ class Request(_study.Request):
                     f"at {self.lengths[0]} tokens they would take longer than at the model's own widths; take at most "
                     f"{MAX_LIMIT_TOKENS} tokens"
                 )
-                continue
-            try:
-                self._subject(model, self.lengths[0], True, True).plan  # noqa: B018 (it is made here, or refused)
-            except ExactError as error:
-                reasons[model] = error.plain
+            elif why := self._subject(model, self.lengths[0], True, True).refused:
+                reasons[model] = why
         return reasons
 
     @property
@@ -231,9 +219,7 @@ class Request(_study.Request):
         assert self.widths is not None
         return [
             self._subject(model, tokens, infinite, self.backward(tokens, infinite))
-            for model in self.models
-            for tokens in self.lengths
-            for infinite in KINDS[self.widths]
+            for model, tokens, infinite in itertools.product(self.models, self.lengths, KINDS[self.widths])
             if not infinite or self.widths == "inf" or tokens == self.lengths[0]
         ]
 

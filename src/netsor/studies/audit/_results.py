@@ -19,9 +19,9 @@ from ._cases import Model
 from ._differences import Differences, differences
 from ._document import document
 from ._findings import Finding, lengths_text
-from ._measurements import BandsByName, Draws, LengthResult, Lengths, changing, merged
+from ._measurements import BandsByName, Draws, LengthResult, merged
 from ._plots import plot_quantity
-from ._quantities import BLOCKS, FINAL
+from ._quantities import FINAL
 from ._request import Request
 
 
@@ -31,23 +31,32 @@ class AuditResult(Result):
     audits: tuple[Audit, ...]
     request: Request
 
-    def _compared(self) -> Differences | None:
+    @property
+    def differences(self) -> Differences | None:
+        """The fields, verdicts and quantities in which several models differ; None for one model."""
         return None
 
+    @property
+    def _lengths(self) -> list[LengthResult]:
+        return [result for audit in self.audits for result in audit.lengths]
+
+    @property
+    def _measured(self) -> list[Draws]:
+        return [draws for result in self._lengths for draws in result.measured]
+
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
-        return document([audit.lengths for audit in self.audits], self._compared(), manifest)
+        return document([audit.lengths for audit in self.audits], self.differences, manifest)
 
     def _files(self) -> dict[str, bytes]:
-        rows = (row for audit in self.audits for result in audit.lengths for row in result.rows())
+        rows = (row for result in self._lengths for row in result.rows())
         return {"audit.csv": to_csv(rows), "audit.json": json.dumps(self.as_dict(), indent=1).encode()}
 
     def _spent(self) -> dict[str, Any]:
-        every = [each for audit in self.audits for result in audit.lengths for each in result.measured]
         parts = [
             {"model": each.subject.model.name, "tokens": each.subject.tokens, "infinite": each.subject.infinite,
              "draws": each.draws, "random_numbers": each.random_numbers, "seconds": round(each.seconds, 3),
              "precision": each.precision}
-            for each in every
+            for each in self._measured
         ]  # fmt: skip
         return {
             "random_numbers": self.random_numbers,
@@ -58,19 +67,24 @@ class AuditResult(Result):
 
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints."""
-        models, compared = [audit.lengths for audit in self.audits], self._compared()
-        content = _model_json(models[0]) if compared is None else _comparison_json(models, compared)
+        content, *others = (_model_json(audit) for audit in self.audits)
+        if self.differences is not None:
+            content["compare"] = others
+            if self.request.swept is not None:
+                field, values = self.request.swept
+                content["sweep"] = {"field": field, "values": list(values)}
+            content["differences"] = _differences_json(self.differences)
         return {**content, "random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     @property
     def random_numbers(self) -> int:
         """How many random numbers were drawn, over all models, lengths and widths."""
-        return sum(m.random_numbers for audit in self.audits for result in audit.lengths for m in result.measured)
+        return sum(draws.random_numbers for draws in self._measured)
 
     @property
     def seconds(self) -> float:
         """Seconds of one core that the draws took, including those kept from an earlier run."""
-        return sum(m.seconds for audit in self.audits for result in audit.lengths for m in result.measured)
+        return sum(draws.seconds for draws in self._measured)
 
     def failed(self, names: Sequence[str]) -> list[str]:
         """One line for each model and each named rule whose verdict is *found* or *undecided*."""
@@ -80,10 +94,8 @@ class AuditResult(Result):
                 if finding.verdict == NOT_APPLICABLE:
                     raise ValueError(f"{finding.name} is not measured of {audit.model.name}: {finding.measured}")
                 if finding.verdict != OK:
-                    lines.append(
-                        f"{audit.model.name}: {finding.name} {finding.verdict} {lengths_text(finding)}: "
-                        f"{finding.measured}"
-                    )
+                    said = f"{finding.name} {finding.verdict} {lengths_text(finding)}: {finding.measured}"
+                    lines.append(f"{audit.model.name}: {said}")
         return lines
 
     def assert_ok(self, *names: str) -> None:
@@ -97,7 +109,7 @@ class AuditResult(Result):
 
     def to_dataframe(self) -> Any:
         """Medians and bands as a pandas DataFrame: a row for each model, length, set of widths, quantity and block."""
-        return to_dataframe(row for audit in self.audits for result in audit.lengths for row in result.rows())
+        return to_dataframe(row for result in self._lengths for row in result.rows())
 
     def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
         """Plot a quantity against depth: medians, 5–95 % bands, and dashed lines at infinite width.
@@ -198,18 +210,13 @@ class Audit(AuditResult, BandsByName):
         """
         earlier = Baseline.of(baseline)
         earlier.check(self.request, self.model)
-        draws = {
-            result.tokens: {
-                q.name: result.best.from_embedding(q.name) for q in (*BLOCKS, *FINAL) if q.name in result.best
-            }
-            for result in self.lengths
-        }
-        return earlier.departures(self.request, self.model, draws)
+        return earlier.departures(self.lengths)
 
     @property
     def changing(self) -> tuple[str, ...]:
         """The rules whose verdict depends on the length: found at one, not found at another."""
-        return changing(self.lengths)
+        rules = zip(*(result.findings for result in self.lengths), strict=True)
+        return tuple(rule[0].name for rule in rules if {FLAG, OK} <= {finding.verdict for finding in rule})
 
 
 class Comparison(AuditResult):
@@ -252,9 +259,6 @@ class Comparison(AuditResult):
         known = ", ".join(repr(audit.model.name) for audit in self.audits)
         raise KeyError(f"{name!r} is not a model of this comparison; they are {known}")
 
-    def _compared(self) -> Differences:
-        return self.differences
-
     @cached_property
     def differences(self) -> Differences:
         """The fields, verdicts and quantities in which the models differ."""
@@ -266,40 +270,28 @@ class Comparison(AuditResult):
         return self.differences.preferred
 
 
-def _model_json(lengths: Lengths) -> dict[str, Any]:
+def _model_json(audit: Audit) -> dict[str, Any]:
     """The numbers of the first length and the verdicts of all; the numbers of each, if there are more."""
-    content = {**_of(lengths[0]), "findings": [dataclasses.asdict(finding) for finding in merged(lengths)]}
-    if len(lengths) > 1:
-        content["lengths"] = [_of(result) for result in lengths]
-        content["changing"] = list(changing(lengths))
+    content = {**_of(audit.lengths[0]), "findings": [dataclasses.asdict(finding) for finding in audit.findings]}
+    if len(audit.lengths) > 1:
+        content |= {"lengths": [_of(result) for result in audit.lengths], "changing": list(audit.changing)}
     return content
 
 
-def _comparison_json(models: Sequence[Lengths], differences: Differences) -> dict[str, Any]:
-    """The first model, the others under `compare`, and `differences`."""
-    request = models[0][0].request
-    content = {**_model_json(models[0]), "compare": [_model_json(lengths) for lengths in models[1:]]}
-    if request.swept is not None:
-        content["sweep"] = {"field": request.swept[0], "values": list(request.swept[1])}
-    content["differences"] = {
+def _differences_json(differences: Differences) -> dict[str, Any]:
+    rules = [
+        {"rule": rule.rule, "preferred": list(rule.preferred), "changes": rule.changes, "why": rule.why,
+         "verdicts": [finding.verdict for finding in rule.findings],
+         "values": [finding.value for finding in rule.findings], "tokens": rule.findings[0].tokens[0]}
+        for rule in differences.rules
+    ]  # fmt: skip
+    return {
         "fields": {name: list(values) for name, values in differences.fields.items()},
         "preferred": differences.preferred,
         "verdict": differences.verdict,
-        "rules": [
-            {
-                "rule": rule.rule,
-                "preferred": list(rule.preferred),
-                "changes": rule.changes,
-                "why": rule.why,
-                "verdicts": [finding.verdict for finding in rule.findings],
-                "values": [finding.value for finding in rule.findings],
-                "tokens": rule.findings[0].tokens[0],
-            }
-            for rule in differences.rules
-        ],
+        "rules": rules,
         "quantities": [parting._asdict() for parting in differences.quantities],
     }
-    return content
 
 
 def _of(result: LengthResult) -> dict[str, Any]:
@@ -328,15 +320,13 @@ def _of(result: LengthResult) -> dict[str, Any]:
 
 def _summaries(draws: Draws) -> dict[str, Any]:
     """`embedding`, `layers` (a list of objects, one a block), and `final`, whose entries are null without logits."""
-    places: dict[int | None, dict[str, Any]] = {
-        0: {},
-        None: {q.name: None for q in FINAL if not q.name.startswith("grad")},
-    }
+    final = {q.name: None for q in FINAL if not q.name.startswith("grad")}
+    places: dict[int | None, dict[str, Any]] = {0: {}, None: final}
     for block, name, numbers in draws.numbers():
         if not all(map(math.isfinite, numbers.values())):
             raise ValueError("what was measured is not finite: the numbers leave double precision")
         if not draws.subject.infinite:
             del numbers["error"]  # only expectations at infinite width have one
         places.setdefault(block, {})[name] = numbers
-    final, embedding = places.pop(None), places.pop(0)
-    return {"embedding": embedding, "layers": list(places.values()), "final": final}
+    last, embedding = places.pop(None), places.pop(0)
+    return {"embedding": embedding, "layers": list(places.values()), "final": last}

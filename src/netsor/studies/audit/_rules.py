@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
-from ._findings import (
-    FEWEST,
-    HIGH,
-    LOW,
-    Finding,
-    Judge,
-    Rule,
-    RuleInput,
-    Verdict,
-    above,
-    below,
-    compared,
-    number,
-    quantile_confidence_interval,
-    ratio,
-)
+from ._findings import FEWEST, Finding, RuleInput, Verdict, above, band, below, compared, number, outside_band, ratio
 from ._quantities import BLOCKS, EVERY
 
 NO_GRADIENTS = Verdict("gradients were not asked for", NOT_APPLICABLE)
+BACKWARD_RULES = ("vanishing", "exploding", "scores", "dominance")  # those about gradients
 ATTENTION = ("query", "key", "value", "output")
 KINDS = (*ATTENTION, "in", "gate", "out", "embedding", "head")
+
+Judge = Callable[[RuleInput, float], Verdict]  # of the facts and the threshold
+
+
+class Rule(NamedTuple):
+    """A rule."""
+
+    name: str
+    rule: str  # in words, with {threshold}
+    threshold: float
+    brief: str  # a few words, with {value}
+    reason: str
+    advice: str
+    judge: Judge
+
+
 RULES: list[Rule] = []  # in the order of reports
 
 
@@ -171,17 +173,17 @@ def _limit(facts: RuleInput, threshold: float) -> Verdict:
     if facts.limit is None:
         return Verdict("infinite width was not asked for, or has no limit", NOT_APPLICABLE)
     names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in facts.limit]
-    outside, doubtful, worst = 0, 0, (0.0, "")
+    verdicts: list[str] = []
+    worst = 0.0, ""
     columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]
     for name, i in columns:
         here, there = facts.draws[name][:, i], facts.limit[name][:, i]
-        verdict = _misses(here, there, facts.rounding)
-        outside += verdict == FLAG
-        doubtful += verdict == UNDECIDED
-        low, high, middle = *np.quantile(here, [LOW, HIGH]), float(np.median(there))
+        verdicts.append(outside_band(there, here, facts.rounding))
+        _, low, high, middle = *map(float, band(here)), float(np.median(there))
         away = max(low - middle, middle - high)
-        if verdict == FLAG and (far := away / max(high - low, facts.rounding * abs(middle))) > worst[0]:
+        if verdicts[-1] == FLAG and (far := away / max(high - low, facts.rounding * abs(middle))) > worst[0]:
             worst = far, f"{EVERY[name].title} in block {i + 1}: limit {middle:.3g}, band {low:.3g} to {high:.3g}"
+    outside, doubtful = verdicts.count(FLAG), verdicts.count(UNDECIDED)
     share = outside / len(columns)
     text = f"{outside} of {len(columns)} medians of the limit are outside the band"
     if outside:
@@ -192,19 +194,6 @@ def _limit(facts: RuleInput, threshold: float) -> Verdict:
         few = min(len(facts.draws[names[0]]), len(facts.limit[names[0]])) < FEWEST
         text += f"; the ends of a band take {FEWEST} draws or more" if few else f"; {doubtful} may be, by their errors"
     return Verdict(text, verdict, share)
-
-
-def _misses(here: Floats, there: Floats, relative: float) -> str:
-    """Is the median of the limit outside the band at the model's own widths?"""
-    low, high = quantile_confidence_interval(there, 0.5)
-    rounding = relative * float(np.max(np.abs(here), initial=0.0))
-    (bottom, bottom_high), (top_low, top) = (
-        quantile_confidence_interval(here, LOW),
-        quantile_confidence_interval(here, HIGH),
-    )
-    if high < bottom - rounding or low > top + rounding:
-        return FLAG
-    return OK if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
 
 
 @rule(
@@ -219,11 +208,7 @@ def _misses(here: Floats, there: Floats, relative: float) -> str:
 )
 def _vanishing(facts: RuleInput, threshold: float) -> Verdict:
     """In the blocks: the embedding's own gradient may be large only since its vectors are small."""
-    if "grad_mean_square" not in facts.draws:
-        return NO_GRADIENTS
-    square = facts.draws["grad_mean_square"]
-    ratios = [ratio(square[:, first], square[:, last], 1.0) for first, last in facts.stacks]
-    return _through(facts, threshold, below, ratios, int(np.argmin([np.median(each) for each in ratios])))
+    return _through_stack(facts, threshold, below, from_embedding=False)
 
 
 @rule(
@@ -238,23 +223,24 @@ def _vanishing(facts: RuleInput, threshold: float) -> Verdict:
 )
 def _exploding(facts: RuleInput, threshold: float) -> Verdict:
     """From the embedding on; where an encoder and a decoder share it, from the first block of each on."""
+    return _through_stack(facts, threshold, above, from_embedding=len(facts.stacks) == 1)
+
+
+def _through_stack(
+    facts: RuleInput, threshold: float, is_it: Callable[[Floats, float], str], from_embedding: bool
+) -> Verdict:
+    """The mean square of the stream's gradient at the start of a stack over that at its end, in the worst stack."""
     if "grad_mean_square" not in facts.draws:
         return NO_GRADIENTS
-    square = facts.draws["grad_mean_square"]
-    starts = [square[:, first] for first, _ in facts.stacks] if len(facts.stacks) > 1 else [facts.draws["grad_input"]]
+    square, embedding = facts.draws["grad_mean_square"], facts.draws["grad_input"]
+    starts = [embedding] if from_embedding else [square[:, first] for first, _ in facts.stacks]
     ratios = [ratio(start, square[:, last], 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
-    return _through(facts, threshold, above, ratios, int(np.argmax([np.median(each) for each in ratios])))
-
-
-def _through(
-    facts: RuleInput, threshold: float, is_it: Callable[[Floats, float], str], ratios: list[Floats], worst: int
-) -> Verdict:
-    """The mean square of the stream's gradient, from one end to the other."""
-    square, (first, last) = facts.draws["grad_mean_square"], facts.stacks[worst]
+    worst = int((np.argmin if is_it is below else np.argmax)([np.median(each) for each in ratios]))
+    first, last = facts.stacks[worst]
     start, whole = "", ""
     if len(facts.stacks) == 1:
-        start = f"{np.median(facts.draws['grad_input']):.3g} at the embedding, "
-        whole = f"{number(float(np.median(ratio(facts.draws['grad_input'], square[:, last], 1.0))))} times in all, "
+        start = f"{np.median(embedding):.3g} at the embedding, "
+        whole = f"{number(float(np.median(ratio(embedding, square[:, last], 1.0))))} times in all, "
     inside = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
     text = (
         f"mean square of the gradient {start}{np.median(square[:, first]):.3g} after block {first + 1}, "
@@ -310,9 +296,10 @@ def _sizes(facts: RuleInput, block: int, kinds: tuple[str, ...]) -> str:
     "about clipping by the global norm.",
 )
 def _dominant(facts: RuleInput, threshold: float) -> Verdict:
-    sums = {kind: _whole(facts.draws[f"grad_{kind}"]) for kind in KINDS if f"grad_{kind}" in facts.draws}
-    if not sums:
+    draws = {kind: facts.draws[f"grad_{kind}"] for kind in KINDS if f"grad_{kind}" in facts.draws}
+    if not draws:
         return NO_GRADIENTS
+    sums = {kind: each.reshape(len(each), -1).sum(axis=1) for kind, each in draws.items()}  # over all blocks
     total: Floats = np.sum(list(sums.values()), axis=0)
     if not total.any():
         return Verdict("no weight receives a gradient", NOT_APPLICABLE)
@@ -324,14 +311,6 @@ def _dominant(facts: RuleInput, threshold: float) -> Verdict:
         f"{np.median(shares[second]):.2g} of the next ({second})"
     )
     return compared(text, above, shares[first], threshold)
-
-
-def _whole(draws: Floats) -> Floats:
-    """Over all blocks."""
-    return draws if draws.ndim == 1 else np.asarray(draws.sum(axis=1))
-
-
-BACKWARD_RULES = RULES[-4:]  # those about gradients
 
 
 @rule(
@@ -355,10 +334,10 @@ def _load(facts: RuleInput, threshold: float) -> Verdict:
     return compared(text, above, load[:, worst], threshold)
 
 
-def judged(facts: RuleInput, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
+def judged(facts: RuleInput) -> tuple[Finding, ...]:
     """A finding for each rule."""
     findings = []
-    for rule in rules:
+    for rule in RULES:
         said = rule.judge(facts, rule.threshold)
         measured = {**said._asdict(), "threshold": rule.threshold, "tokens": (facts.tokens,), "advice": rule.advice}
         brief = "" if said.value is None else rule.brief.format(value=number(said.value))

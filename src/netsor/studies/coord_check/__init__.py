@@ -64,6 +64,8 @@ def coord_check(
 ) -> CoordCheck:
     """How much one step of training changes each activation, against the width; nothing is trained.
 
+    Other parameters are those of `audit`.
+
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
@@ -109,16 +111,8 @@ def coord_check(
         Of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
     tolerance : float
         How far an exponent may be from the promise.
-    seed : int
-        The draws depend on it alone, not on the number of workers.
-    rng, workers, out, device, executor : optional
-        As in `ns.audit`.
-    backend : str
-        The array library, as in `Program.law`.
     precision : str
         Of numbers, "float64" or "float32".
-    progress : bool or callable
-        True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
     Returns
     -------

@@ -14,7 +14,7 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
-from .._training_report import GROWTH, ByParametrisation, batch_text, panels, sections_of, steps_text, svg_figure
+from .._training_report import GROWTH, ByParametrisation, Content, batch_text, panels, steps_text, svg_figure
 from ._measurements import Check
 from ._network import CHANGE, UPDATE
 from ._request import Request
@@ -34,47 +34,6 @@ CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)
 MARKS = "osD^vP*X<>"
 
 
-def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) -> doc.Document:
-    """The document of a coordinate check; with its manifest, for a folder."""
-    request = checks[0].request
-    verdict = "; ".join(f"{check.name}: {doc.count_statuses(statuses(check))}" for check in checks)
-    sections = [Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)])]
-    if request.steps > 1:
-        sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
-    sections += [section for check in checks for section in _details(check)]
-    updates: list[doc.Block] = [
-        Paragraph(UPDATE_NOTE.format(axis=request.axis)),
-        doc.Figures([_picture(checks, UPDATE)]),
-    ]
-    sections.append(Section("What each learning rate does", updates, "html"))
-    items, main = [_item(check) for check in checks], _picture(checks, CHANGE)
-    return doc.Document(
-        f"Coordinate check of {request.name}",
-        f"{request.name}, {verdict}",
-        headline(request),
-        sections_of(request, items, main, sections, rule(request), "every size", manifest),
-    )
-
-
-def statuses(check: Check) -> list[str]:
-    """The status of every activation and every update."""
-    return [v.status for v in (*check.verdicts, *check.updates)]
-
-
-def headline(r: Request) -> str:
-    """What was checked."""
-    scale = "" if r.own or r.axis == "depth" else f"; {GROWTH[r.grow]}"
-    at = ", ".join(f"{v:,}" for v in r.at)
-    done = f"{steps_text(r).capitalize()} of {r.optimiser}{batch_text(r)}"
-    return f"{done}, {r.draws} initialisations at {r.axis}s {at}{scale}"
-
-
-def rule(r: Request) -> str:
-    """How verdicts are reached."""
-    limit = LIMIT if math.inf in (r.widths or ()) else ""
-    return RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + limit
-
-
 def _item(check: Check) -> doc.Item:
     """The conclusion for one parametrisation, and what to change."""
     axis = check.request.axis
@@ -84,27 +43,23 @@ def _item(check: Check) -> doc.Item:
         if flagged:
             words = sorted({"grow" if v.verdict == GROWS else "shrink" for v in flagged})
             parts.append(f"{len(flagged)} of {len(verdicts)} {what} {' or '.join(words)} with {axis}")
-    every = (*check.verdicts, *check.updates)
-    undecided = sum(v.status == UNDECIDED for v in every)
-    flat = sum(v.status == OK for v in every)
-    parts = parts or [f"nothing grows or shrinks more than expected; {flat} of {len(every)} confirmed"]
+    statuses = [v.status for v in (*check.verdicts, *check.updates)]
+    undecided, confirmed = statuses.count(UNDECIDED), f"{statuses.count(OK)} of {len(statuses)} confirmed"
+    parts = parts or [f"nothing grows or shrinks more than expected; {confirmed}"]
     parts += [f"{undecided} undecided"] if undecided else []
-    more = [f"{line[0].upper()}{line[1:]}." for line in check.advice]
-    if undecided and not more:
-        more = [f"More draws, or {axis}s further apart, settle what is undecided."]
+    more = [check.rule.words, *check.advice]
+    if undecided and check.kept:
+        more.append(f"more draws, or {axis}s further apart, settle what is undecided")
     worst = FLAG if not check.kept else UNDECIDED if undecided else OK
-    return doc.Item(
-        worst, check.name, "; ".join(parts), [f"{check.rule.words[0].upper()}{check.rule.words[1:]}.", *more]
-    )
+    return doc.Item(worst, check.name, "; ".join(parts), [f"{line[0].upper()}{line[1:]}." for line in more])
 
 
 def _exponents(checks: Sequence[Check]) -> Table:
     """Exponents with the intervals that decide, a column for each parametrisation."""
     rows: list[list[str | Cell]] = []
     for what, name in (("verdicts", ""), ("updates", " update")):
-        for k, first in enumerate(getattr(checks[0], what)):
-            cells = [_exponent_cell(getattr(check, what)[k]) for check in checks]
-            rows.append([f"{first.entry.name}{name}", *cells])
+        for row in zip(*(getattr(check, what) for check in checks), strict=True):
+            rows.append([f"{row[0].entry.name}{name}", *map(_exponent_cell, row)])
     return Table(["", *(check.name for check in checks)], rows)
 
 
@@ -129,19 +84,18 @@ def _exponent_cell(v: Verdict, short: bool = False) -> Cell:
 
 def _details(check: Check) -> list[Section]:
     """Sizes at each width, of the worst block and of every block."""
-    changes = Table(*rows(check, check.verdicts, "change of"))
-    updates = Table(*rows(check, check.updates, "update of"))
+    tables = [size_table(check, check.verdicts, "change of"), size_table(check, check.updates, "update of")]
     limits = [Paragraph(f"No limit of {names}: {why}.") for names, why in check.no_limit.items()]
-    sections = [Section(f"{check.name}: sizes", [changes, updates, *limits], "verbose")]
+    sections = [Section(f"{check.name}: sizes", [*tables, *limits], "verbose")]
     blocks = [v for what in (CHANGE, UPDATE) for v in check.blocks(what) if v.entry.block is not None]
     if blocks:
-        every = Table(*rows(check, blocks, "every block"))
+        every = size_table(check, blocks, "every block")
         sections.append(Section(f"{check.name}: every block", [every], "html", folded=True))
     return sections
 
 
-def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> tuple[list[str], list[list[str | Cell]]]:
-    """A head, and a row for each of these verdicts."""
+def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
+    """Sizes at each width, a row for each of these verdicts."""
     at = check.request.at
     few = len(at) <= MAX_WIDTH_COLUMNS
     shown = list(range(len(at))) if few else [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
@@ -151,15 +105,15 @@ def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> tuple[list[st
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
         if check.limit is not None:
-            numbers.append(limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
+            numbers.append(_limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
         promised = "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         word = Cell(f"FLAG {v.verdict}" if v.status == FLAG else v.status, status=COLOUR_CLASSES[v.status])
         exponent = "–" if v.fit is None else f"{v.exponent}{' (bends)' * v.fit.bends}"
-        table.append([entry_name(v, check.request.axis), *numbers, exponent, promised, word])
-    return head, table
+        table.append([_entry_name(v, check.request.axis), *numbers, exponent, promised, word])
+    return Table(head, table)
 
 
-def limit_text(value: float, low: float, high: float) -> str:
+def _limit_text(value: float, low: float, high: float) -> str:
     """A size at infinite width, with its error if that shows in three digits."""
     if low == 0 < high:
         return f"≤ {high:.2g}"
@@ -167,7 +121,7 @@ def limit_text(value: float, low: float, high: float) -> str:
     return str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
 
 
-def entry_name(verdict: Verdict, axis: str) -> str:
+def _entry_name(verdict: Verdict, axis: str) -> str:
     """The activation or kind of weight, with its block."""
     block = verdict.entry.block
     if block is None:
@@ -184,18 +138,15 @@ def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
         caption = (
             f"√(mean square) of what {steps_text(r)} of {r.optimiser} changes, against the {r.axis}: geometric "
             "means over initialisations with two standard errors, in the block that the verdict is about. Maximal "
-            "updates ask for "
-            f"flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
+            f"updates ask for flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
         )
     return svg_figure("coord-check" if what == CHANGE else "updates", caption, partial(figure, checks, what))
 
 
 def figure(checks: Sequence[Check], what: str) -> Any:
     """Sizes of changes, or of updates, against width or depth: a panel for each parametrisation."""
-    labels = (
-        "depth L" if checks[0].request.axis == "depth" else "width n",
-        "change of coordinates" if what == CHANGE else "size of ΔW x",
-    )
+    r = checks[0].request
+    labels = f"{r.axis} {r.letter}", "change of coordinates" if what == CHANGE else "size of ΔW x"
     return panels(checks, partial(_panel, what=what), labels, (0.72, 0.9), share_x=True)
 
 
@@ -209,16 +160,14 @@ def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
         if not (sizes > 0).all():
             continue
         colour = COLOURS.get(entry.name, CYCLE[k % len(CYCLE)]) if what == CHANGE else CYCLE[k % len(CYCLE)]
+        style = {"color": colour, "marker": MARKS[k % len(MARKS)], "ms": 3.2, "lw": 1.2, "elinewidth": 0.7}
         away = np.abs(sizes[:, 1:] - sizes[:, :1]).T
-        drawn = axes.errorbar(
-            at, sizes[:, 0], away, color=colour, marker=MARKS[k % len(MARKS)], ms=3.2, lw=1.2, elinewidth=0.7
-        )
+        lines[entry.name] = axes.errorbar(at, sizes[:, 0], away, **style)
         if check.limit is not None and entry in check.limit:
             value, low, high = check.limit_size(entry)
             if low > 0:  # a limit that may be 0 has no place on a logarithmic axis
                 axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
                 axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
-        lines[entry.name] = drawn
     axes.set(xscale="log", yscale="log")
     large = [f"{v / 1024:g}k" if v % 1024 == 0 else f"{v / 1000:g}k" for v in at]
     axes.set_xticks(at, [f"{v:,.0f}" if v < 10_000 else brief for v, brief in zip(at, large, strict=True)])
@@ -254,34 +203,41 @@ class CoordCheck(ByParametrisation[Check]):
     """
 
     request: Request
+    heading, data, key = "Coordinate check", "every size", "checks"
 
     @property
     def _verdict(self) -> str:
         return "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.parts)
 
-    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
-        return document(self.parts, manifest)
+    def _content(self) -> Content:
+        r, checks = self.request, self.parts
+        counts = [doc.count_statuses([v.status for v in (*c.verdicts, *c.updates)]) for c in checks]
+        verdict = "; ".join(f"{check.name}: {count}" for check, count in zip(checks, counts, strict=True))
+        scale = "" if r.own or r.axis == "depth" else f"; {GROWTH[r.grow]}"
+        at = ", ".join(f"{v:,}" for v in r.at)
+        done = f"{steps_text(r).capitalize()} of {r.optimiser}{batch_text(r)}"
+        headline = f"{done}, {r.draws} initialisations at {r.axis}s {at}{scale}"
+        sections = [Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)])]
+        if r.steps > 1:
+            sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
+        sections += [section for check in checks for section in _details(check)]
+        updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([_picture(checks, UPDATE)])]
+        sections.append(Section("What each learning rate does", updates, "html"))
+        rule = RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + (LIMIT if math.inf in r.widths else "")
+        items = [_item(check) for check in checks]
+        return Content(f"{r.name}, {verdict}", headline, items, _picture(checks, CHANGE), sections, rule)
 
     def _figure(self) -> Any:
         return figure(self.parts, CHANGE)
 
-    def as_dict(self) -> dict[str, Any]:
-        """What `netsor coord-check --json` prints."""
+    def _settings(self) -> dict[str, Any]:
         r = self.request
+        plain = isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own)
         return {
-            "model": r.name,
             "axis": r.axis,
             "at": list(r.at),
             "optimiser": r.optimiser,
-            "steps": r.steps,
             "eps": r.eps if isinstance(r.eps, int | float) else None,
-            "lr": r.lr if isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own) else None,
-            "ids": r.ids,
-            "targets": r.targets,
-            "draws": r.draws,
-            "grow": None if r.own else r.grow,
+            "lr": r.lr if plain else None,
             "tolerance": r.tolerance,
-            "checks": [check.as_dict() for check in self.parts],
-            "random_numbers": self.random_numbers,
-            "seconds": round(self.seconds, 3),
         }

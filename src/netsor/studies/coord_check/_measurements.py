@@ -12,7 +12,7 @@ from ..._array_api import Floats
 from .._parametrisation import Parametrisation
 from ._network import CHANGE, SIZE, UPDATE, Entry
 from ._request import Request
-from ._rules import Fit, Verdict, advice, broken, finite, fit, judged, size, worst
+from ._rules import Fit, Verdict, advice, broken, fit, judged, size, worst
 
 
 class Check(Mapping[str, Verdict]):
@@ -103,10 +103,9 @@ class Check(Mapping[str, Verdict]):
         return every
 
     def _worst(self, what: str, step: int | None = None) -> tuple[Verdict, ...]:
-        by_name: dict[str, list[Verdict]] = {}
-        for verdict in self.blocks(what, step):
-            by_name.setdefault(verdict.entry.name, []).append(verdict)
-        return tuple(map(worst, by_name.values()))
+        every = self.blocks(what, step)
+        names = dict.fromkeys(verdict.entry.name for verdict in every)
+        return tuple(worst([verdict for verdict in every if verdict.entry.name == name]) for name in names)
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -131,10 +130,10 @@ class Check(Mapping[str, Verdict]):
     @property
     def no_limit(self) -> dict[str, str]:
         """Why activations have no limit, by name; empty if all have one or infinite width was not asked for."""
-        names_by_reason: dict[str, list[str]] = {}
+        names_by_reason: dict[str, dict[str, None]] = {}  # each name once, in order
         for entry, why in self.refused.items():
-            if entry.what == CHANGE and entry.step is None and entry.name not in names_by_reason.get(why, ()):
-                names_by_reason.setdefault(why, []).append(entry.name)
+            if entry.what == CHANGE and entry.step is None:
+                names_by_reason.setdefault(why, {})[entry.name] = None
         return {", ".join(names): why for why, names in names_by_reason.items()}
 
     @property
@@ -200,16 +199,17 @@ class Check(Mapping[str, Verdict]):
         }  # fmt: skip
 
     def _object(self, v: Verdict, judge: bool = True) -> dict[str, Any]:
-        sizes: Any = [_ends(size(d)) for d in self.draws[v.entry]]
-        exponent = None if v.fit is None else v.fit.exponent.as_dict()
-        content = {"name": v.entry.name, "block": v.entry.block, "sizes": sizes, "exponent": exponent}
-        content |= {"between": None if v.fit is None else [e.as_dict() for e in v.fit.local]}
+        content = {
+            "name": v.entry.name, "block": v.entry.block, "sizes": [_ends(size(d)) for d in self.draws[v.entry]],
+            "exponent": v.fit and v.fit.exponent.as_dict(), "between": v.fit and [e.as_dict() for e in v.fit.local],
+        }  # fmt: skip
         return content | ({"promised": v.promised, "verdict": v.verdict, "status": v.status} if judge else {})
 
 
 def _ends(size: tuple[float, float, float]) -> dict[str, float | None]:
-    """A size and its interval, for JSON."""
-    return dict(zip(("value", "low", "high"), map(finite, size), strict=True))
+    """A size and its interval, for JSON, which has no infinity."""
+    ends = zip(("value", "low", "high"), size, strict=True)
+    return {name: value if math.isfinite(value) else None for name, value in ends}
 
 
 def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar
@@ -12,7 +13,6 @@ import numpy as np
 
 from ..._program import Program
 from ..._validate import ArgumentError, choice, real, shown, whole
-from ...engine import Plan
 from ...engine._quadrature_error import node_bias
 from ...engine.backends import Numpy
 from ...language import Scalar, TraceError
@@ -51,9 +51,21 @@ class CheckCase(TrainingCase):
         return of_program(net, rates, self.own.eps)
 
     @property
+    @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
+    def _measured(self) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+        """What is measured, and what cannot be."""
+        try:
+            entries = measured(self.network(), self.optimiser, self.steps)
+            return limits(entries) if math.isinf(self.width) else (entries, {})
+        except TraceError as error:
+            if self.model is None:
+                raise
+            raise ValueError(f"{self.model.name}: {error}") from None
+
+    @property
     def entries(self) -> list[Entry]:
         """The numbers of a draw, in order."""
-        return list(_made(self)[0])
+        return list(self._measured[0])
 
     @property
     def empty(self) -> bool:
@@ -63,17 +75,13 @@ class CheckCase(TrainingCase):
     @property
     def refused(self) -> dict[Entry, str]:
         """What has no limit, and why."""
-        return _made(self)[1]
+        return self._measured[1]
 
     @property
+    @lru_cache(maxsize=8)  # noqa: B019 (a program that is the same object is planned once)
     def program(self) -> Program:
         """The program of all that is measured."""
-        return _joined(self)
-
-    @property
-    def plan(self) -> Plan:
-        """What a draw takes."""
-        return self.program.plan(**self.widths)  # type: ignore[arg-type]
+        return joined(self._measured[0])
 
     @property
     def errors(self) -> dict[Entry, float]:
@@ -81,23 +89,6 @@ class CheckCase(TrainingCase):
         at = self.program._at(self.widths)
         moves, bias = at.moves(Numpy()), node_bias(at.question())
         return dict(zip(self.entries, bias if moves is None else bias + moves.each, strict=True))
-
-
-@lru_cache(maxsize=8)  # a program that is the same object is planned once
-def _joined(case: CheckCase) -> Program:
-    return joined(_made(case)[0])
-
-
-@lru_cache(maxsize=8)
-def _made(case: CheckCase) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-    """What is measured, and what cannot be."""
-    try:
-        entries = measured(case.network(), case.optimiser, case.steps)
-        return limits(entries) if math.isinf(case.width) else (entries, {})
-    except TraceError as error:
-        if case.model is None:
-            raise
-        raise ValueError(f"{case.model.name}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -119,7 +110,7 @@ class Request(TrainingRequest):
 
     optimiser: Annotated[str, choice(*NAMED)] = "sgd"
     draws: Annotated[int, partial(whole, least=FEWEST)] = DRAWS
-    depths: Sequence[int] | None = None
+    depths: Any = None  # a tuple, once it is validated
     lr: Any = None
     eps: Any = 0.0
     promise: Mapping[str, float] | None = None  # of a program
@@ -128,13 +119,15 @@ class Request(TrainingRequest):
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (256, 1024, 4096)
+    of_models: ClassVar[Mapping[str, str]] = {**TrainingRequest.of_models, "depths": "a program has its depth in it"}
+    of_programs: ClassVar[Mapping[str, str]] = {"promise": "a parametrisation says what it promises"}
 
     def __post_init__(self) -> None:
         self._set("depths", sizes_of("depths", self.depths))
         if self.widths is None and self.axis == "depth" and isinstance(self.model, Transformer):
             self._set("widths", (self.model.width,))
         super().__post_init__()
-        if len(self.sizes) > 1 and self.axis == "depth":
+        if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
         if not (callable(self.eps) and self.own):
             real(self.eps, "eps", least=0, most=1)
@@ -142,19 +135,15 @@ class Request(TrainingRequest):
             raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
 
     def _check_model(self, model: Transformer) -> None:
-        if self.promise is not None:
-            raise ArgumentError("promise", self.promise, "left out: a parametrisation says what it promises")
         if self.depths is None:
             self._set("depths", (model.layers,))
-        if max(self.depths or ()) > MOST_LAYERS:
+        if max(self.depths) > MOST_LAYERS:
             raise ArgumentError("depths", self.depths, f"at most {MOST_LAYERS}")
         self._set("lr", self._rates())
         super()._check_model(model)
 
     def _check_program(self) -> None:
         super()._check_program()
-        if self.depths is not None:
-            raise ArgumentError("depths", self.depths, "left out: a program has its depth in it")
         if self.lr is None:
             raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
 
@@ -193,7 +182,7 @@ class Request(TrainingRequest):
     @property
     def at(self) -> tuple[float, ...]:
         """The widths, or depths, that a slope is of."""
-        return tuple(self.depths or ()) if self.axis == "depth" else super().at
+        return tuple(self.depths) if self.axis == "depth" else super().at
 
     @cached_property
     def checks(self) -> tuple[Parametrisation, ...]:
@@ -201,29 +190,25 @@ class Request(TrainingRequest):
         if self.rules:
             return self.rules
         promise = {} if self.promise is None else self.promise
-        if not isinstance(promise, Mapping) or not all(
-            name in ("features", "logits") and isinstance(value, int | float) and -4 <= value <= 4
-            for name, value in promise.items()
-        ):
-            raise ArgumentError(
-                "promise", promise, "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
-            )
-        return (Parametrisation("program", "as it is written", features=promise.get("features", 0.0),
-                                outputs=promise.get("logits", 0.0)),)  # fmt: skip
+        allowed = "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
+        if not isinstance(promise, Mapping) or not promise.keys() <= {"features", "logits"}:
+            raise ArgumentError("promise", promise, allowed)
+        if not all(isinstance(value, int | float) and -4 <= value <= 4 for value in promise.values()):
+            raise ArgumentError("promise", promise, allowed)
+        features, outputs = (promise.get(name, 0.0) for name in ("features", "logits"))
+        return (Parametrisation("program", "as it is written", features=features, outputs=outputs),)
 
     def cases(self, rule: Parametrisation) -> tuple[CheckCase, ...]:
         """One for each width, or depth."""
         if not isinstance(self.model, Transformer):
             how: dict[str, Any] = {"optimiser": self.optimiser, "steps": self.steps, "own": self._network}
-            return tuple(CheckCase(width, None, **how) for width in self.sizes)
+            return tuple(CheckCase(width, None, **how) for width in self.widths)
         cases = []
-        batch = tuple(self.ids or ()), tuple(self.targets or ())
-        for width in self.sizes:
-            for depth in self.depths or ():
-                model = scaled(self.model, int(width), depth, rule, self.grow)
-                ratios = width / self.model.width, depth / self.model.layers
-                rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
-                eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
-                how = {"vectors": tuple(self.vectors), "depth": depth, "rates": rates, "eps": eps}
-                cases.append(CheckCase(width, model, *batch, self.optimiser, self.steps, **how))
+        for width, depth in itertools.product(self.widths, self.depths):
+            model = scaled(self.model, int(width), depth, rule, self.grow)
+            ratios = width / self.model.width, depth / self.model.layers
+            rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
+            eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
+            trained = self.ids, self.targets, self.optimiser, self.steps, self.vectors
+            cases.append(CheckCase(width, model, *trained, depth=depth, rates=rates, eps=eps))
         return tuple(cases)

@@ -8,9 +8,8 @@ states the rule. Its tolerance is for the terms that vanish as widths grow, whic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -115,34 +114,27 @@ def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> F
         return Exponent(value, error, value - away, value + away)
 
     away = x - x.mean()
-    slopes = [_between(x, k) for k in range(len(x) - 1)]
+    slopes = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]  # from each width to the next
     bend = combined(slopes[-1] - slopes[0]) if len(slopes) > 1 else None
     return Fit(combined(away / (away @ away)), tuple(map(combined, slopes)), bend)
 
 
-def _between(x: Floats, k: int) -> Any:
-    """The coefficients of the slope from one width to the next."""
-    c = np.zeros(len(x))
-    c[k : k + 2] = np.array([-1.0, 1.0]) / (x[k + 1] - x[k])
-    return c
-
-
 def size(draws: Floats, error: float = 0.0, squares: bool = True) -> tuple[float, float, float]:
-    """The geometric mean over replicas, and an interval of two standard errors, widened by an error of the squares."""
-    value, low, high = _replicas(draws)
+    """The geometric mean over replicas, and an interval of two standard errors, widened by an error of the squares.
+
+    Where a replica is 0 or not finite: the median (0 if no replica is positive), and the smallest and the largest.
+    """
+    if (draws > 0).all() and np.isfinite(draws).all():
+        logs = np.log(draws)
+        mean, away = logs.mean(), 2 * logs.std(ddof=1) / len(logs) ** 0.5
+        value, low, high = (float(np.exp(end)) for end in (mean, mean - away, mean + away))
+    else:
+        value = float(np.median(draws)) if (draws > 0).any() else 0.0
+        low, high = float(draws.min()), float(draws.max())
     if not error:
         return value, low, high
     power = 2 if squares else 1
     return value, max(0.0, low**power - error) ** (1 / power), (high**power + error) ** (1 / power)
-
-
-def _replicas(draws: Floats) -> tuple[float, float, float]:
-    positive = draws[draws > 0]
-    if len(positive) < len(draws) or not np.isfinite(draws).all():
-        return 0.0 if not len(positive) else float(np.median(draws)), float(draws.min()), float(draws.max())
-    logs = np.log(draws)
-    mean, away = float(logs.mean()), 2 * float(logs.std(ddof=1)) / len(logs) ** 0.5
-    return float(np.exp(mean)), float(np.exp(mean - away)), float(np.exp(mean + away))
 
 
 class Verdict(NamedTuple):
@@ -162,7 +154,7 @@ class Verdict(NamedTuple):
     """
 
     entry: Entry
-    promised: float | None  # None: it is measured, and nothing is promised of it
+    promised: float | None
     fit: Fit | None
     verdict: str
 
@@ -252,8 +244,3 @@ def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def finite(value: float) -> float | None:
-    """A number for JSON."""
-    return value if math.isfinite(value) else None

@@ -19,8 +19,8 @@ from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy, subject_of
 from ._document import Transfer
+from ._optimum import Curve, Optimum, Sweep
 from ._request import DRAWS, STEPS, Request, SweepCase, SweepTask
-from ._sweep import Curve, Optimum, Sweep
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
 
@@ -55,6 +55,8 @@ def transfer(
 ) -> Transfer:
     """The loss after a few steps of training against the learning rate, at several widths.
 
+    Other parameters are those of `coord_check`.
+
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
@@ -72,12 +74,6 @@ def transfer(
     optimiser : str, Optimiser or mapping
         "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
         name then has the learning rate 1. You can also write `optimizer` and `parametrization`.
-    parametrisation : str, pathlib.Path, mapping or sequence of these, optional
-        Of a model, as in `ns.coord_check`; SP and µP unless given.
-    ids, targets : sequence of int, optional
-        The batch of a model, as in `ns.coord_check`.
-    tokens : int, optional
-        The number of tokens of a random batch, 4 unless given.
     weights : callable, optional
         Of a function: which parameters of its program move, as `ns.step` takes them; all matrices unless given.
     schedule : callable, optional
@@ -86,20 +82,6 @@ def transfer(
         The largest norm of the gradient, as in `ns.train`.
     draws : int
         Initialisations at each width. All learning rates see the same ones.
-    grow : str
-        What grows with the width of a model: the number of "heads", which keep their dimension, or "head-dim".
-    vectors : sequence of str
-        Biases and gains of a model that are trained, as in `ns.coord_check`.
-    seed : int
-        The draws depend on it alone, not on the number of workers.
-    rng, workers, out, device, executor : optional
-        As in `ns.audit`.
-    backend : str
-        The array library, as in `Program.law`.
-    precision : str
-        Of numbers, "float64" or "float32".
-    progress : bool or callable
-        True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
     Returns
     -------

@@ -13,9 +13,9 @@ from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
-from .._training_report import GROWTH, ByParametrisation, batch_text, panels, sections_of, steps_text, svg_figure
+from .._training_report import GROWTH, ByParametrisation, Content, batch_text, panels, steps_text, svg_figure
+from ._optimum import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 from ._request import Request, width_text
-from ._sweep import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
 
 SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
 RULE = (
@@ -31,33 +31,6 @@ RULE = (
 )
 
 
-def document(
-    request: Request, sweeps: Sequence[Sweep], verdict: str, manifest: dict[str, Any] | None = None
-) -> doc.Document:
-    """The document of a sweep; with its manifest, for a folder."""
-    sections = [Section("Best learning rates with 99 % intervals", [_best(request, sweeps)])]
-    sections += [
-        Section(f"{sweep.name}: loss at each learning rate", [_losses(sweep)], "verbose", folded=True)
-        for sweep in sweeps
-    ]
-    items, main = [_item(sweep) for sweep in sweeps], _picture(request, sweeps)
-    return doc.Document(
-        f"Learning-rate transfer of {request.name}",
-        f"{request.name}: {verdict}",
-        headline(request),
-        sections_of(request, items, main, sections, RULE, "every loss", manifest),
-    )
-
-
-def headline(r: Request) -> str:
-    """What was done."""
-    name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
-    scale = "" if r.own else f"; {GROWTH[r.grow]}"
-    at = ", ".join(map(width_text, r.sizes))
-    rates = "" if r.lr is None else f", at {len(r.lr)} learning rates"
-    return f"Loss after {steps_text(r)}{name}{batch_text(r)}{rates}, {r.draws} initialisations at widths {at}{scale}"
-
-
 def status(sweep: Sweep) -> str:
     """The status of a verdict."""
     return OK if sweep.transfers else UNDECIDED if sweep.verdict in (UNKNOWN, OUTSIDE) else FLAG
@@ -66,24 +39,19 @@ def status(sweep: Sweep) -> str:
 def _item(sweep: Sweep) -> doc.Item:
     """The conclusion for one parametrisation, and what to do if there is none."""
     more = [f"No law at width {width_text(width)}: {why}." for width, why in sweep.refused.items()]
-    if sweep.verdict == OUTSIDE:
-        for end, what in ((0, "smaller"), (-1, "larger")):
-            some = [n for n, c in sweep.curves.items() if np.argmin(c.loss) == range(len(c.lr))[end]]
-            if some:
-                rate = sweep.curves[some[0]].lr[end]
-                more.append(
-                    f"At {_at(some)} the best rate is at the end of the grid: add rates {what} than {rate:.3g}."
-                )
-        return doc.Item(status(sweep), sweep.name, sweep.verdict, more)
+    text = f"{sweep.verdict}; exponent {_exponent(sweep)}"
     if sweep.verdict == UNKNOWN:
         more.append("More draws, larger widths or a finer grid settle it.")
         text = f"exponent {_exponent(sweep)}, neither within ±{TOLERANCE} nor outside for all larger widths"
-        return doc.Item(status(sweep), sweep.name, text, more)
-    return doc.Item(status(sweep), sweep.name, f"{sweep.verdict}; exponent {_exponent(sweep)}", more)
-
-
-def _at(widths: Sequence[float]) -> str:
-    return f"width{'s' * (len(widths) > 1)} {', '.join(map(width_text, widths))}"
+    elif sweep.verdict == OUTSIDE:
+        text = sweep.verdict
+        for end, what in ((0, "smaller"), (-1, "larger")):
+            some = [n for n, c in sweep.curves.items() if np.argmin(c.loss) == range(len(c.lr))[end]]
+            if some:
+                at = f"width{'s' * (len(some) > 1)} {', '.join(map(width_text, some))}"
+                rate = f"add rates {what} than {sweep.curves[some[0]].lr[end]:.3g}"
+                more.append(f"At {at} the best rate is at the end of the grid: {rate}.")
+    return doc.Item(status(sweep), sweep.name, text, more)
 
 
 def _exponent(sweep: Sweep, start: float | None = None) -> str:
@@ -94,17 +62,13 @@ def _exponent(sweep: Sweep, start: float | None = None) -> str:
 def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
     """The best rate at each width, a column for each parametrisation."""
     rows: list[list[str | Cell]] = []
-    for width in request.sizes:
-        cells = [
-            Cell(str(sweep.best(width))) if width in sweep.curves else Cell("no law", status="absent")
-            for sweep in sweeps
-        ]
-        rows.append([f"n = {width_text(width)}", *cells])
+    absent = Cell("no law", status="absent")
+    for width in request.widths:
+        best = [Cell(str(sweep.best(width))) if width in sweep.curves else absent for sweep in sweeps]
+        rows.append([f"n = {width_text(width)}", *best])
     for start in request.at[:-1]:
-        cells = [
-            Cell(_exponent(sweep, start), status=COLOUR_CLASSES[status(sweep)] if start == sweep.start else "")
-            for sweep in sweeps
-        ]
+        colours = [COLOUR_CLASSES[status(sweep)] if start == sweep.start else "" for sweep in sweeps]
+        cells = [Cell(_exponent(sweep, start), status=c) for sweep, c in zip(sweeps, colours, strict=True)]
         rows.append([f"exponent from {width_text(start)} on" if len(request.at) > 2 else "exponent", *cells])
     return Table(["", *(sweep.name for sweep in sweeps)], rows)
 
@@ -137,7 +101,7 @@ def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
 
         lines: dict[str, Any] = {}
         for k, width in enumerate(sweep.widths):
-            colour = colormaps["viridis"](0.9 * request.sizes.index(width) / (len(request.sizes) - 1))
+            colour = colormaps["viridis"](0.9 * request.widths.index(width) / (len(request.widths) - 1))
             style = {"color": colour, "marker": MARKS[k % len(MARKS)]}
             lines[width_text(width)] = _line(axes, sweep.curves[width], style, top)
         axes.set(xscale="log", yscale="log", ylim=(bottom, top))
@@ -156,14 +120,8 @@ def _line(axes: Any, curve: Curve, style: dict[str, Any], top: float) -> Any:
     shown = slice(next((k + 1 for k in above if k >= np.argmin(curve.loss)), None))
     lr, loss, error = curve.lr[shown], np.minimum(curve.loss[shown], 10 * top), curve.error[shown]
     (line,) = axes.plot(lr, loss, ms=2.5, **style)
-    axes.fill_between(
-        lr,
-        loss * np.exp(-2 * error),
-        loss * np.exp(2 * np.minimum(error, 10.0)),
-        color=style["color"],
-        alpha=0.15,
-        lw=0,
-    )
+    low, high = loss * np.exp(-2 * error), loss * np.exp(2 * np.minimum(error, 10.0))
+    axes.fill_between(lr, low, high, color=style["color"], alpha=0.15, lw=0)
     axes.plot(curve.best.lr, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
     return line
 
@@ -195,13 +153,25 @@ class Transfer(ByParametrisation[Sweep]):
     """
 
     request: Request
+    heading, data, key = "Learning-rate transfer", "every loss", "sweeps"
 
     @property
     def _verdict(self) -> str:
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
-    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
-        return document(self.request, self.parts, self._verdict, manifest)
+    def _content(self) -> Content:
+        r, sweeps = self.request, self.parts
+        name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
+        rates = "" if r.lr is None else f", at {len(r.lr)} learning rates"
+        at, scale = ", ".join(map(width_text, r.widths)), "" if r.own else f"; {GROWTH[r.grow]}"
+        done = f"Loss after {steps_text(r)}{name}{batch_text(r)}{rates}"
+        headline = f"{done}, {r.draws} initialisations at widths {at}{scale}"
+        sections = [Section("Best learning rates with 99 % intervals", [_best(r, sweeps)])]
+        for sweep in sweeps:
+            title = f"{sweep.name}: loss at each learning rate"
+            sections.append(Section(title, [_losses(sweep)], "verbose", folded=True))
+        items, main = [_item(sweep) for sweep in sweeps], _picture(r, sweeps)
+        return Content(f"{r.name}: {self._verdict}", headline, items, main, sections, RULE)
 
     def _figure(self) -> Any:
         return figure(self.request, self.parts)
@@ -210,18 +180,5 @@ class Transfer(ByParametrisation[Sweep]):
         """Loss against learning rate, a line for each width and a panel for each parametrisation; a figure."""
         return self._figure()
 
-    def as_dict(self) -> dict[str, Any]:
-        """What `netsor transfer --json` prints."""
-        r = self.request
-        return {
-            "model": r.name,
-            "steps": r.steps,
-            "optimiser": r.optimiser if isinstance(r.optimiser, str) else None,
-            "ids": r.ids,
-            "targets": r.targets,
-            "draws": r.draws,
-            "grow": None if r.own else r.grow,
-            "sweeps": [sweep.as_dict() for sweep in self.parts],
-            "random_numbers": self.random_numbers,
-            "seconds": round(self.seconds, 3),
-        }
+    def _settings(self) -> dict[str, Any]:
+        return {"optimiser": self.request.optimiser if isinstance(self.request.optimiser, str) else None}

@@ -7,7 +7,7 @@ At infinite width Gaussian expectations depend on the rate, and each has its own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar
@@ -18,7 +18,7 @@ from ..._array_api import array_namespace
 from ..._executors import InlineExecutor
 from ..._program import Program
 from ..._validate import ArgumentError, Positive, as_floats, one_of, real, shown
-from ...engine import ExactError, NoLimitError, Plan, Sampling
+from ...engine import ExactError, NoLimitError, Sampling
 from ...language import Scalar, apply, hyperparameter, train
 from ...models import Transformer
 from ...models._training import KINDS, training
@@ -26,7 +26,7 @@ from ...optim import NAMED, Optimiser
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation, scaled
 from .._training import OwnNetwork, TrainingCase, TrainingRequest, TrainingTask, call_build
-from ._sweep import ADDED, GRID
+from ._optimum import ADDED, GRID
 
 STEPS = 4
 DRAWS = 16
@@ -44,20 +44,39 @@ class SweepCase(TrainingCase):
     clip_norm: float | None = None
     factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
 
+    hyperparameters: ClassVar[Mapping[str, float]] = {LR: 1.0}
+
     @property
+    @lru_cache(maxsize=8)  # noqa: B019 (a program that is the same object is planned once)
     def program(self) -> Program:
         """The loss after the last step."""
-        return _program(self)
+        rate = hyperparameter(LR)
+        how: dict[str, Any] = {"schedule": lambda t: self.schedule[t] * rate, "clip_norm": self.clip_norm}
+        if self.model is not None:
+            network, factors = training(self.model, self.ids, self.targets, self.vectors), dict(self.factors)
+            kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
+            by = {parameter: NAMED[self.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
+            logits = train(network.logits, network.loss, by, self.steps, network.parameters, **how)[-1]
+            return Program(_finite(network.loss_of(logits)))
+        assert self.own is not None
+        net = call_build(self.own.build, self.width)
+        loss = net.output if isinstance(net, Program) else net
+        if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
+            allowed = "a function of the width that returns a Program whose output is its loss, one scalar, not "
+            raise ArgumentError("model", self.own.build, allowed + shown(loss))
+        moves = None if self.own.weights is None else self.own.weights(net)
+        last = train(loss, loss, self.own.optimiser, self.steps, moves, **how)[-1]
+        return Program(last if math.isinf(self.width) else _finite(last))
 
     @property
-    def plan(self) -> Plan:
-        """What a draw takes, whatever the learning rate."""
-        return self.program.plan(**self.widths, lr=1.0)  # type: ignore[arg-type]
-
-    @property
+    @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
     def refused(self) -> str:
         """Why there is no law at infinite width; "" if there is one."""
-        return _refused(self) if math.isinf(self.width) else ""
+        try:
+            _ = self.plan if math.isinf(self.width) else None
+        except (ExactError, NoLimitError) as error:
+            return str(error)
+        return ""
 
     @property
     def empty(self) -> bool:
@@ -74,29 +93,6 @@ class SweepCase(TrainingCase):
         return losses
 
 
-@lru_cache(maxsize=8)  # a program that is the same object is planned once
-def _program(case: SweepCase) -> Program:
-    rate = hyperparameter(LR)
-    how: dict[str, Any] = {"schedule": lambda t: case.schedule[t] * rate, "clip_norm": case.clip_norm}
-    if case.model is not None:
-        network, factors = training(case.model, case.ids, case.targets, case.vectors), dict(case.factors)
-        kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
-        by = {parameter: NAMED[case.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
-        logits = train(network.logits, network.loss, by, case.steps, network.parameters, **how)[-1]
-        return Program(_finite(network.loss_of(logits)))
-    assert case.own is not None
-    net = call_build(case.own.build, case.width)
-    loss = net.output if isinstance(net, Program) else net
-    if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
-        allowed = (
-            f"a function of the width that returns a Program whose output is its loss, one scalar, not {shown(loss)}"
-        )
-        raise ArgumentError("model", case.own.build, allowed)
-    moves = None if case.own.weights is None else case.own.weights(net)
-    last = train(loss, loss, case.own.optimiser, case.steps, moves, **how)[-1]
-    return Program(last if math.isinf(case.width) else _finite(last))
-
-
 def _finite(loss: Scalar) -> Scalar:
     return apply(_replaced, loss, name="finite")
 
@@ -104,15 +100,6 @@ def _finite(loss: Scalar) -> Scalar:
 def _replaced(loss: Any) -> Any:
     xp = array_namespace(loss)
     return xp.where(xp.isfinite(loss), xp.clip(loss, None, DIVERGED), DIVERGED)
-
-
-@lru_cache(maxsize=64)
-def _refused(case: SweepCase) -> str:
-    try:
-        _ = case.plan
-    except (ExactError, NoLimitError) as error:
-        return str(error)
-    return ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +121,7 @@ class Request(TrainingRequest):
     """A learning-rate sweep, checked, with nothing drawn yet."""
 
     steps: Positive = STEPS
-    lr: Sequence[float] | None = None
+    lr: Any = None  # a tuple, once it is validated
     weights: Callable[[Program], Any] | None = None
     schedule: Callable[[int], float] | None = None
     clip_norm: Annotated[float, partial(real, above=0)] | None = None
@@ -142,6 +129,7 @@ class Request(TrainingRequest):
     command: ClassVar[str] = "netsor transfer"
     smaller: ClassVar[str] = "fewer draws, learning rates, steps, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (64, 256, 1024)
+    of_programs: ClassVar[Mapping[str, str]] = {"weights": "all matrices of a model move"}
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimiser, Optimiser | Mapping):
@@ -149,8 +137,6 @@ class Request(TrainingRequest):
         if self.lr is not None:
             self._set("lr", self._rates(as_floats(self.lr)))
         super().__post_init__()
-        if self.weights is not None and not self.own:
-            raise ArgumentError("weights", self.weights, "left out: all matrices of a model move")
 
     def _rates(self, given: Any) -> tuple[float, ...]:
         if given is None or given.ndim != 1 or not np.isfinite(given).all() or len(set(given)) < len(given):
@@ -170,13 +156,13 @@ class Request(TrainingRequest):
 
     @property
     def rates(self) -> int:
-        """The learning rates at a width: one more round than the first, if they are not given."""
+        """How many learning rates a width has: one more round than the first, if they are not given."""
         return len(self.grid) + (ADDED if self.lr is None else 0)
 
     @property
     def title(self) -> str:
         """What is done, in a few words."""
-        names, at = " and ".join(rule.name for rule in self.checks), ", ".join(map(width_text, self.sizes))
+        names, at = " and ".join(rule.name for rule in self.checks), ", ".join(map(width_text, self.widths))
         about = "about " if self.lr is None else ""
         return f"{self.name}, {names}: {about}{self.rates} learning rates, {self.draws:,} draws at widths {at}"
 
@@ -197,13 +183,13 @@ class Request(TrainingRequest):
         how: dict[str, Any] = {"steps": self.steps, "schedule": self.factors, "clip_norm": self.clip_norm}
         model = self.model
         if not isinstance(model, Transformer):
-            return tuple(SweepCase(width, None, own=self._network, **how) for width in self.sizes)
-        how |= {"ids": tuple(self.ids or ()), "targets": tuple(self.targets or ()), "optimiser": self.optimiser}
+            return tuple(SweepCase(width, None, own=self._network, **how) for width in self.widths)
+        how |= {"ids": self.ids, "targets": self.targets, "optimiser": self.optimiser, "vectors": self.vectors}
         cases = []
-        for width in self.sizes:
+        for width in self.widths:
             resized = scaled(model, int(width), model.layers, rule, self.grow)
             factors = tuple((kind, rule.scaling(kind).lr.of(width / model.width, 1.0)) for kind in KINDS)
-            cases.append(SweepCase(width, resized, **how, vectors=tuple(self.vectors), factors=factors))
+            cases.append(SweepCase(width, resized, factors=factors, **how))
         return tuple(cases)
 
 

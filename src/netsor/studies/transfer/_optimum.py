@@ -164,14 +164,13 @@ class Sweep:
     def exponents(self) -> dict[float, tuple[float, float, float]]:
         """The exponent from each width on, but for the largest, with the ends of its interval."""
         finite = sorted(width for width in self.curves if width < math.inf)
-        starts, exponents = finite[:-1], {}
-        for k, start in enumerate(starts):
-            x = np.log(finite[k:])
+        exponents, level = {}, LEVEL / (len(finite) - 1) / 2
+        for k, start in enumerate(finite[:-1]):
+            x, curves = np.log(finite[k:]), [self.curves[width] for width in finite[k:]]
             by = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-            curves = [self.curves[width] for width in finite[k:]]
-            value, samples = by @ [c.vertex for c in curves], by @ np.array([c.vertices for c in curves])
-            low, high = np.quantile(samples, [LEVEL / len(starts) / 2, 1 - LEVEL / len(starts) / 2])
-            exponents[start] = float(value), min(float(value), float(low)), max(float(value), float(high))
+            value = float(by @ [c.vertex for c in curves])
+            low, high = np.quantile(by @ np.array([c.vertices for c in curves]), [level, 1 - level])
+            exponents[start] = value, min(value, float(low)), max(value, float(high))
         return exponents
 
     @cached_property
@@ -224,22 +223,19 @@ class Sweep:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which has no infinity: an interval without an upper end has None, infinite width is "inf"."""
-        ends = ("value", "low", "high")
+        widths = [
+            {"width": _plain(width), "lr": curve.lr.tolist(), "loss": curve.loss.tolist(),
+             "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()}}
+            for width, curve in self.curves.items()
+        ]  # fmt: skip
+        exponents = [
+            {"from": _plain(start), "value": value, "low": low, "high": high}
+            for start, (value, low, high) in self.exponents.items()
+        ]
         return {
             "parametrisation": self.name,
-            "widths": [
-                {
-                    "width": _plain(width),
-                    "lr": curve.lr.tolist(),
-                    "loss": curve.loss.tolist(),
-                    "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()},
-                }
-                for width, curve in self.curves.items()
-            ],
-            "exponents": [
-                {"from": _plain(start), **dict(zip(ends, interval, strict=True))}
-                for start, interval in self.exponents.items()
-            ],
+            "widths": widths,
+            "exponents": exponents,
             "verdict": self.verdict,
             "start": _plain(self.start),
             "refused": {str(_plain(width)): why for width, why in self.refused.items()},

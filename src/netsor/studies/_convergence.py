@@ -1,9 +1,9 @@
-"""How wide is wide enough: the width beyond which a law is within a tolerance of its limit."""
+"""How fast a law comes near its limit as a width grows, and how wide is wide enough."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ import scipy
 
 from .._html import note, table, title
 from .._program import Program
-from .._validate import ArgumentError, Rng, chosen_seed, real
-from ..language._width import inf
+from .._validate import ArgumentError, Rng, as_whole, chosen_seed, real
+from ..language._width import RESERVED, inf
 from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_variation
-from ._convergence_rate import growing_width
+from ._output_dir import to_dataframe
 
 LEAST, MOST = 2, 2**24  # widths that are tried
 START = 256  # the first of them, where no closed form suggests another
@@ -23,6 +23,184 @@ CLOSE = 1.05  # ratio of the ends of an interval that need not be narrowed
 SURE = 2.0  # standard errors by which a difference must be above or below the tolerance
 BLOCKS = 32  # of replicas, for the errors of differences of moments
 OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """KL(width n ‖ limit) at each width, and what power of n it falls like; `ns.rate` makes it.
+
+    Parameters
+    ----------
+    name, width : str
+        The name of the program, and that of the width that grows.
+    widths : tuple of int
+        Its values.
+    kl, laws : tuple
+        KL to the limit as an `Estimate`, and the law, for each of them.
+    limit : Law
+        At infinite width.
+
+    Examples
+    --------
+    >>> found = ns.rate(ns.paper.layer(), [16, 64], draws=500)
+    >>> found.widths, len(found.kl)
+    ((16, 64), 2)
+    >>> bool(-3 < found.slope < -1), len(found.slopes)
+    (True, 1)
+    >>> found.plot().get_yscale()
+    'log'
+    """
+
+    name: str
+    width: str
+    widths: tuple[int, ...]
+    kl: tuple[Estimate, ...]
+    laws: tuple[Law, ...]
+    limit: Law
+
+    @property
+    def slope(self) -> Estimate:
+        """The slope of log KL against log n, by least squares over all widths."""
+        return slope_of(self.widths, self.kl)
+
+    @property
+    def slopes(self) -> tuple[Estimate, ...]:
+        """The slopes between neighbouring widths. A power law has one slope, so these show where it begins."""
+        return tuple(slope_of(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each width: `width`, `kl` and `error`."""
+        pairs = zip(self.widths, self.kl, strict=True)
+        return to_dataframe({"width": n, "kl": kl.value, "error": kl.error} for n, kl in pairs)
+
+    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+        """Plot KL against the width with errors, the fitted slope, and a guide that falls like n⁻².
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to plot; pyplot's current axes by default.
+        label : str, optional
+            Its name in the legend.
+        """
+        if ax is None:
+            import matplotlib.pyplot as plt  # slow to import
+
+            ax = plt.gca()
+        widths = np.array(self.widths, dtype=float)
+        value, error = (np.array([pair[k] for pair in self.kl], dtype=float) for k in (0, 1))
+        points = ax.errorbar(widths, value, np.minimum(error, 0.999 * value), fmt="o", capsize=3, label=label)
+        if math.isfinite(self.slope.value):
+            middle = np.exp(np.mean(np.log(value)) + self.slope.value * (np.log(widths) - np.mean(np.log(widths))))
+            colour = points.lines[0].get_color()
+            ax.plot(widths, middle, "-", color=colour, label=f"slope {self.slope.value:.2f} ± {self.slope.error:.2f}")
+        ax.plot(widths, value[0] * (widths / widths[0]) ** -2, ":", color="0.5", label=f"{self.width}$^{{-2}}$")
+        ax.set(xscale="log", yscale="log", xlabel=f"width {self.width}", ylabel="KL to the limit")
+        ax.legend(loc="best")
+        return ax
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        return [(f"{n:,}", str(value)) for n, value in zip(self.widths, self.kl, strict=True)]
+
+    @property
+    def _slopes(self) -> str:
+        return f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"{self.width} = {n:>6}: KL {value}" for n, value in self._rows), self._slopes])
+
+    def __repr__(self) -> str:
+        falls = f"KL falls like {self.width}^{self.slope.value:.3g}"
+        return f"<Rate of {self.name}: {falls} over {len(self.widths)} widths>"
+
+    def _repr_html_(self) -> str:
+        heading = title(f"KL of {self.name} to its limit")
+        return heading + table(self._rows, [self.width, "KL ± error"]) + note(self._slopes)
+
+
+def rate(
+    net: Program,
+    widths: Sequence[int],
+    *,
+    width: str | None = None,
+    draws: int = 50_000,
+    seed: int = 0,
+    rng: Rng = None,
+    **others: float,
+) -> Rate:
+    """How fast the law of an output comes near its limit as a width grows.
+
+    Parameters
+    ----------
+    net
+        A program with one output entry, such as `net[0]`.
+    widths
+        Two or more growing widths.
+    width
+        The name of the width that grows; it need not be given if the program has one width.
+    draws
+        As in `Program.law`.
+    seed
+        That of all laws, so that they are coupled.
+    rng
+        A generator, from which a seed is drawn, or an integer, instead of `seed`.
+    others
+        The other widths by their names, `d=64`; they stay as they are in the limit.
+
+    Returns
+    -------
+    Rate
+        With `kl`, `slope`, `slopes` and `plot()`.
+
+    Examples
+    --------
+    >>> print(ns.rate(ns.paper.layer(), [64, 256], draws=20_000))
+    n =     64: KL 0.002158 ± 8.7e-05
+    n =    256: KL 0.0001655 ± 7e-06
+    slope -1.852 ± 0.06; between neighbours -1.852 ± 0.06
+    """
+    name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
+    sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []
+    whole = [n for n in sizes if n is not None and n > 0]
+    if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
+        raise ArgumentError("widths", widths, "two or more growing positive integers")
+    *laws, limit = map(law, (*whole, inf))
+    return Rate(net.name, name, tuple(whole), tuple(kl(each, limit) for each in laws), tuple(laws), limit)
+
+
+def _growing(
+    net: Program, width: str | None, others: Mapping[str, float], draws: int, seed: int
+) -> tuple[str, Callable[[float], Law]]:
+    """The name of the one width that is not given, and the law as a function of it."""
+    if not isinstance(net, Program):
+        raise ArgumentError("net", net, "a program, such as layer()[0]")
+    for name in RESERVED & others.keys():
+        raise ArgumentError(name, others[name], "left out: other arguments are widths")
+    free = [name for name in net.widths if name not in others]
+    chosen = free[0] if width is None and len(free) == 1 else width
+    if chosen is None or chosen not in free:
+        raise ArgumentError("width", width, f"one of the widths that are not given, {', '.join(free) or 'none'}")
+
+    def law(n: float) -> Law:
+        bound: dict[str, Any] = {**others, chosen: n}
+        found = net.law(draws=draws, seed=seed, progress=False, **bound)
+        if isinstance(found, Joint):
+            raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")
+        return found
+
+    return chosen, law
+
+
+def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
+    """By least squares; NaN if a KL has no logarithm: it is infinite or 0, or not above 0 because of its error."""
+    without = [value for value in values if not 0 < value.value < math.inf]
+    if without:
+        return Estimate(math.nan, math.inf if any(value.error > 0 for value in without) else math.nan)
+    x = np.log(widths)
+    shares = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+    terms = (float(share) * value.log() for share, value in zip(shares, values, strict=True))
+    return sum(terms, Estimate(0.0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -82,11 +260,8 @@ class WidthNeeded:
         return f"<WidthNeeded of {self.name}: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        return (
-            title(f"How wide is wide enough: {self.name}")
-            + table(self._rows, (self.width, "difference ± error"))
-            + note(self.summary)
-        )
+        heading = title(f"How wide is wide enough: {self.name}")
+        return heading + table(self._rows, (self.width, "difference ± error")) + note(self.summary)
 
 
 def width_needed(
@@ -106,26 +281,18 @@ def width_needed(
     the same random numbers at several widths, and bisected until two standard errors leave no smaller interval. The
     answer depends on the question: the tails need larger widths than the variance.
 
+    Other parameters are those of `rate`.
+
     Parameters
     ----------
-    net
-        A program with one output entry, such as `net[0]`.
     tolerance
         The difference that is allowed: of "kl" and "tv" itself, of "variance" and "kurtosis" (excess kurtosis) relative
         to the limit, of a quantile in standard deviations.
     of
         What is compared: "kl", "tv" (total variation), "variance", "kurtosis", or the level of a quantile, such as
         0.999.
-    width
-        The name of the width that grows; it need not be given if the program has one width.
     draws
         As in `Program.law`; more draws give a smaller interval.
-    seed
-        That of all laws, so that they are coupled.
-    rng
-        A `numpy.random.Generator` or an integer; it replaces `seed`.
-    others
-        The other widths by their names, `d=64`; they stay as they are in the limit.
 
     Returns
     -------
@@ -137,19 +304,8 @@ def width_needed(
     >>> print(ns.width_needed(ns.paper.layer(), 0.5, of="kurtosis", draws=20_000).summary)
     kurtosis within 0.5 of the limit from n between 421 and 462 on
     """
-    seed = chosen_seed(seed, rng)
-    if not isinstance(net, Program):
-        raise ArgumentError("net", net, "a program, such as layer()[0]")
     allowed, of = checked(tolerance, of)
-    name = growing_width(net, width, others)
-
-    def law(n: float) -> Law:
-        bound: dict[str, Any] = {**others, name: n}
-        law_of_n = net.law(draws=draws, seed=seed, progress=False, **bound)
-        if isinstance(law_of_n, Joint):
-            raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")
-        return law_of_n
-
+    name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
     limit = law(inf)
     differences: dict[int, Estimate] = {}
 
@@ -196,11 +352,11 @@ def _bracket(above: Callable[[int], bool | None], start: int) -> tuple[int, floa
     low, high, n = LEAST - 1, inf, start
     while high == inf and n <= MOST:
         is_above = above(n)
-        low, high, n = (n, high, 2 * n) if is_above else (low, n, n) if is_above is False else (low, high, 2 * n)
+        low, high, n = (n if is_above else low), (n if is_above is False else high), 2 * n
     n = start // 2
     while low < LEAST <= n:
         is_above = above(n)
-        low, high, n = (n, high, n) if is_above else (low, n, n // 2) if is_above is False else (low, high, n // 2)
+        low, high, n = (n if is_above else low), (n if is_above is False else high), n // 2
     if low >= LEAST and high < inf:
         low = _end(low, int(high), lambda n: above(n) is True)
         high = _end(int(high), low, lambda n: above(n) is False)
