@@ -24,6 +24,7 @@ from netsor._validate import (
 )  # fmt: skip
 
 n, d = ns.Width("n"), ns.Width("d")
+from netsor.laws._law_base import LawBase
 
 
 class Half(float):
@@ -270,7 +271,7 @@ def test_generators_give_seeds():
 
 def test_whatever_takes_a_seed_takes_a_generator():
     net = ns.Program(ns.weight(n, n) @ ns.gaussian(n))
-    methods = [getattr(kind, name) for kind in (ns.Program, ns.Law, ns.Joint) for name in vars(kind)]
+    methods = [getattr(kind, name) for kind in (ns.Program, LawBase, ns.Law, ns.Joint) for name in vars(kind)]
     things = [getattr(ns, name) for name in ns.__all__] + methods + [ns.paper.reproduce]
     seeded = [f for f in things if inspect.isfunction(f) and "seed" in inspect.signature(f).parameters]
     assert {"law", "draw", "simulate", "posterior", "log_evidence", "audit", "coord_check", "rate", "literature", "rvs",

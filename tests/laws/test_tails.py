@@ -131,7 +131,7 @@ def test_masks_mean_what_they_mean_in_softmax():
 
 
 def test_other_bad_input():
-    with pytest.raises(ValueError, match="token=3 must be an integer from 0 to 2"):
+    with pytest.raises(ValueError, match="token=3 must be an integer from -3 to 2"):
         ns.Attention(np.eye(3)).law(2, token=3)
     with pytest.raises(ValueError, match="output is 0, without a density"):
         ns.Attention(np.zeros((2, 2))).law(1)

@@ -92,8 +92,9 @@ def test_what_is_no_recipe_is_refused():
         by("gpt3")
     with pytest.raises(ValueError, match="recipe='deepnorm' is for a norm after each sum: gpt2 has order='pre'"):
         by("deepnorm")
-    with pytest.raises(ValueError, match="must be left out"):
-        ns.audit(ns.program(lambda: ns.gaussian(8, 2))(), recipe="gpt2")
+    own = ns.program(lambda: ns.probe("stream", ns.probe("embedding", ns.gaussian(8, 2))))()
+    with pytest.raises(ValueError, match="recipe='gpt2' must be left out"):
+        ns.audit(own, recipe="gpt2")
 
 
 def test_an_audit_by_a_recipe():
