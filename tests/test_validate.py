@@ -22,9 +22,9 @@ from netsor._validate import (
     shown,
     whole,
 )  # fmt: skip
+from netsor.laws._law_base import LawBase
 
 n, d = ns.Width("n"), ns.Width("d")
-from netsor.laws._law_base import LawBase
 
 
 class Half(float):
