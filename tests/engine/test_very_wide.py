@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import lower
+from netsor.engine.lower import _very_wide
 
 from .. import limits
 from ..keep import keep
@@ -72,6 +72,6 @@ def test_a_law_that_grows_is_refused():
 
 
 def test_a_width_at_which_the_law_still_changes_is_refused(monkeypatch):
-    monkeypatch.setattr(lower, "WIDEST", 2.0**12)
+    monkeypatch.setattr(_very_wide, "WIDEST", 2.0**12)
     with pytest.raises(ns.ExactError, match=r"a part of order n\^\(-1/2\) .* not followed"):
         network(1_200_142).law(n=inf, draws=50, progress=False)

@@ -41,7 +41,7 @@ from ..passes._operations import (
 )
 from ..passes._rewrite import Context
 from ._analysis import ProgramAnalysis
-from ._dual_rules import ScoreError, UnknownEpsilonPart, epsilon_part, score
+from ._dual_rules import UnknownEpsilonPart, epsilon_part, score
 from ._infinite_frames import NodesNeeded
 from ._inner_products import mean, products, products_of_coordinates, rotated
 from ._linear import lower_linear, taken
@@ -52,9 +52,7 @@ from ._relu_sign_patterns import positive
 from ._reused_weights import adjoint, along, span
 from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
 from ._state import LoweredVector, State
-from ._very_wide import WIDEST, limit_by_width, replicas_of
-
-LOST = "a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not followed"
+from ._very_wide import limit_of_products
 
 
 @dataclass(frozen=True)
@@ -91,13 +89,14 @@ class PlanQuery:
         if unknown := set(self.without) - set(SHORTCUTS):
             raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
         if list(self.bound.values()).count(math.inf) == 1 and self._asks_products_alone():
-            return self._limit_of_products(shift)
+            return limit_of_products(self, shift)
         try:
-            return self._planned(shift, small_parts=True)
+            return self.planned(shift, small_parts=True)
         except UnknownEpsilonPart:
-            return self._planned(shift, small_parts=False)
+            return self.planned(shift, small_parts=False)
 
-    def _planned(self, shift: int, small_parts: bool) -> Plan:
+    def planned(self, shift: int, small_parts: bool) -> Plan:
+        """A new plan at these widths; `small_parts`: see `SmallParts`."""
         narrowed, made_from = narrow_with_origins(self.outputs)
         places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
         on_nodes = frozenset[int]()
@@ -121,24 +120,7 @@ class PlanQuery:
                 return False
         return True
 
-    def _limit_of_products(self, shift: int) -> Plan:
-        """The limit of such a program: by the rules of infinite width, else from two very large widths."""
-        refused = ScoreError(self.outputs[0], LOST)
-        try:
-            plan = self._planned(shift, small_parts=False)
-            if not _loses_small_parts(plan):
-                return plan
-        except ScoreError as error:
-            refused = error
-        try:
-            plans = [self._at_most(width)._planned(shift, small_parts=False) for width in (WIDEST / 16, WIDEST)]
-        except ExactError:  # optimisers that need the entries of a gradient
-            raise refused from None
-        if (limit := limit_by_width(*plans)) is None:
-            raise refused
-        return limit
-
-    def _at_most(self, width: float) -> PlanQuery:
+    def at_most(self, width: float) -> PlanQuery:
         """The same at a finite width, without drawing the entries of matrices, of which there are too many."""
         widths = tuple((name, min(n, width)) for name, n in self.widths)
         return replace(self, widths=widths, without=(*self.without, "drawn"))
@@ -152,11 +134,6 @@ def _kept(question: PlanQuery) -> Plan:
 def make_plan(outputs: Sequence[Value], bound: Mapping[str, float], shift: int = 0, **options: Any) -> Plan:
     """The plan for the outputs of a program with its widths bound; `PlanQuery` lists the options."""
     return PlanQuery(tuple(outputs), tuple(bound.items()), **options).made(shift)
-
-
-def _loses_small_parts(plan: Plan) -> bool:
-    """Whether vectors differ by small parts alone, which structure did not tell: it shows in some replicas."""
-    return any(step.kind == "lost" for step in plan.steps) and any(np.isnan(found).any() for found in replicas_of(plan))
 
 
 def _lowered(s: State) -> Plan:

@@ -1,20 +1,27 @@
-"""A limit from two very large widths, where the rules of infinite width know no law (docs/theory.md, "Orders in n").
+"""Limits of programs that ask for products of vectors alone (docs/theory.md, "Orders in n").
 
-If products of vectors are all that a program asks for, Bartlett's frames have a direction a vector at every width. So
-parts of order n^(−1/2) and 1/n are numbers like all others, to as many digits as double precision leaves of them.
+Where the rules of infinite width know no law of a score, the limit is the law at a very large width. Bartlett's frames
+have a direction a vector at every width, so parts of order n^(−1/2) and 1/n are numbers like all others, to as many
+digits as double precision leaves of them.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from .._exceptions import ExactError
 from .._ir import Register, Step
 from .._plan import Plan
 from ..backends._numpy import Streams, block
+from ._dual_rules import ScoreError
+
+if TYPE_CHECKING:
+    from . import PlanQuery
 
 Floats = npt.NDArray[np.float64]
 REPLICAS = 64
@@ -23,13 +30,37 @@ WIDEST = 2.0**34
 MAX_CHANGE = 1e-3  # of draws from a 16th of that width on, relative to their size
 MIN_FALL = 2.0  # of numbers whose limit is 0: like n^(−1/2) they fall by 4
 ROUNDING = 1e-9  # relative to the largest output
+LOST = "a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not followed as n → ∞"
 
 
-def replicas_of(plan: Plan) -> tuple[Floats, Floats]:
+def _replicas(plan: Plan) -> tuple[Floats, Floats]:
     """Means and coefficients of some replicas."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the user's functions: `law` shows them
         return block(plan, Streams(0, 0), REPLICAS)
+
+
+def limit_of_products(query: PlanQuery, shift: int) -> Plan:
+    """The plan of a limit: by the rules of infinite width, else from two very large widths."""
+    refused = ScoreError(query.outputs[0], LOST)
+    try:
+        plan = query.planned(shift, small_parts=False)
+        if not _loses_small_parts(plan):
+            return plan
+    except ScoreError as error:
+        refused = error
+    try:
+        plans = [query.at_most(width).planned(shift, small_parts=False) for width in (WIDEST / 16, WIDEST)]
+    except ExactError:  # optimisers that need the entries of a gradient
+        raise refused from None
+    if (limit := limit_by_width(*plans)) is None:
+        raise refused
+    return limit
+
+
+def _loses_small_parts(plan: Plan) -> bool:
+    """Whether vectors differ by small parts alone, which structure did not tell: it shows in some replicas."""
+    return any(step.kind == "lost" for step in plan.steps) and any(np.isnan(found).any() for found in _replicas(plan))
 
 
 def limit_by_width(first: Plan, second: Plan) -> Plan | None:
@@ -38,7 +69,7 @@ def limit_by_width(first: Plan, second: Plan) -> Plan | None:
     Outputs that go on falling are 0.
     """
     steps, results, changes = list(second.steps), [], [0.0]
-    for a, b, result in zip(replicas_of(first), replicas_of(second), (second.mean, second.columns), strict=True):
+    for a, b, result in zip(_replicas(first), _replicas(second), (second.mean, second.columns), strict=True):
         before, size, change = (np.median(np.abs(found), axis=0) for found in (a, b, b - a))
         settled = change <= np.maximum(MAX_CHANGE * size, ROUNDING * size.max(initial=0.0))
         falls = ~settled & (before > MIN_FALL * size)
