@@ -215,8 +215,8 @@ def test_equal_pieces_are_compiled_once(monkeypatch):
     monkeypatch.setattr(_jax_program, "_programs", {})
     monkeypatch.setattr(_jax_program.Piece, "compiled", lambda piece, replicas: made.append(replicas) or len(made))
     equal = [_jax_program.pieces(plan, "float64")[0] for _ in range(3)]
-    for replicas in (8, 8, 16):
-        assert len(set(_jax_program.programs(equal, replicas, choose(**JAX)._within))) == 1
+    for count in (8, 8, 16):
+        assert len(set(_jax_program.programs(equal, count, choose(**JAX)._within))) == 1
     assert made == [8, 16]
 
 
