@@ -208,6 +208,18 @@ def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
     assert len(set(_jax_program._programs) - first) == 1
 
 
+def test_equal_pieces_are_compiled_once(monkeypatch):
+    """A program that two pieces share was compiled again for every block of replicas."""
+    plan = make_plan(layer()[0].outputs, {"n": 64})
+    made = []
+    monkeypatch.setattr(_jax_program, "_programs", {})
+    monkeypatch.setattr(_jax_program.Piece, "compiled", lambda piece, replicas: made.append(replicas) or len(made))
+    equal = [_jax_program.pieces(plan, "float64")[0] for _ in range(3)]
+    for count in (8, 8, 16):
+        assert len(set(_jax_program.programs(equal, count, choose(**JAX)._within))) == 1
+    assert made == [8, 16]
+
+
 def test_threefry_is_jaxs():
     import jax
     import jax.numpy as jnp

@@ -24,7 +24,7 @@ MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
 FIRST = 16  # replicas in the first block, at least
-FAST_DOUBLE = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # compute capabilities of NVIDIA's GPUs for data centres
+FAST_DOUBLE = ("6.0", "7.0", "8.0", "9.0", "10.0")  # compute capabilities of NVIDIA's GPUs for data centres
 
 
 class NoDeviceError(ArgumentError):

@@ -64,9 +64,7 @@ class Jax(Device):
     @property
     def fast_double(self) -> bool:
         """By the capability of the device."""
-        return getattr(self._device(), "compute_capability", None) in [
-            f"{major}.{minor}" for major, minor in FAST_DOUBLE
-        ]
+        return getattr(self._device(), "compute_capability", None) in FAST_DOUBLE
 
     @contextmanager
     def _within(self) -> Iterator[None]:

@@ -232,7 +232,7 @@ def programs(found: Sequence[Piece], replicas: int, within: Callable[[], Abstrac
             None if piece.host else (piece.structure, replicas, jax.config.jax_default_device) for piece in found
         ]
     with _lock:
-        used = {key: _programs.pop(key, None) for key in keys if key}
+        used = {key: _programs.pop(key, None) for key in {*keys} - {None}}  # equal blocks have one key
         missing = {key: piece for key, piece in zip(keys, found, strict=True) if key and used[key] is None}
         if missing:
             with ThreadPoolExecutor(os.cpu_count()) as pool:

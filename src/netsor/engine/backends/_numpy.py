@@ -42,12 +42,11 @@ def positive_products(
     made = np.zeros((vectors, vectors, replicas), dtype)
     most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
     for start in range(0, replicas, most):
-        _add(made[..., start : start + most], key, width, following)
+        _add_products(made[..., start : start + most], key, width, following)
     return made.transpose(2, 0, 1)[:, None]
 
 
-def _add(made: Array, key: tuple[int, ...], width: int, following: Next) -> None:
-    """The products of some replicas, added to zeros."""
+def _add_products(made: Array, key: tuple[int, ...], width: int, following: Next) -> None:
     vectors, replicas = made.shape[1:]
     several = [p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)]
     counts = np.empty((replicas, 2**vectors), dtype=np.int64)  # of those patterns, of each vector alone, of none

@@ -134,7 +134,7 @@ class Torch(Device):
     @property
     def fast_double(self) -> bool:
         """By the capability of the device."""
-        return self.kind == "cuda" and torch.cuda.get_device_capability(self.device) in FAST_DOUBLE
+        return self.kind == "cuda" and "{}.{}".format(*torch.cuda.get_device_capability(self.device)) in FAST_DOUBLE
 
     def first_block(self, plan: Plan) -> int:
         """A power of 2, which depends on the plan and the kind of the device alone; later blocks double."""
