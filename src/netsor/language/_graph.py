@@ -155,7 +155,8 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
             keeps[value] = whole_axes(value, keeps[value])
             needs[value] = list(demand(value, keeps[value]))
             for x, need in needs[value]:
-                keeps[x] = tuple(map(operator.or_, keeps[x], need)) if x in keeps else need
+                same = keeps.setdefault(x, need) is need
+                keeps[x] = need if same else tuple(map(operator.or_, keeps[x], need))
     new: dict[Value, Value] = {}
     parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
 
@@ -197,6 +198,8 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
                 start += part.shape[0]
                 if first.any():
                     yield part, (first, *keep[1:])
+        case _ if keep is every(value.shape):
+            yield from ((x, every(x.shape)) for x in value.op.inputs)
         case _:
             for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
                 sizes = zip(x.shape, axes, strict=True)

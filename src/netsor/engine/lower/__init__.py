@@ -89,14 +89,13 @@ class PlanQuery:
         if unknown := set(self.without) - set(SHORTCUTS):
             raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
         if list(self.bound.values()).count(math.inf) == 1 and self._asks_products_alone():
-            return limit_of_products(self, shift)
+            return limit_of_products(self.outputs[0], lambda n: self._at_most(n)._planned(shift, small_parts=False))
         try:
-            return self.planned(shift, small_parts=True)
+            return self._planned(shift, small_parts=True)
         except UnknownEpsilonPart:
-            return self.planned(shift, small_parts=False)
+            return self._planned(shift, small_parts=False)
 
-    def planned(self, shift: int, small_parts: bool) -> Plan:
-        """A new plan at these widths; `small_parts`: see `SmallParts`."""
+    def _planned(self, shift: int, small_parts: bool) -> Plan:
         narrowed, made_from = narrow_with_origins(self.outputs)
         places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
         on_nodes = frozenset[int]()
@@ -120,8 +119,10 @@ class PlanQuery:
                 return False
         return True
 
-    def at_most(self, width: float) -> PlanQuery:
+    def _at_most(self, width: float) -> PlanQuery:
         """The same at a finite width, without drawing the entries of matrices, of which there are too many."""
+        if math.isinf(width):
+            return self
         widths = tuple((name, min(n, width)) for name, n in self.widths)
         return replace(self, widths=widths, without=(*self.without, "drawn"))
 

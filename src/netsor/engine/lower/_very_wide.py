@@ -7,21 +7,20 @@ digits as double precision leaves of them.
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from ...language._array import Value
 from .._exceptions import ExactError
 from .._ir import Register, Step
 from .._plan import Plan
 from ..backends._numpy import Streams, block
 from ._dual_rules import ScoreError
-
-if TYPE_CHECKING:
-    from . import PlanQuery
 
 Floats = npt.NDArray[np.float64]
 REPLICAS = 64
@@ -40,17 +39,17 @@ def _replicas(plan: Plan) -> tuple[Floats, Floats]:
         return block(plan, Streams(0, 0), REPLICAS)
 
 
-def limit_of_products(query: PlanQuery, shift: int) -> Plan:
+def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     """The plan of a limit: by the rules of infinite width, else from two very large widths."""
-    refused = ScoreError(query.outputs[0], LOST)
+    refused = ScoreError(output, LOST)
     try:
-        plan = query.planned(shift, small_parts=False)
+        plan = plan_at(math.inf)
         if not _loses_small_parts(plan):
             return plan
     except ScoreError as error:
         refused = error
     try:
-        plans = [query.at_most(width).planned(shift, small_parts=False) for width in (WIDEST / 16, WIDEST)]
+        plans = [plan_at(width) for width in (WIDEST / 16, WIDEST)]
     except ExactError:  # optimisers that need the entries of a gradient
         raise refused from None
     if (limit := limit_by_width(*plans)) is None:
