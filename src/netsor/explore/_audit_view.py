@@ -106,7 +106,7 @@ class AuditViewRequest:
                 long = f"{at} would take about {_time(seconds)}, too long for a page"
                 if view is None:
                     raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
-                yield replace(view, notes=(*view.notes, f"{long}; the Python below does it"))
+                yield view._replace(notes=(*view.notes, f"{long}; the Python below does it"))
                 return
             view = self._view(_done(request, seconds, tell))
             yield view

@@ -196,12 +196,8 @@ class Mixture(Components, Law):
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
 
-    def _perturbed(self) -> Sequence[tuple[Law, Law]]:
-        error = self.origin.quadrature_error
-        if error < 1e-14:
-            return ()
+    def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
         weight = None if self.count is not None else self.weight
-        origin = Provenance(self.status, self.method, seed=self.origin.seed)
 
         def moved(by: Array | float, share: float) -> Mixture:
             """The law with means moved and variances off by a share of themselves."""
