@@ -1,7 +1,4 @@
-"""One model on the page, and a second next to it: curves block by block, verdicts and what is different.
-
-A small part of an audit is shown first, and the rest as it is done.
-"""
+"""Audits on the page, of one model or two: a small part first, and the rest as soon as it is done."""
 
 from __future__ import annotations
 

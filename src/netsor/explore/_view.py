@@ -1,7 +1,4 @@
-"""What is seen: pictures, numbers, the plan, and the few lines of Python that make them.
-
-A picture is data: panels of curves. The page draws it as SVG, files by matplotlib, and a CSV holds its numbers.
-"""
+"""What the page shows: panels of curves (as SVG; as PNG, PDF and CSV files), numbers, the plan, and Python code."""
 
 from __future__ import annotations
 

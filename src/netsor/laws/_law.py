@@ -100,7 +100,7 @@ class Law(LawBase):
     kernel = False  # whether its distribution function is that of a kernel estimate
 
     def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels, of so many bandwidths, instead of draws; itself if it has none."""
+        """This law with kernels of `factor` bandwidths instead of draws; the law itself if it has no draws."""
         return self
 
     def _densities(self, y: Array) -> Replicated:

@@ -157,7 +157,7 @@ class Mixture(Components, Law):
             return Estimate(value, proportion_error(value, self.effective))
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
-        # of the smaller one of the two tails: of the other, differences of squares near 1 are rounding
+        # from the smaller tail: the squares of the other are near 1, and their differences are rounding
         sides = (~upper, 1, value, steps[:-1]), (upper, -1, self._sf(y), steps[-1] - steps[:-1])
         for part, sign, tail, points in sides:
             error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
