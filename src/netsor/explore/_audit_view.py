@@ -1,7 +1,4 @@
-"""One model on the page, and a second next to it: curves block by block, verdicts and what is different.
-
-A small part of an audit is shown first, and the rest as it is done.
-"""
+"""Audits on the page, of one model or two: a small part first, and the rest as soon as it is done."""
 
 from __future__ import annotations
 
@@ -106,7 +103,7 @@ class AuditViewRequest:
                 long = f"{at} would take about {_time(seconds)}, too long for a page"
                 if view is None:
                     raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
-                yield replace(view, notes=(*view.notes, f"{long}; the Python below does it"))
+                yield view._replace(notes=(*view.notes, f"{long}; the Python below does it"))
                 return
             view = self._view(_done(request, seconds, tell))
             yield view

@@ -1,7 +1,7 @@
 """The controls of each view as HTML forms, and the answers to them.
 
 The script of the page (`_page.js`) sends the values of a form to `answer`: `netsor explore` runs it in a local server,
-static pages in a worker of the browser. A control's value is JSON in an attribute, so the script need not know it.
+static pages in a worker of the browser. The values of sliders and choices are JSON in attributes.
 """
 
 from __future__ import annotations

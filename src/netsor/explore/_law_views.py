@@ -1,7 +1,6 @@
-"""Views of laws, and that of one attention layer of the paper; `_program_view` has that of your own program.
+"""Views of laws: the law at the chosen widths, its limit and a Gaussian; and the view of one layer of the paper.
 
-A view has up to three laws: the law at the chosen widths, its limit, and the Gaussian of equal variance. The picture
-and the moments take some milliseconds; distances take longer, and are asked for afterwards.
+The picture and the moments take some milliseconds; distances take longer, and the page asks for them afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What is seen: pictures, numbers, the plan, and the few lines of Python that make them.
-
-A picture is data: panels of curves. The page draws it as SVG, files by matplotlib, and a CSV holds its numbers.
-"""
+"""What the page shows: panels of curves (as SVG; as PNG, PDF and CSV files), numbers, the plan, and Python code."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ import functools
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +38,7 @@ LOOKS: dict[str, tuple[str, Any, float]] = {
 ENTRY = 0.11  # of a panel's height: room for one entry of the legend in a file
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A line, and a band about it where `low` and `high` are given."""
 
     label: str
@@ -56,11 +51,10 @@ class Curve:
     def minus(self, other: Curve) -> Curve:
         """What it differs by from another curve over the same points."""
         low, high = (None if edge is None else edge - other.y for edge in (self.low, self.high))
-        return replace(self, y=self.y - other.y, low=low, high=high)
+        return self._replace(y=self.y - other.y, low=low, high=high)
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """Axes with curves. `floor` is a value that the vertical axis reaches down to; a share is the panel's height."""
 
     title: str
@@ -100,8 +94,7 @@ class Panel:
 Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """What the page shows."""
 
     panels: tuple[Panel, ...]
@@ -192,7 +185,7 @@ def decades(low: float, high: float) -> list[float]:
 
 def _drawing(panel: Panel) -> dict[str, Any]:
     """Where everything is in an image, in SVG units."""
-    entries = [c for c in panel.curves if c.label] if panel.legend else []
+    entries = [k for k, curve in enumerate(panel.curves) if curve.label] if panel.legend else []
     above = ABOVE + LINE * len(entries)
     floor = round(HIGH * panel.share + above, 1)
     left, right, bottom, top = panel.reach()
@@ -204,7 +197,7 @@ def _drawing(panel: Panel) -> dict[str, Any]:
         return np.round(floor - (y - bottom) / (top - bottom) * (floor - above), 1)
 
     curves = []
-    for curve in panel.curves:
+    for k, curve in enumerate(panel.curves):
         colour, line, thick = LOOKS[curve.look]
         at = panel.up(curve.y)
         x, y, band = across(curve.x), up(np.where(at < bottom, np.nan, at)), ""
@@ -218,7 +211,7 @@ def _drawing(panel: Panel) -> dict[str, Any]:
             "colour": "currentColor" if colour == BLACK else colour,
             "thick": f"{1.4 * thick:g}",
             "dashes": "" if line == "-" else " ".join(f"{1.4 * thick * part:g}" for part in line[1]),
-            "entry": round(ABOVE + LINE * (entries.index(curve) - 0.2) + 6, 1) if curve in entries else None,
+            "entry": round(ABOVE + LINE * (entries.index(k) - 0.2) + 6, 1) if k in entries else None,
         }
         curves.append({**look, "band": band, "line": _path(x, y), "point": (x[0], y[0]) if len(x) == 1 else None})
     marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)

@@ -1,7 +1,4 @@
-"""The law of w, what one head adds to the variance of an output, and of sums of independent w.
-
-Both are kept as small rules, one for each of several independent samples.
-"""
+"""The law of w, what one head adds to the variance of an output, and of sums of w: small rules, one for each sample."""
 
 from __future__ import annotations
 
@@ -137,11 +134,11 @@ def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> A
 
 
 WIDEST = 0.1  # widest cell in log w
-NOTHING = 1e-26  # of the largest weight in a sum: what is below is seen by no digit of any result
+NOTHING = 1e-26  # share of the largest weight: smaller ones change no digit of any result
 
 
 def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rules:
-    """The law of a sum of so many independent variables: by repeated squaring, each time with fewer nodes.
+    """The law of a sum of `count` independent variables, by repeated squaring; every sum gets fewer nodes.
 
     A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
     which the errors of all parts (a fourth power each) still fall with m.

@@ -317,11 +317,7 @@ class HeadSum(Law):
         scales = np.geomspace(std.min(), std.max(), 9)
         return np.zeros(len(scales)), scales
 
-    def _perturbed(self) -> Sequence[tuple[Law, Law]]:
-        error = self.origin.quadrature_error
-        if error < 1e-14:
-            return ()
-        origin = Provenance(self.status, self.method, seed=self.origin.seed)
+    def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
         up, down = (HeadSum(self.head, self.heads, self.scale * (1 + sign * error), origin) for sign in (1, -1))
         return [(up, down)]
 

@@ -116,7 +116,8 @@ class ScipyLaw(Law):
 @one_blas_thread()
 def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     """D(p ‖ q), with the bias that the noise of both densities gives it removed and counted as an error."""
-    if _same(p, q):  # one law: the divergence is 0, and the noise of both cancels
+    parts = ((law.component_mean, law.component_cov, law._replicas.weights) for law in (p, q))
+    if p is q or all(map(np.array_equal, *parts)):  # one law: the divergence is 0, and the noise of both cancels
         return Estimate(0.0, 0.0, p.sources | q.sources)
     if p.singular.value > 0:  # p has mass on a set to which q gives none, as an atom in one dimension
         return Estimate(math.inf, 0.0, p.sources | q.sources)
@@ -130,13 +131,6 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     # the noise of q's density is the same at neighbouring points: it does not average out over draws
     common = float(np.mean(np.minimum(shares[1], 1.0)))
     return Estimate(value - bias, combined(error, bias, common), p.sources | q.sources)
-
-
-def _same(p: Joint, q: Joint) -> bool:
-    """Whether both are one law, made of the same replicas."""
-    pairs = [(p.component_mean, q.component_mean), (p.component_cov, q.component_cov)]
-    pairs.append((p._replicas.weights, q._replicas.weights))
-    return p is q or all(np.array_equal(a, b) for a, b in pairs)
 
 
 RANGES = {"kl": (-math.inf, math.inf), "total_variation": (0.0, 1.0), "wasserstein1": (0.0, math.inf),

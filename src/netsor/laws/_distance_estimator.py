@@ -141,7 +141,7 @@ class DistanceEstimator:
         return Estimate(value, combined(error, *doubts))
 
     def _with_kernels(self, factor: float = 1.0) -> DistanceEstimator:
-        """The laws with kernels, of so many bandwidths, instead of draws; itself, if there are no draws."""
+        """The same for laws with kernels of `factor` bandwidths instead of draws; itself if there are no draws."""
         if factor not in self._by_bandwidth:
             p, q = self.p._dense(factor), self.q._dense(factor)
             grid = None if factor == 1 else self._with_kernels()

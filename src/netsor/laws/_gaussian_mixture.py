@@ -72,13 +72,13 @@ class GaussianMixture1D(NamedTuple):
         return np.stack([square._sum(y, lambda z, s: term(z, s) ** 2), square._sum(y, term)], axis=-1)
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """What components that so many draws of them do not show may add to the sum: see `_replicas`."""
+        """What components beyond these `count` draws may add to the sum; see `tail_error`."""
         term = _density if kernel == "pdf" else _distribution
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
         errors = [tail_error(table.T, share, count * total) for table in self._tables(y, term)]
-        # one in so many draws lies beyond them: a Gaussian is no higher than the narrowest one, and a distribution
-        # function no more than 1, or 1/2 from where it is in the middle
+        # one more draw adds at most 1/count times its height: that of the narrowest Gaussian, or for a distribution
+        # function 1 (1/2 if all means are 0)
         most = 1 / (ROOT * np.sqrt(self.var.min())) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
         return np.asarray(np.minimum(total * np.concatenate(errors), most / count))
 
@@ -190,7 +190,7 @@ class GaussianMixtureND:
         return Estimate(value, student(max(2, int(n))) * np.sqrt(np.maximum(spread, 0.0) * n / max(n - 1, 0.5)))
 
     def unseen(self, y: Array) -> Array:
-        """What components that these replicas do not show may add to the density: see `_replicas`."""
+        """What components beyond these replicas may add to the density; see `tail_error`."""
         errors = []
         for part in batches(y, len(self.mean), TABLE_ENTRIES_PER_BATCH):
             with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
@@ -200,7 +200,7 @@ class GaussianMixtureND:
         return np.concatenate(errors)
 
     def _over(self, y: Array, reduce: Callable[[Array], Array]) -> Array:
-        """What `reduce` makes of tables (points, replicas) of w_r k_r, (…, points): on all cores."""
+        """Apply `reduce` to tables (points, replicas) of w_r k_r on all cores; the result is (…, points)."""
         far = np.any(np.abs(y) > MAX_MAGNITUDE, axis=1) & ~np.any(np.isnan(y), axis=1)  # nothing is there
         y = np.where(far[:, None], 0.0, y)
         if self._expanded is None or not len(y):

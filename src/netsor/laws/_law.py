@@ -100,7 +100,7 @@ class Law(LawBase):
     kernel = False  # whether its distribution function is that of a kernel estimate
 
     def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels, of so many bandwidths, instead of draws; itself if it has none."""
+        """This law with kernels of `factor` bandwidths instead of draws; the law itself if it has no draws."""
         return self
 
     def _densities(self, y: Array) -> Replicated:
@@ -121,6 +121,11 @@ class Law(LawBase):
 
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
         """Pairs of laws that are off from this one by ±ε, one for each thing that ε is about."""
+        error = self.origin.quadrature_error
+        exact = Provenance(self.status, self.method, seed=self.origin.seed)
+        return () if error < 1e-14 else self._moved(error, exact)
+
+    def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
         return ()
 
     def _scales(self) -> tuple[Array, Array]:

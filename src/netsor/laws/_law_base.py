@@ -268,7 +268,7 @@ def checked_heads(argument: Any, operation: str) -> int:
 
 
 def checked_shape(argument: Any) -> tuple[int, ...]:
-    """How many draws are wanted: one, so many, or an array of this shape."""
+    """The shape of the draws: () for one draw."""
     if argument is None:
         return ()
     sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]

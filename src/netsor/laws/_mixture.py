@@ -157,7 +157,7 @@ class Mixture(Components, Law):
             return Estimate(value, proportion_error(value, self.effective))
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
-        # of the smaller one of the two tails: of the other, differences of squares near 1 are rounding
+        # from the smaller tail: the squares of the other are near 1, and their differences are rounding
         sides = (~upper, 1, value, steps[:-1]), (upper, -1, self._sf(y), steps[-1] - steps[:-1])
         for part, sign, tail, points in sides:
             error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
@@ -196,12 +196,8 @@ class Mixture(Components, Law):
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
 
-    def _perturbed(self) -> Sequence[tuple[Law, Law]]:
-        error = self.origin.quadrature_error
-        if error < 1e-14:
-            return ()
+    def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
         weight = None if self.count is not None else self.weight
-        origin = Provenance(self.status, self.method, seed=self.origin.seed)
 
         def moved(by: Array | float, share: float) -> Mixture:
             """The law with means moved and variances off by a share of themselves."""

@@ -18,13 +18,13 @@ from ._gaussian_mixture import GaussianMixture1D
 from ._law_base import MAX_MAGNITUDE, LawError, Provenance, checked_origin, checked_weights, numbers
 from ._replicas import BLOCKS, Replicas, Replicated
 
-JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by so many quantiles
+JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by this many quantiles
 ROUNDED = 40  # bits of two points that agree: what is left, 1e-12 of them, is rounding
 CELL = 0.01  # width of a cell in log v, in `compress`
 CELLS = 400  # most cells in `compress`
 MAX_COMPONENTS = 1000  # components above which they are replaced by fewer
 LATTICE = 16  # lattice steps in one standard deviation, in `binned`
-SINGLES = 10  # so many points that occur once, or more, count as draws; fewer count as atoms
+SINGLES = 10  # least number of points that occur once to count as draws; fewer count as atoms
 
 
 def cell_width(span: float, cell: float = CELL) -> float:
@@ -56,7 +56,7 @@ def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = No
 
 
 def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDArray[np.intp], Array]:
-    """The cell of each variance and the middle of each cell, for sets of so many variances, each with its own cells."""
+    """The cell of each variance and the middle of each cell, for sets of these sizes, each with its own cells."""
     x = np.log(var)
     starts = np.cumsum(sizes) - sizes
     lowest, highest = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)

@@ -82,7 +82,7 @@ BLOCKS = 40  # blocks of replicas, from which errors of quantities that are no a
 
 
 def batches(y: Array, width: int, entries: int) -> Iterator[Array]:
-    """Parts of an array, at least one, such that a table (part, width) has about so many entries: to bound memory."""
+    """Parts of an array, at least one, whose tables (part, width) have about `entries` entries: to bound memory."""
     step = max(1, entries // max(width, 1))
     return (y[k : k + step] for k in range(0, max(len(y), 1), step))
 
@@ -142,7 +142,7 @@ class Replicas:
         return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """What the tail beyond these replicas may add to the mean, see `_replicas`: it may be heavier than it looks.
+        """What the tail beyond these replicas may add to the mean (`tail_error`); it may be heavier than it looks.
 
         With a hundred replicas the tail is read from a fifth of them, where most laws look heavier than further out.
         Means and variances then count it as it looks. A tail may be decisive, as for a fourth moment: then it always
@@ -161,7 +161,7 @@ class Replicas:
 
 
 def proportion_error(share: Any, count: float) -> Any:
-    """The error of a share of so many draws, which is not 0 without any hit.
+    """The error of a share of `count` draws; it is not 0 without any hit.
 
     By Wilson's interval, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n): how far its middle is off, and half its
     width, together; for z = 1, or half of that for z = 2 where it is more.
