@@ -288,7 +288,8 @@ def chosen_seed(seed: Any, rng: Rng = None) -> int:
 
 def flag(argument: Any, name: str) -> bool:
     """True or False."""
-    if not is_bool(argument) or getattr(argument, "shape", ()):
+    shape: Any = getattr(argument, "shape", ())
+    if not is_bool(argument) or shape:
         raise ArgumentError(name, argument, "True or False")
     return bool(argument)
 
