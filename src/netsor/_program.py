@@ -75,14 +75,10 @@ class Program:
         if not outputs or not all(isinstance(value, Value) for value in outputs):
             raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
         self.output = output
+        self.outputs = outputs  # a tuple, also if there is only one
         self.name = name
         self.probes = tuple(probes)  # what `ns.probe` named, in order; a part of a program has none
         self._whole = outputs  # a part of a program has the seeds and the widths of the whole
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        """The outputs as a tuple, also if there is only one."""
-        return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -312,13 +312,11 @@ def numbers(
         if name:
             raise refused(name, argument, "a real number or an array of them", operation, error)
         raise error(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
-    given = f"{name}: " if name else ""
-    if not np.isfinite(array).all():
-        raise error(operation, f"{given}numbers must be finite, got {shown(argument)}")
-    if array.size == 0:
-        raise error(operation, f"{given}an empty array of shape {array.shape} was given; it needs a number or more")
-    if array.ndim > AXES:
-        raise error(operation, f"{given}an array of {array.ndim} axes was given; at most {AXES} are allowed")
+    problem = "" if np.isfinite(array).all() else f"numbers must be finite, got {shown(argument)}"
+    if array.size == 0 or array.ndim > AXES:
+        problem = f"an array of shape {array.shape} was given; it must have a number or more, and at most {AXES} axes"
+    if problem:
+        raise error(operation, f"{name}: {problem}" if name else problem)
     return array
 
 

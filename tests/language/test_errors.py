@@ -37,7 +37,7 @@ CASES = {
     "gaussian nan": (lambda: ns.gaussian(n, mean=np.nan), "gaussian: mean: numbers must be finite, got nan"),
     "data number": (lambda: ns.data(1.0), "data: vectors=1.0 must be an array whose last axis"),
     "data text": (lambda: ns.data("abc"), "data: vectors='abc' must be a real number or an array of them"),
-    "data empty": (lambda: ns.data(np.ones((0, 3))), r"data: vectors: an empty array of shape \(0, 3\)"),
+    "data empty": (lambda: ns.data(np.ones((0, 3))), r"data: vectors: an array of shape \(0, 3\) was given"),
     "weight std": (
         lambda: ns.weight(n, n, std=-1),
         "weight: std=-1 must be a finite number, 0 or from 1e-50 to 1e\\+50",
