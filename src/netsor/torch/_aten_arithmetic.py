@@ -71,7 +71,7 @@ def numbers(x: Any) -> Floats:
 
 
 def as_list(x: Any) -> list[Any]:
-    """Axes or sizes, of which there may be one."""
+    """One axis or size, or several, as a list."""
     return list(x) if isinstance(x, list | tuple) else [x]
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a module as values of the language: where each axis of the tensor lives.
+"""Tensors of a module as values of the language, and their views.
 
 A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vectors, and `Scalars` if none does.
 Tensors that depend on no random parameter stay torch tensors. A view of coordinates (heads, fused projections) is a
@@ -44,7 +44,7 @@ class View:
         return tuple(self.entries.shape)
 
     def viewed(self, f: Callable[[Any], Any]) -> Any:
-        """What torch makes of the tensor: a view, or several (a split)."""
+        """The view that f returns for the tensor, or several (a split)."""
         views = f(self.entries)
         several = views if isinstance(views, list | tuple) else [views]
         if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
@@ -71,7 +71,7 @@ class Vectors(View):
     @classmethod
     def of(cls, value: Vector, axis: int = -1) -> Vectors:
         """Vectors with their coordinates along the given axis of the tensor."""
-        # Only along the coordinates do entries follow each other in the storage, even if there is but one.
+        # Other axes have strides of 2 or more, also for vectors of one coordinate: the least stride finds coordinates.
         width = value.width.factor
         storage = torch.empty((*value.shape, max(width, 2)), device="meta")
         return cls(storage[..., :width].movedim(-1, axis), value)
@@ -167,7 +167,7 @@ class Scalars:
         return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
 
     def viewed(self, f: Callable[[Any], Any]) -> Scalars:
-        """The same scalars in another order or shape, as torch makes it of a tensor."""
+        """The same scalars in the order and shape that f gives a torch tensor."""
         flat = f(torch.arange(self.base.size).reshape(self.shape)).numpy()
         return Scalars(self.base.take(flat), self.factor, None if self.allowed is None else self.allowed.ravel()[flat])
 
