@@ -176,3 +176,19 @@ class Initialised(nn.Module):
         self.table = nn.Embedding(50, 64, padding_idx=3)
         self.shifted = nn.Parameter(1 + 0.3 * torch.randn(40, 64))
         self.fixed = nn.Parameter(torch.arange(64.0))
+
+
+class Views(nn.Module):
+    """Vectors in parts of several sizes, end to end along the last axis and along another one, and one coordinate."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.fused = nn.Embedding(100, WIDTH), nn.Linear(WIDTH, 80)
+        self.part, self.middle, self.one = nn.Linear(32, WIDTH), nn.Linear(64, WIDTH), nn.Linear(64, 1)
+
+    def forward(self, ids):
+        wide, narrow = self.fused(self.embed(ids)).split([48, 32], dim=-1)
+        a, b, c = wide.unflatten(-1, (3, 16)).unbind(-2)
+        ends = torch.cat([c, a + b], dim=-1)
+        middle = torch.cat([ends.transpose(1, 2), narrow.transpose(1, 2)], dim=1).transpose(1, 2)
+        return self.part(ends) + self.middle(middle), self.one(middle).squeeze(-1)

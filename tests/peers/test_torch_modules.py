@@ -26,6 +26,7 @@ from .own_modules import (
     Parallel,
     Sandwich,
     Scaled,
+    Views,
     complex_numbers,
     neighbours,
     pairs,
@@ -191,6 +192,7 @@ MODULES |= {
     "differential": (Differential, (IDS,), {}, ["norm", "o"]),
     "both": (Both, (IDS,), {}, ["inner.encoder", "inner.decoder.layers.0.self_attn"]),
     "scaled": (Scaled, (IDS,), {}, ["attention.q", "attention"]),
+    "views": (Views, (IDS,), {}, ["part", "middle"]),
 }
 FORKS = {
     "parallel GPT": (lambda: GPT(GPTConfig(parallel=True)), (IDS, IDS), {}, ["transformer.h.0", "transformer.ln_f"]),

@@ -130,11 +130,11 @@ class Config:
             self.refuse("pad_token_id", value, f"null or an id of the vocabulary, which has {vocabulary}")
         return value % vocabulary
 
-    def rotary(self, head_dim: int, fraction: float | None = None) -> dict[str, Any]:
+    def rotary(self, head_dim: int | None = None, fraction: float = 1.0) -> dict[str, Any]:
         """Rotary positions, in the older way of writing (rope_scaling, which wins) and the newer (rope_parameters).
 
-        `fraction` is what partial_rotary_factor is unless given. None: the family turns whole heads, and its code does
-        not look at that field.
+        Families that turn a part of each head give its dimension, and what partial_rotary_factor is by default; the
+        code of the others does not look at that field.
         """
         new, old = (self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling"))
         outside = {"rope_theta": self.take("rope_theta", 10000.0)}
@@ -142,7 +142,7 @@ class Config:
         kind = rope.take("type", "default")
         kind = rope.take("rope_type", kind)
         fields: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
-        if fraction is None:
+        if head_dim is None:
             rope.require(partial_rotary_factor=1.0)
         else:  # Hugging Face's code rounds down
             turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))

@@ -137,18 +137,17 @@ def llama(config: Config) -> Fields:
     # Its relatives read the same. Sizes have no defaults here, since each relative has others.
     sizes = config.fields(hidden_size=int, num_attention_heads=int, num_hidden_layers=int, intermediate_size=int)
     sizes |= config.fields(vocab_size=int)
-    head_dim = config.take("head_dim", None, int)
     groups = config.take("num_key_value_heads", None, int)
     return {
         **sizes,
         **config.fields(rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False),
         "groups": None if groups == sizes["heads"] else groups,  # as many as heads go on being so
-        "head_dim": head_dim,
+        "head_dim": config.take("head_dim", None, int),
         "padding": config.padding(sizes["vocabulary"]),
         "norm": "rms",
         "gated": True,
         "std_position": 0.0,
-        **config.rotary(head_dim or sizes["width"] // sizes["heads"]),
+        **config.rotary(),
         **dict.fromkeys((*STDS, "std_gate"), config.std()),
     }
 

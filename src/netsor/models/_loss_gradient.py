@@ -129,9 +129,10 @@ class Logits(NamedTuple):
 
     def first(self, count: int) -> Logits:
         """The logits of the first vectors, if `words` was given their number."""
-        at = {"y": slice(count), "known": slice(count), "root": (slice(count), slice(count)), "noise": slice(count)}
-        every = {name: getattr(self, name) for name in at}
-        return self._replace(**{name: x[at[name]] for name, x in every.items() if x is not None})
+        known = None if self.known is None else self.known[:count]
+        root = None if self.root is None else self.root[:count, :count]
+        noise = None if self.noise is None else self.noise[:count]
+        return self._replace(y=self.y[:count], known=known, root=root, noise=noise)
 
     def ends(self) -> Scalar:
         """(3,): standard deviation of the logits, mean of log Σ e^logit, largest probability."""

@@ -71,7 +71,7 @@ def numbers(x: Any) -> Floats:
 
 
 def as_list(x: Any) -> list[Any]:
-    """Axes or sizes, of which there may be one."""
+    """One axis or size, or several, as a list."""
     return list(x) if isinstance(x, list | tuple) else [x]
 
 
@@ -249,8 +249,8 @@ def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: b
     if x.axis not in over:
         averages = Vectors.of(x.plain.mean(axis=rest), x.axis - sum(a < x.axis for a in over))
         return multiply(call, averages.viewed(lambda entries: entries.reshape(shape)), factor)
-    square = call.draws.squares.get(x.value)
-    if square is None or x.plain is not x.value or (square.shape, square.axis) != (x.shape, x.axis) or rest:
+    square = call.draws.squares.get(x.plain)
+    if square is None or (square.shape, square.axis) != (x.shape, x.axis) or rest:
         scalars = ns.mean_dot(x.plain, ns.ones(x.plain.width))
         return Scalars((scalars.mean(axis=rest) if rest else scalars).reshape(*shape), factor)
     one = square.plain[..., None]

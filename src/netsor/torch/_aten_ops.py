@@ -111,7 +111,7 @@ def convolution(
 
 
 def viewed(call: Call, x: Tensor, f: Callable[[Any], Any]) -> Tensor:
-    """What torch makes of a tensor: another shape, or its axes in another order."""
+    """The same entries in another shape, or with the axes in another order."""
     return (x if isinstance(x, Random) else call.settled(x)).viewed(f)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a module as values of the language: where each axis of the tensor lives.
+"""Tensors of a module as values of the language, and their views.
 
 A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vectors, and `Scalars` if none does.
 Tensors that depend on no random parameter stay torch tensors. A view of coordinates (heads, fused projections) is a
@@ -44,7 +44,7 @@ class View:
         return tuple(self.entries.shape)
 
     def viewed(self, f: Callable[[Any], Any]) -> Any:
-        """What torch makes of the tensor: a view, or several (a split)."""
+        """The view that f returns for the tensor, or several (a split)."""
         views = f(self.entries)
         several = views if isinstance(views, list | tuple) else [views]
         if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
@@ -71,7 +71,7 @@ class Vectors(View):
     @classmethod
     def of(cls, value: Vector, axis: int = -1) -> Vectors:
         """Vectors with their coordinates along the given axis of the tensor."""
-        # Only along the coordinates do entries follow each other in the storage, even if there is one coordinate.
+        # Other axes have strides of 2 or more, also for vectors of one coordinate: the least stride finds coordinates.
         width = value.width.factor
         storage = torch.empty((*value.shape, max(width, 2)), device="meta")
         return cls(storage[..., :width].movedim(-1, axis), value)
@@ -79,8 +79,9 @@ class Vectors(View):
     @property
     def axis(self) -> int:
         """The axis that holds the coordinates, from 0."""
-        along = [k for k, stride in enumerate(self.entries.stride()) if stride == 1]
-        refuse_if(not along, "coordinates of vectors are interleaved with another axis")
+        least = min(filter(None, self.entries.stride()))
+        refuse_if(1 < least < self.value.width.factor, "coordinates of vectors are interleaved with another axis")
+        along = [k for k, stride in enumerate(self.entries.stride()) if stride == least]
         return max(along, key=lambda k: (self.shape[k] > 1, k))
 
     @property
@@ -166,7 +167,7 @@ class Scalars:
         return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
 
     def viewed(self, f: Callable[[Any], Any]) -> Scalars:
-        """The same scalars in another order or shape, as torch makes it of a tensor."""
+        """The same scalars in the order and shape that f gives a torch tensor."""
         flat = f(torch.arange(self.base.size).reshape(self.shape)).numpy()
         return Scalars(self.base.take(flat), self.factor, None if self.allowed is None else self.allowed.ravel()[flat])
 
@@ -229,9 +230,8 @@ def joined(parts: Sequence[Vectors], axis: int) -> Vectors:
     if axis != at:
         return Vectors.of(join([part.plain for part in parts], axis - (axis > at)), at)
     step = math.gcd(*(part.shape[at] for part in parts))
-    whole = joined([part.viewed(lambda entries: entries.unflatten(at, (-1, step))) for part in parts], at)
-    ends: Vectors = whole.viewed(lambda entries: entries.flatten(at, at + 1))
-    return ends
+    pieces = [part.viewed(lambda entries: entries.movedim(at, -1).unflatten(-1, (-1, step))).plain for part in parts]
+    return Vectors.of(concat(join(pieces, axis=-1), axis=-1), at)
 
 
 def scores(x: Vectors, y: Vectors) -> Scalars:
