@@ -13,13 +13,15 @@ from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
 from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding, join_words, lengths_text, number
-from ._measurements import Draws, Lengths, merged
+from ._measurements import Draws, LengthResult, Lengths, merged
 from ._quantities import EVERY
 
 SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
 NEUTRAL = ("limit",)  # rules that do not say which model is better
+WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
+WORSE_BY = 2.0  # a factor between medians below which a quantity is not worth a word
 
 
 class RulePreference(NamedTuple):
@@ -127,6 +129,27 @@ def differences(models: Sequence[Lengths]) -> Differences:
     if measured and all(statuses == {OK} for statuses in measured):
         verdict += f": all {len(measured)} measured rules are ok"
     return Differences(_fields(models), tuple(telling), _partings(models), preferred, verdict)
+
+
+def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
+    """Where the preferred model is worse than all others: bands do not overlap, and medians are a factor of 2 apart."""
+    best = next((each for each in results if each.model.name == preferred), None)
+    others = [each for each in results if each is not best]
+    if best is None or not others:
+        return []
+    said = []
+    for name in (name for name in WORSE_ABOVE if all(name in each.best for each in results)):
+        bands = (each[name][1:4] for each in (best, *others))  # after the last block, or at the output
+        (median, low, high), *rest = ([float(values.reshape(-1)[-1]) for values in band] for band in bands)
+        medians, lows, highs = map(sorted, zip(*rest, strict=True))
+        if WORSE_ABOVE[name]:
+            worse = low > highs[-1] and median > WORSE_BY * max(0.0, medians[-1])
+        else:
+            worse = high < lows[0] and WORSE_BY * median < medians[0]
+        if worse:
+            ends = dict.fromkeys((number(medians[0]), number(medians[-1])))
+            said.append(f"{EVERY[name].title} {number(median)} ({' to '.join(ends)} in the others)")
+    return said
 
 
 def _fields(models: Sequence[Lengths]) -> dict[str, tuple[Any, ...]]:
