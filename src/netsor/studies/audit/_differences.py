@@ -29,22 +29,20 @@ class RulePreference(NamedTuple):
 
     Parameters
     ----------
-    rule : str
-        Its name.
+    rule, why : str
+        Its name, and its preference in words.
     findings : tuple of Finding
         Of each model, at the length where the worst of them is worst.
     preferred : tuple of str
         Names of models, none of them better than another; all, if it has no preference.
     changes : bool
         Whether it is found in one and not found in another.
-    why : str
-        In words.
     """
 
     rule: str
-    findings: tuple[Finding, ...]  # of each model, at the length where the worst of them is worst
-    preferred: tuple[str, ...]  # names of models, none of them better than another; all, if it has no preference
-    changes: bool  # found in one, not found in another
+    findings: tuple[Finding, ...]
+    preferred: tuple[str, ...]
+    changes: bool
     why: str
 
 
@@ -55,10 +53,8 @@ class SeparatedMetric(NamedTuple):
     ----------
     quantity : str
         Its name.
-    block : int or None
-        Where; 0 is the embedding, None the output.
-    tokens : int
-        The length.
+    block, tokens : int
+        Where (0 is the embedding, None the output), and the length.
     models, medians : tuple
         The names of the two, and their medians.
     distance : float
@@ -69,7 +65,7 @@ class SeparatedMetric(NamedTuple):
     """
 
     quantity: str
-    block: int | None  # 0 is the embedding; None at the output
+    block: int | None
     tokens: int
     models: tuple[str, str]
     medians: tuple[float, float]
@@ -104,11 +100,11 @@ class Differences(NamedTuple):
         In words: which is better, by which rules.
     """
 
-    fields: dict[str, tuple[Any, ...]]  # those that are not the same in all, with the value in each
-    rules: tuple[RulePreference, ...]  # those that have a preference, verdicts that change before others
-    quantities: tuple[SeparatedMetric, ...]  # those whose bands part most
+    fields: dict[str, tuple[Any, ...]]
+    rules: tuple[RulePreference, ...]
+    quantities: tuple[SeparatedMetric, ...]
     preferred: str | None
-    verdict: str  # in words: which is better, by which rules
+    verdict: str
 
     @property
     def changed(self) -> tuple[RulePreference, ...]:
