@@ -16,8 +16,7 @@ from netsor.cli import _run_study
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
-from netsor.studies.audit import AuditStudy, _cases, _plots, _request
-from netsor.studies.audit._advice import CHEAPER, cheaper
+from netsor.studies.audit import CHEAPER, AuditStudy, _cases, _plots, _request
 from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
@@ -404,12 +403,12 @@ def test_cheaper_ways_are_named_with_what_they_take():
     model = read("gpt2").replace(layers=12, width=64, heads=4, hidden=256)
     request = _request.Request((model,), tokens=(64,), draws=16, gradients=False)
     cost = AuditStudy(request).estimate()
-    assert cheaper(request, cost) == ""
-    text = cheaper(request, cost._replace(first=0.0, seconds=1e6))
+    assert AuditStudy(request).cheaper(cost) == ""
+    text = AuditStudy(request).cheaper(cost._replace(first=0.0, seconds=1e6))
     announced = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
     assert list(announced) == ["--set layers=4", "--tokens 8", "--widths actual"]
     assert text.startswith(f"{CHEAPER}: ")
     assert "GPU" not in text  # its time is not known for limits
     ids = _request.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
-    text = cheaper(ids, cost._replace(seconds=1e6))
+    text = AuditStudy(ids).cheaper(cost._replace(seconds=1e6))
     assert text == f"{CHEAPER}: a GPU (--backend torch): less than 111 min on an H200."

@@ -1,7 +1,4 @@
-"""Studies: long computations that end in a report, and what they are made of.
-
-`_study` runs every study. These names are what studies outside of this package, such as those of `netsor_papers`, use.
-"""
+"""Studies: long computations that end in a report. These names are for studies outside of this package."""
 
 from .._document import FLAG, Block, Cell, Document, Figure, Figures, Item, Items, Paragraph, Raw, Row, Section, Table
 from .._html import provenance

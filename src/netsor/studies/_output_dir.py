@@ -18,6 +18,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,13 @@ def out_path(out: object) -> Path:
     return Path(out)
 
 
+@dataclass(frozen=True)
 class Folder:
-    """Where a run puts its files.
+    """Where a run puts its files."""
 
-    `command` is how the command of every manifest of this study begins: the files of another study are somebody
-    else's. `side_by_side` names the options in which two runs may differ and still have their files side by side.
-    """
-
-    def __init__(self, path: Path, command: str, side_by_side: Sequence[str] = ()) -> None:
-        self.path, self.command, self.side_by_side = path, command, tuple(side_by_side)
+    path: Path
+    command: str  # how the command of every manifest of this study begins; other files are somebody else's
+    side_by_side: Sequence[str] = ()  # options in which two runs may differ and have their files side by side
 
     def prepare(self, names: Iterable[str]) -> None:
         """Refuse a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
@@ -185,14 +184,14 @@ def sweep(folder: Path) -> None:
             pass
 
 
+@dataclass(frozen=True)
 class Store:
     """A folder of finished parts: one file each, named by all that its numbers depend on.
 
     A checksum stands at the end of a file; one that was damaged counts as absent.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def _text(self, key: Mapping[str, Any]) -> str:
         # draws may change with the versions of what draws them

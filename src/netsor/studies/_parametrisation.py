@@ -79,14 +79,13 @@ class Parametrisation:
         return {"name": self.name, **kinds, **last, "promise": {"features": self.features, "logits": self.outputs}}
 
 
-# exponents of n in eps of Adam for vectors and matrices, those of the entries of their gradients; the head has 0
-EPS_EXPONENTS = {"sp": 0.0, "ntk": -0.5, "mup": -1.0, "mean-field": -1.0}
-# exponents of n in the standard deviations of matrices and of the head, and in the multiplier of tied logits
-STD_EXPONENTS = {
-    "sp": (-0.5, -0.5, 0.0),
-    "ntk": (-0.5, -0.5, -0.5),
-    "mup": (-0.5, -1.0, -1.0),
-    "mean-field": (-1.0, -1.0, -1.0),
+# exponents of n: in the standard deviations of matrices and of the head, in the multiplier of tied logits, and in eps
+# of Adam for vectors and matrices, as that of the entries of their gradients (the head has 0); that of d in scores
+EXPONENTS = {
+    "sp": (-0.5, -0.5, 0.0, 0.0, -0.5),
+    "ntk": (-0.5, -0.5, -0.5, -0.5, -0.5),
+    "mup": (-0.5, -1.0, -1.0, -1.0, -1.0),
+    "mean-field": (-1.0, -1.0, -1.0, -1.0, -1.0),
 }
 WORDS = {
     "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
@@ -104,13 +103,12 @@ def known(name: str, optimiser: str) -> Parametrisation:
     if name == "fixed":
         return Parametrisation(name, WORDS[name])
     vectors, matrices, head = NAMED[optimiser].exponents["mup" if name == "mean-field" else name]
-    std, last, tied = STD_EXPONENTS[name]
-    eps = Power(EPS_EXPONENTS[name] if "eps" in NAMED[optimiser].takes else 0.0)
+    std, last, tied, small, scores = EXPONENTS[name]
+    eps = Power(small if "eps" in NAMED[optimiser].takes else 0.0)
     kinds = {kind: Scaling(Power(), Power(vectors), eps) for kind in VECTORS}
     kinds |= {kind: Scaling(Power(std), Power(matrices), eps) for kind in MATRICES}
     kinds["head"] = Scaling(Power(last), Power(head))
-    scores = Power(-1.0) if name in ("mup", "mean-field") else Power(-0.5)
-    return Parametrisation(name, WORDS[name], kinds, Power(tied), scores, -0.5 if name == "ntk" else 0.0)
+    return Parametrisation(name, WORDS[name], kinds, Power(tied), Power(scores), -0.5 if name == "ntk" else 0.0)
 
 
 def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str) -> Parametrisation:

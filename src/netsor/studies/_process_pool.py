@@ -1,7 +1,6 @@
 """A pool of worker processes that end with this one, in whatever way, and import nothing but this package.
 
-Processes and not threads, for the interpreter's lock costs threads up to a third of the time. They write their own
-results, so that nothing finished is lost however a run ends.
+Threads would lose up to a third of the time to the interpreter's lock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How every study runs: tasks on worker processes, finished ones on disk, then a result with its report.
-
-docs/developer.md shows how to add a study.
-"""
+"""How every study runs: tasks on worker processes, finished ones on disk, then a result with its report."""
 
 from __future__ import annotations
 

@@ -255,15 +255,17 @@ class TrainingStudy(_study.Study[_study.Found]):
     """What the tasks of a check or a sweep are, and what they take."""
 
     request: Any
+    task_type: ClassVar[type[TrainingTask]]
 
     @property
     def cases(self) -> list[tuple[int, Any]]:
         """All networks, each with the place of its width."""
         return [pair for rule in self.request.checks for pair in enumerate(self.request.cases(rule))]
 
-    @abstractmethod
-    def tasks_of(self, case: Any, place: int) -> list[Any]:
-        """The draws of one network."""
+    def tasks_of(self, case: Any, place: int, *lr: tuple[float, ...]) -> list[Any]:
+        """The draws of one network; those of a sweep, at some learning rates."""
+        how = self.request.seed, self.request.backend, place, *lr
+        return [self.task_type(case, index, draws, *how) for index, draws in self.request.parts(place)]
 
     def tasks(self) -> list[Any]:
         """The draws of all networks, the longest first."""

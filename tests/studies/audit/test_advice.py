@@ -7,9 +7,8 @@ import pytest
 
 import netsor as ns
 from netsor._document import to_text
-from netsor.studies.audit._advice import adam_note, adam_updates, drawbacks, recipe_notes
-from netsor.studies.audit._differences import differences
-from netsor.studies.audit._document import GRADIENT_NOTE, document
+from netsor.studies.audit._differences import differences, drawbacks
+from netsor.studies.audit._document import GRADIENT_NOTE, adam_note, adam_updates, document, recipe_notes
 
 from .test_comparison import GROWN, MODEL, made
 

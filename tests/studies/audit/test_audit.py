@@ -392,7 +392,7 @@ WRONG = [
     ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "tokens=1 must be 2 or more"), ({"tokens": 17}, "tokens=17"),
     ({"draws": 14}, "draws=14 must be an integer, 15 or more: fewer"),
     ({"widths": "real"}, "widths='real' must be 'actual', 'inf'"),
-    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "one token id or more"), ({"ids": [1, -1]}, "ids=-1 must be"),
+    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "two or more: an audit"), ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
     ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"),
     ({"compare": "nothing"}, "must be the path of a file"),

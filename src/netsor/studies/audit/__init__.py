@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -13,7 +14,8 @@ import numpy as np
 
 from ..._program import Program
 from ..._validate import ArgumentError, Rng
-from ...engine._parallel import Progress, check_memory
+from ...engine._parallel import Progress, check_memory, cores
+from ...engine._plan import in_time
 from ...engine._precision import DIGITS, resolve_precision
 from ...engine._quadrature_error import FEW
 from ...engine.backends import AUTO
@@ -24,7 +26,6 @@ from .._cost import Cost, overhead_seconds, worker_count
 from .._output_dir import Arrays
 from .._study import Run, Study
 from .._training import is_function
-from ._advice import cheaper
 from ._cases import MOVED, AuditCase, AuditTask, Model
 from ._findings import DECIDE
 from ._measurements import Draws, LengthResult
@@ -36,6 +37,11 @@ from ._results import Audit, Comparison
 __all__ = ["audit"]
 
 COPIES = 4  # of the draws, at most, while they are put together and sorted
+LONG = 120.0  # seconds of an audit beyond which cheaper ways are named
+FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: blocks, and by which factor fewer tokens
+H200 = 150.0  # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and ratios.md
+PLANNING = 5.0  # seconds that loading PyTorch and planning take before a GPU has work
+CHEAPER = "Cheaper, and exact for what they report"
 
 
 def audit(
@@ -196,8 +202,31 @@ class AuditStudy(Study[Audit | Comparison]):
         return [task for subject in self.request.subjects for task in self.request.tasks(subject)]
 
     def cheaper(self, cost: Cost) -> str:
-        """Fewer blocks, fewer tokens or finite widths, and what they take, where this takes long."""
-        return cheaper(self.request, cost)
+        """Fewer blocks, fewer tokens or finite widths, and what they take by shallow plans, where this takes long.
+
+        Each is exact for what it reports: the first blocks of a model have the same law whatever comes after them.
+        """
+        request = self.request
+        models = [model for model in request.models if isinstance(model, Transformer)]
+        if not models or cost.clock <= LONG:
+            return ""
+        tries: dict[str, dict[str, Any]] = {}
+        if max(model.layers for model in models) > FEW_BLOCKS:
+            fewer = tuple(model.replace(layers=min(FEW_BLOCKS, model.layers)) for model in models)
+            tries[f"--set layers={FEW_BLOCKS}"] = {"models": fewer}
+        tokens = request.lengths[-1] // FEWER_TOKENS
+        if request.ids is None and tokens >= 2:
+            tries[f"--tokens {tokens}"] = {"tokens": (tokens,)}
+        if request.widths != "actual":
+            tries["--widths actual"] = {"widths": "actual"}
+        ways = []
+        for option, changes in tries.items():
+            cases = dataclasses.replace(request, **changes).subjects
+            seconds = sum(case.draw_at_depth.seconds * request.draws_of(case.tokens) for case in cases)
+            ways.append(f"{option}: about {in_time(cost.first + seconds / min(cost.workers, cores()))}")
+        if request.widths == "actual":  # limits are mostly planned and integrated on the host
+            ways.append(f"a GPU (--backend torch): less than {in_time(PLANNING + cost.seconds / H200)} on an H200")
+        return f"{CHEAPER}: {'; '.join(ways)}."
 
     def estimate(self) -> Cost:
         """What it takes, by the plans; refuses what does not fit in memory."""

@@ -41,14 +41,10 @@ class Departure(NamedTuple):
     ----------
     quantity : str
         Its name.
-    tokens : int
-        The length of the input.
-    block : int or None
-        0 is the embedding; None at the output.
-    median : float
-        The new one.
-    low, high : float
-        The ends of the earlier band.
+    tokens, block : int
+        The length of the input; the block, 0 for the embedding and None at the output.
+    median, low, high : float
+        The new median, and the ends of the earlier band.
     """
 
     quantity: str

@@ -13,13 +13,15 @@ from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
 from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding, join_words, lengths_text, number
-from ._measurements import Draws, Lengths, merged
+from ._measurements import Draws, LengthResult, Lengths, merged
 from ._quantities import EVERY
 
 SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
 NEUTRAL = ("limit",)  # rules that do not say which model is better
+WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
+WORSE_BY = 2.0  # a factor between medians below which a quantity is not worth a word
 
 
 class RulePreference(NamedTuple):
@@ -27,22 +29,20 @@ class RulePreference(NamedTuple):
 
     Parameters
     ----------
-    rule : str
-        Its name.
+    rule, why : str
+        Its name, and its preference in words.
     findings : tuple of Finding
         Of each model, at the length where the worst of them is worst.
     preferred : tuple of str
         Names of models, none of them better than another; all, if it has no preference.
     changes : bool
         Whether it is found in one and not found in another.
-    why : str
-        In words.
     """
 
     rule: str
-    findings: tuple[Finding, ...]  # of each model, at the length where the worst of them is worst
-    preferred: tuple[str, ...]  # names of models, none of them better than another; all, if it has no preference
-    changes: bool  # found in one, not found in another
+    findings: tuple[Finding, ...]
+    preferred: tuple[str, ...]
+    changes: bool
     why: str
 
 
@@ -53,10 +53,8 @@ class SeparatedMetric(NamedTuple):
     ----------
     quantity : str
         Its name.
-    block : int or None
-        Where; 0 is the embedding, None the output.
-    tokens : int
-        The length.
+    block, tokens : int
+        Where (0 is the embedding, None the output), and the length.
     models, medians : tuple
         The names of the two, and their medians.
     distance : float
@@ -67,7 +65,7 @@ class SeparatedMetric(NamedTuple):
     """
 
     quantity: str
-    block: int | None  # 0 is the embedding; None at the output
+    block: int | None
     tokens: int
     models: tuple[str, str]
     medians: tuple[float, float]
@@ -102,11 +100,11 @@ class Differences(NamedTuple):
         In words: which is better, by which rules.
     """
 
-    fields: dict[str, tuple[Any, ...]]  # those that are not the same in all, with the value in each
-    rules: tuple[RulePreference, ...]  # those that have a preference, verdicts that change before others
-    quantities: tuple[SeparatedMetric, ...]  # those whose bands part most
+    fields: dict[str, tuple[Any, ...]]
+    rules: tuple[RulePreference, ...]
+    quantities: tuple[SeparatedMetric, ...]
     preferred: str | None
-    verdict: str  # in words: which is better, by which rules
+    verdict: str
 
     @property
     def changed(self) -> tuple[RulePreference, ...]:
@@ -127,6 +125,27 @@ def differences(models: Sequence[Lengths]) -> Differences:
     if measured and all(statuses == {OK} for statuses in measured):
         verdict += f": all {len(measured)} measured rules are ok"
     return Differences(_fields(models), tuple(telling), _partings(models), preferred, verdict)
+
+
+def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
+    """Where the preferred model is worse than all others: bands do not overlap, and medians are a factor of 2 apart."""
+    best = next((each for each in results if each.model.name == preferred), None)
+    others = [each for each in results if each is not best]
+    if best is None or not others:
+        return []
+    said = []
+    for name in (name for name in WORSE_ABOVE if all(name in each.best for each in results)):
+        bands = (each[name][1:4] for each in (best, *others))  # after the last block, or at the output
+        (median, low, high), *rest = ([float(values.reshape(-1)[-1]) for values in band] for band in bands)
+        medians, lows, highs = map(sorted, zip(*rest, strict=True))
+        if WORSE_ABOVE[name]:
+            worse = low > highs[-1] and median > WORSE_BY * max(0.0, medians[-1])
+        else:
+            worse = high < lows[0] and WORSE_BY * median < medians[0]
+        if worse:
+            ends = dict.fromkeys((number(medians[0]), number(medians[-1])))
+            said.append(f"{EVERY[name].title} {number(median)} ({' to '.join(ends)} in the others)")
+    return said
 
 
 def _fields(models: Sequence[Lengths]) -> dict[str, tuple[Any, ...]]:

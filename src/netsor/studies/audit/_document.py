@@ -11,15 +11,31 @@ from ... import _document as doc
 from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES, provenance
+from ...models import RECIPES, Transformer
+from ...models._description import idle
 from . import _ranges
-from ._advice import adam_note, drawbacks, recipe_notes
-from ._differences import Differences, SeparatedMetric, strip_common_prefix
+from ._cases import Model
+from ._differences import Differences, SeparatedMetric, drawbacks, strip_common_prefix
 from ._findings import Finding, join_words, lengths_text
 from ._measurements import Draws, LengthResult, Lengths, merged
 from ._plots import figure, figures, swept_figures
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rules import BACKWARD_RULES
 
+ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
+MATRICES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "attention output",
+    "in": "MLP in",
+    "gate": "MLP gate",
+    "out": "MLP out",
+    "router": "router",
+    "embedding": "embedding",
+    "position": "position",
+    "logits": "logits",
+}
 Column = tuple[Draws, int | None]  # of a table: draws, and a block or the output
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")  # rows of the short table
 RULE_NOTE = (
@@ -107,6 +123,41 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
         Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(lengths))], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
+
+
+def adam_updates(model: Transformer, lr: float = ADAM_LR) -> dict[str, float]:
+    """The size of AdamW's first update over the std of the entries, by matrix: lr/std, for any gradient above eps.
+
+    The first bias-corrected step is lr · g/(|g| + eps), so every entry moves by lr. Matrices that start at 0 are left
+    out.
+    """
+    unread = idle(model)
+    stds = {words: getattr(model, f"std_{name}") for name, words in MATRICES.items() if f"std_{name}" not in unread}
+    return {words: lr / std for words, std in stds.items() if std > 0}
+
+
+def adam_note(model: Model) -> str:
+    """AdamW's first update relative to the weights, in words; matrices with the same ratio are named together."""
+    if not isinstance(model, Transformer):
+        return ""
+    alike: dict[float, list[str]] = {}
+    for words, ratio in adam_updates(model).items():
+        alike.setdefault(ratio, []).append(words)
+    if not alike:
+        return ""
+    parts = [f"{100 * ratio:.2g} % of the std of {', '.join(names)}" for ratio, names in sorted(alike.items())]
+    where = " in the encoder" if model.decoder_gain != 1 else ""
+    return (
+        f"AdamW moves every entry by the learning rate in its first step, however large its gradient is. At lr "
+        f"{ADAM_LR:g} that is {join_words(parts)}{where}."
+    )
+
+
+def recipe_notes(models: Sequence[Model]) -> list[str]:
+    """The formula and the source of every recipe that the models are drawn by."""
+    parts = [part for model in models for part in model.name.split(", ") if part.startswith("recipe=")]
+    names = dict.fromkeys(part.removeprefix("recipe=") for part in parts)
+    return [f"{name}: {RECIPES[name].words} ({RECIPES[name].source})." for name in names if name in RECIPES]
 
 
 def _finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Item]:

@@ -264,12 +264,9 @@ def _ids(given: Sequence[int] | None) -> tuple[int, ...] | None:
     if given is None:
         return None
     try:
-        ids = tuple(whole(value, "ids", least=0) for value in given)
+        return tuple(whole(value, "ids", least=0) for value in given)
     except TypeError:
         raise ArgumentError("ids", given, "a sequence of token ids") from None
-    if not ids:
-        raise ArgumentError("ids", (), "one token id or more")
-    return ids
 
 
 def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
@@ -279,9 +276,8 @@ def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
         first = next((other for other in named if other.name == model.name), None)
         name = model.name
         if first is not None:
-            before = first.fields()
-            differ = [f"{key}={value}" for key, value in model.fields().items() if value != before[key]]
-            differ = [] if isinstance(model, ProgramModel) else differ
+            fields = {} if isinstance(model, ProgramModel) else model.fields()
+            differ = [f"{key}={value}" for key, value in fields.items() if value != first.fields()[key]]
             name += f", {', '.join(differ[:MOST_NAMED])}" + ", …" * (len(differ) > MOST_NAMED) if differ else ", again"
         while name in {other.name for other in named}:
             name += ", again"

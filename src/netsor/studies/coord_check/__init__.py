@@ -166,14 +166,7 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     """A coordinate check, of one parametrisation or several."""
 
     request: Request
-
-    def tasks_of(self, case: CheckCase, place: int) -> list[CheckTask]:
-        """The draws of one network."""
-        request = self.request
-        return [
-            CheckTask(case, index, draws, request.seed, request.backend, place)
-            for index, draws in reversed(request.parts(place))
-        ]
+    task_type = CheckTask
 
     def extra_seconds(self, case: CheckCase, draw: Draw) -> float:
         """For the quadrature error at infinite width."""
@@ -184,10 +177,8 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     def result(self, run: Run) -> CoordCheck:
         """A check of each parametrisation."""
         run.wait()
-        tasks: dict[CheckCase, list[CheckTask]] = {}
-        for task in sorted(run.tasks, key=lambda task: task.index):
-            tasks.setdefault(task.case, []).append(task)
-        numbers = {s: np.concatenate([run[task]["numbers"] for task in some]) for s, some in tasks.items()}
+        tasks = {case: self.tasks_of(case, place) for place, case in self.cases if not case.empty}
+        numbers = {case: np.concatenate([run[task]["numbers"] for task in some]) for case, some in tasks.items()}
         checks = [_check(self.request, rule, numbers) for rule in self.request.checks]
         return CoordCheck(self.request, checks, *self.spent(run))
 

@@ -15,7 +15,6 @@ from ..._validate import Rng, also_spelled
 from ...engine._parallel import Progress
 from ...models import Transformer
 from ...optim import Optimiser
-from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy, subject_of
 from ._document import Transfer
@@ -119,14 +118,11 @@ class TransferStudy(TrainingStudy[Transfer]):
     """A learning-rate sweep, of one parametrisation or several."""
 
     request: Request
+    task_type = SweepTask
 
-    def tasks_of(self, case: SweepCase, place: int, lr: tuple[float, ...] | None = None) -> list[SweepTask]:
+    def tasks_of(self, case: SweepCase, place: int, *lr: tuple[float, ...]) -> list[SweepTask]:
         """The draws of one network, at the learning rates of the first round unless others are given."""
-        request = self.request
-        return [
-            SweepTask(case, index, draws, request.seed, request.backend, place, lr or request.grid)
-            for index, draws in request.parts(place)
-        ]
+        return super().tasks_of(case, place, *(lr or (self.request.grid,)))
 
     def result(self, run: Run) -> Transfer:
         """A sweep of each parametrisation; without given learning rates, curves grow until they have their minimum."""
@@ -140,14 +136,14 @@ class TransferStudy(TrainingStudy[Transfer]):
             run.add(tasks)
             run.wait(tasks, f"{self.request.name}: more learning rates")
             curves |= {pair: curves[pair].joined(self._curve(run, pair, lr)) for pair, lr in more.items()}
-        sweeps = [self._sweep(rule, curves) for rule in self.request.checks]
+        sweeps = []
+        for rule in self.request.checks:
+            cases = list(enumerate(self.request.cases(rule)))
+            by_width = {pair[1].width: curves[pair] for pair in cases if pair in curves}
+            refused = {case.width: case.refused for _, case in cases if case.refused}
+            sweeps.append(Sweep(rule.name, by_width, refused))
         return Transfer(self.request, sweeps, *self.spent(run))
 
     def _curve(self, run: Run, pair: Pair, lr: tuple[float, ...]) -> Curve:
         tasks = self.tasks_of(pair[1], pair[0], lr)
         return Curve(np.array(lr), np.concatenate([run[task]["losses"] for task in tasks], axis=1), pair[0])
-
-    def _sweep(self, rule: Parametrisation, curves: dict[Pair, Curve]) -> Sweep:
-        cases = list(enumerate(self.request.cases(rule)))
-        by_width = {pair[1].width: curves[pair] for pair in cases if pair in curves}
-        return Sweep(rule.name, by_width, {case.width: case.refused for _, case in cases if case.refused})
