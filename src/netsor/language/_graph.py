@@ -152,11 +152,11 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
     needs: dict[Value, list[tuple[Value, Keep]]] = {}
     for value in reversed(values):
         if value in keeps:
-            keeps[value] = whole_axes(value, keeps[value])
-            needs[value] = list(demand(value, keeps[value]))
+            keeps[value] = _or_every(value, whole_axes(value, keeps[value]))
+            needs[value] = [(x, _or_every(x, need)) for x, need in demand(value, keeps[value])]
             for x, need in needs[value]:
-                same = keeps.setdefault(x, need) is need
-                keeps[x] = need if same else tuple(map(operator.or_, keeps[x], need))
+                if keeps.setdefault(x, need) is not need:
+                    keeps[x] = _or_every(x, tuple(map(operator.or_, keeps[x], need)))
     new: dict[Value, Value] = {}
     parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
 
@@ -175,14 +175,21 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
         if value in keeps:
             inputs = [part(x, need) for x, need in needs[value]]
             same = len(inputs) == len(value.op.inputs) and all(map(operator.is_, inputs, value.op.inputs))
-            new[value] = value if same and is_all(keeps[value]) else rebuilt(value, keeps[value], inputs)
+            same = same and keeps[value] is every(value.shape)
+            new[value] = value if same else rebuilt(value, keeps[value], inputs)
             made_from.setdefault(new[value], value)
     return [new[output] for output in outputs], made_from
 
 
+def _or_every(x: Value, keep: Keep) -> Keep:
+    """All of a value as the tuple that `demand` knows, or a part of it."""
+    whole = every(x.shape)
+    return whole if keep is not whole and is_all(keep) else keep
+
+
 def whole_axes(value: Value, keep: Keep) -> Keep:
     """What is made of a value if these entries of it are needed: some operations make all of an axis, or nothing."""
-    whole = value.op.whole(value.ndim)
+    whole = () if keep is every(value.shape) else value.op.whole(value.ndim)
     return tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep)) if whole else keep
 
 
