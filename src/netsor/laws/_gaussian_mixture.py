@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +112,8 @@ def _distribution(z: Array, std: Array) -> Array:
     return np.asarray(scipy.special.ndtr(z))
 
 
-ND_TABLE_ENTRIES_PER_BATCH = 2**18  # entries of a table (points × replicas) computed at a time: 2 MiB, in cache
+ND_TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas) computed at a time: 1 MiB, in cache
+MAX_POINTS = 2**10  # of such a table
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 SPREAD = 1e9  # largest m²/v for which the square (u − m)²/v may be expanded: beyond, digits are lost
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
@@ -174,13 +175,13 @@ class GaussianMixtureND:
 
     def pdf(self, y: Array) -> Array:
         """The density at points (k, entries)."""
-        return self._over(y, lambda table: table.sum(axis=1))
+        return self._over(y, lambda table, weights: table.sum(axis=1))
 
     def pdf_with_error(self, y: Array) -> Estimate:
         """The density, with its standard error over replicas."""
 
-        def sums(table: Array) -> Array:  # Σ w k, Σ (w k)² and Σ w² k, with k the density of a component
-            return np.stack([table.sum(axis=1), np.einsum("ij,ij->i", table, table), table @ self._weights])
+        def sums(table: Array, weights: Array) -> Array:  # Σ w k, Σ (w k)² and Σ w² k, with k a component's density
+            return np.stack([table.sum(axis=1), np.einsum("ij,ij->i", table, table), table @ weights])
 
         value, square, cross = self._over(y, sums)
         if len(self.mean) == 1:
@@ -199,25 +200,30 @@ class GaussianMixtureND:
             errors.append(tail_error(each, self.weight, self._replicas.count))
         return np.concatenate(errors)
 
-    def _over(self, y: Array, reduce: Callable[[Array], Array]) -> Array:
-        """Apply `reduce` to tables (points, replicas) of w_r k_r on all cores; the result is (…, points)."""
+    def _over(self, y: Array, reduce: Callable[[Array, Array], Array]) -> Array:
+        """Sums over replicas that `reduce` takes of tables (points, replicas) of w_r k_r, (…, points): on all cores."""
         far = np.any(np.abs(y) > MAX_MAGNITUDE, axis=1) & ~np.any(np.isnan(y), axis=1)  # nothing is there
         y = np.where(far[:, None], 0.0, y)
         if self._expanded is None or not len(y):
-            result = reduce(np.exp(self._exponents(y)))
+            result = reduce(np.exp(self._exponents(y)), self._weights)
         else:
             centre, scale, coefficients = self._expanded
             u = (y - centre) / scale
             i, j = np.triu_indices(y.shape[1])
             features = np.concatenate([u[:, i] * u[:, j], u, np.ones((len(u), 1))], axis=1)
-            parts = list(batches(features, coefficients.shape[1], ND_TABLE_ENTRIES_PER_BATCH))
+            rows = range(0, len(y), MAX_POINTS)
+            step = max(1, ND_TABLE_ENTRIES_PER_BATCH // min(len(y), MAX_POINTS))
 
-            def work(part: Array) -> Array:
-                table = part @ coefficients
-                return reduce(np.exp(table, out=table))  # in place: memory costs as much as the exponential
+            def work(row: int) -> Array:
+                total: Any = 0.0
+                for k in range(0, coefficients.shape[1], step):
+                    table = features[row : row + MAX_POINTS] @ coefficients[:, k : k + step]
+                    np.exp(table, out=table)  # in place: memory costs as much as the exponential
+                    total = total + reduce(table, self._weights[k : k + step])
+                return np.asarray(total)
 
-            with thread_pool(min(len(parts), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
-                result = np.concatenate(list(pool.map(work, parts)), axis=-1)
+            with thread_pool(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
+                result = np.concatenate(list(pool.map(work, rows)), axis=-1)
         result[..., far] = 0.0
         return result
 
