@@ -96,6 +96,13 @@ def test_the_other_branch_may_drown_too():
     assert "in block 4 the MLP is 0.048 of what is added" in found.measured
 
 
+def test_one_matrix_of_queries_keys_and_values_counts():
+    found = verdict("dominance", facts(grad_qkv=[300.0] * 4))
+    assert found.verdict == FLAG
+    assert "is that of one kind (qkv)" in found.measured
+    assert verdict("scores", facts(grad_qkv=[300.0] * 4)).verdict == NOT_APPLICABLE
+
+
 def test_what_was_not_measured_is_said():
     assert verdict("limit", facts()).verdict == NOT_APPLICABLE
     assert verdict("loss", facts(uniform_loss=None)).verdict == NOT_APPLICABLE

@@ -10,12 +10,11 @@ import numpy as np
 from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._findings import FEWEST, Finding, RuleInput, Verdict, above, band, below, compared, number, outside_band, ratio
-from ._quantities import BLOCKS, EVERY
+from ._quantities import BLOCKS, EVERY, KINDS
 
 NO_GRADIENTS = Verdict("gradients were not asked for", NOT_APPLICABLE)
 BACKWARD_RULES = ("vanishing", "exploding", "scores", "dominance")  # those about gradients
 ATTENTION = ("query", "key", "value", "output")
-KINDS = (*ATTENTION, "in", "gate", "out", "embedding", "head")
 
 Judge = Callable[[RuleInput, float], Verdict]  # of the facts and the threshold
 
