@@ -73,9 +73,7 @@ def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
 
 
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
-    """Entries along one axis of a replica; of a range of them, in numpy, a view."""
-    if type(a) is np.ndarray and isinstance(places, range):
-        return a[(*(slice(None),) * (axis + 1 if axis >= 0 else a.ndim + axis), slice(places.start, places.stop))]
+    """Entries along one axis of a replica."""
     if _replicas_innermost(a):
         return _first(_last(a).take(places, axis=axis))
     return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)

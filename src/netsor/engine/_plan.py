@@ -74,8 +74,7 @@ def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set
     """
     owner: dict[Register, Register] = {}  # whose memory an array shares
     for step in steps:
-        view = step.kind in VIEWS or step.kind == "take"
-        owner[step.out] = owner.get(step.args[0], step.args[0]) if view else step.out
+        owner[step.out] = owner.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
     read, read_memory = set(results), {owner.get(result, result) for result in results}
     found: list[tuple[set[Register], int | None]] = []
     for step in reversed(steps):
@@ -231,10 +230,7 @@ class Plan:
         lines = [textwrap.fill(self.title, 80, subsequent_indent=4 * " "), *(f"  {line}" for line in wrapped)]
         rows = _rows(self.steps, self.loops)
         width = max((len(words) for words, *_ in rows), default=0)
-        for words, shape, numbers in rows:
-            drawn = f"{numbers:>12,}" if numbers else " " * 12
-            lines.append(f"  {words:{width}}  {drawn}  {shape}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {words:{width}}  {numbers:>12}  {shape}" for words, numbers, shape in rows)])
 
     def _summary(self) -> list[str]:
         """What it costs, in lines."""
@@ -250,35 +246,29 @@ class Plan:
         return [f"{numbers} and {self.bytes:,} bytes a replica", taken, *notes]
 
     def _repr_html_(self) -> str:
-        rows = [
-            (words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps, self.loops)
-        ]
-        steps = table(rows, ("step", "random numbers", "shape"), code=True)
+        steps = table(_rows(self.steps, self.loops), ("step", "random numbers", "shape"), code=True)
         return title(self.title) + "".join(map(note, self._summary())) + steps
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
 
 
-def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, str, int]]:
-    """What is printed of each step that has a description: that, the shape of its result, its random numbers.
-
-    Of a loop, its first block.
-    """
-    rows: list[tuple[str, str, int]] = []
+def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, ...]]:
+    """What is printed of each step that has a description, of a loop its first block: that, its numbers, its shape."""
+    rows: list[tuple[str, ...]] = []
     done = 0
     for loop in found:
         block = steps[loop.start : loop.start + loop.period]
         rows += _rows(steps[done : loop.start])
-        rows.append((f"{loop.times} times, with new random numbers each time:", "", 0))
-        rows += [(f"  {words}", shape, numbers) for words, shape, numbers in _rows(block)]
+        rows.append((f"{loop.times} times, with new random numbers each time:", "", ""))
+        rows += [(f"  {words}", *rest) for words, *rest in _rows(block)]
         done = loop.stop
         if done < len(steps):
-            rows.append(("then:", "", 0))
+            rows.append(("then:", "", ""))
     for step in steps[done:]:
         if step.words:
             shape = " × ".join(map(str, step.out.shape)) or "one number"
-            rows.append((f"{step.kind:8} {step.words}", shape, step.numbers))
+            rows.append((f"{step.kind:8} {step.words}", f"{step.numbers:,}" if step.numbers else "", shape))
     return rows
 
 
