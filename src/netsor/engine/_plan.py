@@ -21,7 +21,6 @@ from .._html import note, table, title
 from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
-from ._ops import apply_over
 from ._rng_keys import NODE_SHIFTS
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -44,12 +43,7 @@ RULES: dict[str, Callable[..., Any]] = {
 WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
 
-IN_PLACE: dict[str, Any] = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "scale": np.multiply,
-    "apply": apply_over,
-}
+IN_PLACE = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
 LATE = 2**18  # numbers of a replica beyond which a draw that one function alone reads is made as it reads them
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
@@ -78,7 +72,7 @@ def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set
     read, read_memory = set(results), {owner.get(result, result) for result in results}
     found: list[tuple[set[Register], int | None]] = []
     for step in reversed(steps):
-        entrywise = step.kind in IN_PLACE and (step.kind != "apply" or step.params.get("axes") == 0)
+        entrywise = step.kind in IN_PLACE or (step.kind == "apply" and step.params.get("axes") == 0)
         places = [
             i
             for i, arg in enumerate(step.args)
@@ -308,5 +302,7 @@ def run(
 def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
     """Execute one instruction with numpy, in place if the buffer is dead and not broadcast over replicas."""
     if place is not None and inputs[place].flags.writeable and len(inputs[place]) == max(map(len, inputs)):
+        if step.kind == "apply":
+            return _ops.apply(np, *inputs, **step.params, out=inputs[place])
         return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
     return RULES[step.kind](np, *inputs, **step.params)
