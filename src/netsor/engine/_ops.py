@@ -175,7 +175,7 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
 def apply(
     xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None, out: Any = None
 ) -> Array:
-    """A function that sees the last `axes` axes whole, or all if None; in numpy it may write into an argument, `out`."""
+    """A function of the last `axes` axes, or of all if None; in numpy it may write into `out`, one of its arrays."""
     numpy = all(type(a) is np.ndarray for a in arrays)
     if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
         replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
