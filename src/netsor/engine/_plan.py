@@ -43,7 +43,7 @@ RULES: dict[str, Callable[..., Any]] = {
 WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
 
-IN_PLACE = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
+IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
 LATE = 2**18  # numbers of a replica beyond which a draw that one function alone reads is made as it reads them
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
