@@ -22,7 +22,7 @@ MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan 
 
 
 class TooLargeError(ValueError):
-    """An array of one replica that is larger than LARGEST bytes."""
+    """An array of one replica that is larger than MAX_ARRAY_BYTES."""
 
 
 @dataclass(eq=False)
@@ -106,7 +106,7 @@ class Builder:
         return made
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
-        """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
+        """A register for an array that varies; refused if one replica of it is larger than MAX_ARRAY_BYTES."""
         if 8 * math.prod(shape) > MAX_ARRAY_BYTES:
             what = f" ({words})" if words else ""
             raise TooLargeError(
