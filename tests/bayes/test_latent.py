@@ -48,7 +48,7 @@ def test_the_shortcut_changes_nothing(case, monkeypatch):
     latent = Latent(net.plan(n=width), 1)
     if width == ns.inf and "deep" not in case:
         assert not [step for step in latent.plan.steps if step.kind == "reduced"]
-    monkeypatch.setattr(_latent, "_shortened", lambda plan: (plan, 1.0))
+    monkeypatch.setattr(_latent, "_shortened", lambda plan: plan)
     monkeypatch.setattr(_latent, "_read", lambda plan, step, shape: np.arange(np.prod(shape)))
     whole = Latent(net.plan(n=width), 1)
     z = np.random.default_rng(2).standard_normal((7, whole.size))

@@ -45,7 +45,11 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     # It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
     # the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
     values = topological_order(outputs)
-    made, backward = _gaussian_sources(values), _after_transposes(values)
+    made, backward = _gaussian_sources(values), set[Value]()
+    for value in values:
+        transposed = isinstance(value.op, MatMul) and value.op.weight.transposed
+        if transposed or not backward.isdisjoint(value.op.inputs):
+            backward.add(value)
     unclear = []
     for p in scores:
         x, y = (made[factor] for factor in p.op.inputs)
@@ -97,16 +101,6 @@ def _gaussian_sources(values: Sequence[Value]) -> dict[Value, frozenset[Source] 
                 linear = (op.acts is VectorAccess.LINEARLY or isinstance(op, Rotate)) and len(known) == len(parts)
                 made[value] = frozenset().union(*known) if linear else None
     return made
-
-
-def _after_transposes(values: Sequence[Value]) -> set[Value]:
-    """The values that depend on what a transpose made."""
-    found: set[Value] = set()
-    for value in values:
-        transpose = isinstance(value.op, MatMul) and value.op.weight.transposed
-        if transpose or not found.isdisjoint(value.op.inputs):
-            found.add(value)
-    return found
 
 
 def certain(products: Sequence[Product]) -> list[Bools]:

@@ -109,12 +109,12 @@ def _check_known(value: Array, error: Array, functions: tuple[Function, ...], a:
 
 
 def _shifted(value: Array, error: Array, shift: int) -> Array:
-    if shift not in (1, 2):
-        return value
     if shift == 1:
         return value + error
-    i, j = np.indices(value.shape[-2:])
-    return value + (1 - 2 * ((i + j) % 2)) * error
+    if shift == 2:
+        i, j = np.indices(value.shape[-2:])
+        return value + (1 - 2 * ((i + j) % 2)) * error
+    return value
 
 
 # Nodes, where a nonlinearity acts on combinations of outputs of other nonlinearities: values of the sources at

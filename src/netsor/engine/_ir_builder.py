@@ -22,7 +22,7 @@ MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan 
 
 
 class TooLargeError(ValueError):
-    """An array of one replica that is larger than LARGEST bytes."""
+    """An array of one replica that is larger than MAX_ARRAY_BYTES."""
 
 
 @dataclass(eq=False)
@@ -67,8 +67,6 @@ class Builder:
         """The result of an instruction. Its shape is `made`, or is found by running the instruction on 0 replicas."""
         if kind == "residual":
             params["shift"] = self.shift
-        if kind == "take":
-            params["places"] = _in_a_row(params["places"])
         if kind in ("kernel", "moments"):
             params["shift"], self.expects = self.shift, True
             functions = (params[name] for name in ("f", "g") if name in params)
@@ -108,7 +106,7 @@ class Builder:
         return made
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
-        """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
+        """A register for an array that varies; refused if one replica of it is larger than MAX_ARRAY_BYTES."""
         if 8 * math.prod(shape) > MAX_ARRAY_BYTES:
             what = f" ({words})" if words else ""
             raise TooLargeError(
@@ -139,14 +137,6 @@ class Builder:
         if len(places) == a.shape[axis] and (places == np.arange(len(places))).all():
             return a
         return self.step("take", a, places=places, axis=axis)
-
-
-def _in_a_row(places: Any) -> Any:
-    """Places that follow each other, as a range: they need not be copied."""
-    if np.ndim(places) != 1 or not len(places):
-        return places
-    row = range(places[0], places[0] + len(places))
-    return row if np.array_equal(places, row) else places
 
 
 def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Register | None:

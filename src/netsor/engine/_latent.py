@@ -33,7 +33,7 @@ class Latent:
     """The outputs of a plan given rows of standard normals (replicas, size): those that it reads."""
 
     def __init__(self, plan: Plan, workers: int | None = None, backend: Backend | None = None) -> None:
-        self.plan, self.factor = _shortened(plan)
+        self.plan = _shortened(plan)
         self.backend = backend or Numpy()
         if self.backend.precision != "float64":
             raise ArgumentError("precision", self.backend.precision, "'float64': chains need double precision")
@@ -66,7 +66,7 @@ class Latent:
     def given(self, z: Floats) -> tuple[Floats, Floats]:
         """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
-        columns = _beside(np, columns, self.factor)
+        columns = _beside(np, columns)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
         replicas = len(z)
@@ -90,9 +90,7 @@ class Latent:
         assert isinstance(self.backend, Device)
         size = DEVICE_BLOCK_BYTES[self.backend.kind] // max(self.plan.bytes + 32 * self.entries**2, 1)
         block = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
-        ask = self.backend.given(
-            self.plan, lambda library, mean, columns: what(library, mean, _beside(library.xp, columns, self.factor))
-        )
+        ask = self.backend.given(self.plan, lambda lib, mean, columns: what(lib, mean, _beside(lib.xp, columns)))
 
         def found(z: Floats) -> Floats:
             parts = [z[k : k + block] for k in range(0, len(z), block)]
@@ -115,25 +113,25 @@ class Latent:
         return own
 
 
-def _beside(xp: Any, columns: Any, factor: float) -> Any:
-    """C (replicas, …, entries, ·) of every head, side by side, times a number: (replicas, entries, ·)."""
-    if columns.ndim > 3:
-        columns = xp.reshape(xp.moveaxis(columns, -2, 1), (columns.shape[0], columns.shape[-2], -1))
-    return columns if factor == 1 else factor * columns
+def _beside(xp: Any, columns: Any) -> Any:
+    """C (replicas, …, entries, ·) of every head, side by side: (replicas, entries, ·)."""
+    if columns.ndim == 3:
+        return columns
+    return xp.reshape(xp.moveaxis(columns, -2, 1), (columns.shape[0], columns.shape[-2], -1))
 
 
-def _shortened(plan: Plan) -> tuple[Plan, float]:
-    """The plan that ends at vectors X, where the covariance is c² Σ X X^T over heads; and c."""
+def _shortened(plan: Plan) -> Plan:
+    """The plan that ends at vectors X, where the covariance of the outputs is Σ X X^T over heads."""
     # Many plans end in a Cholesky factor C with C C^T = X X^T (docs/theory.md, equation 5), made only to be multiplied
     # with itself. X serves as well, and so on backwards if X is itself such a factor.
-    plan, factor = _without_zeros(plan), 1.0
-    while (found := _without_root(plan)) is not None:
-        plan, factor = found[0], factor * found[1]
-    return plan, factor
+    plan = _without_zeros(plan)
+    while (shorter := _without_root(plan)) is not None:
+        plan = shorter
+    return plan
 
 
-def _without_root(plan: Plan) -> tuple[Plan, float] | None:
-    """The plan without its last Cholesky factor C, and c, if the covariance of its outputs is c² Σ C C^T over heads."""
+def _without_root(plan: Plan) -> Plan | None:
+    """The plan without its last Cholesky factor C, if the covariance of its outputs is c² Σ C C^T over heads."""
     # It is if the steps after C are linear and keep C C^T but for c², which one random matrix in place of C shows.
     size = plan.mean.size
     root = next((step for step in reversed(plan.steps) if step.kind == "reduced"), None)
@@ -150,12 +148,14 @@ def _without_root(plan: Plan) -> tuple[Plan, float] | None:
     mean, columns = (arrays.get(r, r.value) for r in (plan.mean, plan.columns))
     if mean is None or mean.any() or columns is None:
         return None
-    cov, products = (rows @ np.swapaxes(rows, 1, 2) for rows in (_beside(np, a, 1.0) for a in (columns, tried)))
+    cov, products = (rows @ np.swapaxes(rows, 1, 2) for rows in (_beside(np, a) for a in (columns, tried)))
     square = float(np.trace(cov[0]) / np.trace(products[0]))
     if not np.allclose(cov, square * products, rtol=0, atol=1e-12 * np.abs(cov).max()):
         return None
     steps, kept = _narrowed(plan.steps, root.args[1])
-    return replace(plan, steps=steps, mean=Register((size,), np.zeros((1, size))), columns=kept), math.sqrt(square)
+    columns = Register(kept.shape)
+    steps = [*steps, Step("scale", columns, (kept,), {"by": math.sqrt(square)}, "", kept.size)]
+    return replace(plan, steps=steps, mean=Register((size,), np.zeros((1, size))), columns=columns)
 
 
 def _without_zeros(plan: Plan) -> Plan:

@@ -73,9 +73,7 @@ def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
 
 
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
-    """Entries along one axis of a replica; of a range of them, in numpy, a view."""
-    if type(a) is np.ndarray and isinstance(places, range):
-        return a[(*(slice(None),) * (axis + 1 if axis >= 0 else a.ndim + axis), slice(places.start, places.stop))]
+    """Entries along one axis of a replica."""
     if _replicas_innermost(a):
         return _first(_last(a).take(places, axis=axis))
     return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)
@@ -174,28 +172,24 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
     return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
 
 
-def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None) -> Array:
-    """A function that sees the last `axes` axes whole, or all if None."""
-    # If f returns its argument, a copy, as later steps may overwrite it.
+def apply(
+    xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None, out: Any = None
+) -> Array:
+    """A function of the last `axes` axes, or of all if None; in numpy it may write into `out`, one of its arrays."""
     numpy = all(type(a) is np.ndarray for a in arrays)
     if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
         replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
-        if max(math.prod((*replicas, *shape)), *(a.size for a in arrays)) > 2 * FUNCTION_ENTRIES_PER_BATCH:
-            made = np.empty((*replicas, *shape), np.result_type(*arrays))
-            return _by_pieces(arrays, f, made, arrays[0].ndim - axes)
+        if out is not None and any(a is not out and np.may_share_memory(a, out) for a in arrays):
+            out = None
+        size = max(math.prod((*replicas, *shape)), *(a.size for a in arrays))
+        if out is None and size > 2 * FUNCTION_ENTRIES_PER_BATCH:
+            out = np.empty((*replicas, *shape), np.result_type(*arrays))
+        if out is not None:
+            return _by_pieces(arrays, f, out, arrays[0].ndim - axes)
     made = f(*arrays)
     if numpy and any(np.may_share_memory(made, a) for a in arrays):
-        made = made.copy()
+        made = made.copy()  # later steps may overwrite it
     return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
-
-
-def apply_over(*arguments: Any, out: Any) -> Any:
-    """`apply` for coordinates in numpy, written into `out`, one of its arrays that no later step reads."""
-    *arrays, f, shape, _ = arguments
-    others = [a for a in arrays if a is not out]
-    if _replicas_innermost(out) or any(_replicas_innermost(a) or np.may_share_memory(a, out) for a in others):
-        return apply(np, *arrays, f=f, shape=shape)
-    return _by_pieces(arrays, f, out, out.ndim)
 
 
 def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any, leading: int) -> Any:

@@ -21,7 +21,6 @@ from .._html import note, table, title
 from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
-from ._ops import apply_over
 from ._rng_keys import NODE_SHIFTS
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -44,12 +43,7 @@ RULES: dict[str, Callable[..., Any]] = {
 WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
 
-IN_PLACE: dict[str, Any] = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "scale": np.multiply,
-    "apply": apply_over,
-}
+IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
 LATE = 2**18  # numbers of a replica beyond which a draw that one function alone reads is made as it reads them
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
@@ -74,12 +68,11 @@ def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set
     """
     owner: dict[Register, Register] = {}  # whose memory an array shares
     for step in steps:
-        view = step.kind in VIEWS or step.kind == "take"
-        owner[step.out] = owner.get(step.args[0], step.args[0]) if view else step.out
+        owner[step.out] = owner.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
     read, read_memory = set(results), {owner.get(result, result) for result in results}
     found: list[tuple[set[Register], int | None]] = []
     for step in reversed(steps):
-        entrywise = step.kind in IN_PLACE and (step.kind != "apply" or step.params.get("axes") == 0)
+        entrywise = step.kind in IN_PLACE or (step.kind == "apply" and step.params.get("axes") == 0)
         places = [
             i
             for i, arg in enumerate(step.args)
@@ -231,10 +224,7 @@ class Plan:
         lines = [textwrap.fill(self.title, 80, subsequent_indent=4 * " "), *(f"  {line}" for line in wrapped)]
         rows = _rows(self.steps, self.loops)
         width = max((len(words) for words, *_ in rows), default=0)
-        for words, shape, numbers in rows:
-            drawn = f"{numbers:>12,}" if numbers else " " * 12
-            lines.append(f"  {words:{width}}  {drawn}  {shape}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {words:{width}}  {numbers:>12}  {shape}" for words, numbers, shape in rows)])
 
     def _summary(self) -> list[str]:
         """What it costs, in lines."""
@@ -250,35 +240,29 @@ class Plan:
         return [f"{numbers} and {self.bytes:,} bytes a replica", taken, *notes]
 
     def _repr_html_(self) -> str:
-        rows = [
-            (words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps, self.loops)
-        ]
-        steps = table(rows, ("step", "random numbers", "shape"), code=True)
+        steps = table(_rows(self.steps, self.loops), ("step", "random numbers", "shape"), code=True)
         return title(self.title) + "".join(map(note, self._summary())) + steps
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
 
 
-def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, str, int]]:
-    """What is printed of each step that has a description: that, the shape of its result, its random numbers.
-
-    Of a loop, its first block.
-    """
-    rows: list[tuple[str, str, int]] = []
+def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, ...]]:
+    """What is printed of each step that has a description, of a loop its first block: that, its numbers, its shape."""
+    rows: list[tuple[str, ...]] = []
     done = 0
     for loop in found:
         block = steps[loop.start : loop.start + loop.period]
         rows += _rows(steps[done : loop.start])
-        rows.append((f"{loop.times} times, with new random numbers each time:", "", 0))
-        rows += [(f"  {words}", shape, numbers) for words, shape, numbers in _rows(block)]
+        rows.append((f"{loop.times} times, with new random numbers each time:", "", ""))
+        rows += [(f"  {words}", *rest) for words, *rest in _rows(block)]
         done = loop.stop
         if done < len(steps):
-            rows.append(("then:", "", 0))
+            rows.append(("then:", "", ""))
     for step in steps[done:]:
         if step.words:
             shape = " × ".join(map(str, step.out.shape)) or "one number"
-            rows.append((f"{step.kind:8} {step.words}", shape, step.numbers))
+            rows.append((f"{step.kind:8} {step.words}", f"{step.numbers:,}" if step.numbers else "", shape))
     return rows
 
 
@@ -318,5 +302,7 @@ def run(
 def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
     """Execute one instruction with numpy, in place if the buffer is dead and not broadcast over replicas."""
     if place is not None and inputs[place].flags.writeable and len(inputs[place]) == max(map(len, inputs)):
+        if step.kind == "apply":
+            return _ops.apply(np, *inputs, **step.params, out=inputs[place])
         return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
     return RULES[step.kind](np, *inputs, **step.params)
