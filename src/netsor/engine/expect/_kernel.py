@@ -182,10 +182,9 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
 # Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
 PAIRS_PER_BATCH = 2**13  # computed at once: their arrays fit a cache
 PRECISION = 3e-12  # bound of the remainder at which a series is long enough, relative to √(E[φ²] E[ψ²])
-TERMS = 64  # of the series that is tried first
-# Longer series: terms, and the number of pairs beyond which their table costs less than conditioning, if there is a
-# formula for E[ψ(v) | u] and if there is none.
-LONGER = ((256, 500, 8), (1024, 5000, 64))
+# Terms of the series that are tried, and the number of pairs from which their table costs less than conditioning: if
+# there is a formula for E[ψ(v) | u], and if there is none.
+LENGTHS = ((64, 1, 1), (256, 500, 8), (1024, 5000, 64))
 CORRELATION_RTOL = 4e-16  # of a correlation: two relative rounding errors of double precision
 
 
@@ -215,17 +214,14 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
     value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
     todo = np.ones(len(rho), dtype=bool)
-    for block in slices(len(rho), PAIRS_PER_BATCH):
-        parts = _summed(x, y, ix[block], iy[block], rho[block], TERMS)
-        value[block], error[block], scale[block], todo[block] = parts
     formula = x.f.smoothed is not None or y.f.smoothed is not None
-    for terms, many, few in LONGER:
+    for terms, many, few in LENGTHS:
         hard = np.nonzero(todo)[0]
         if len(hard) < (many if formula else few) or not _series_is_cheaper(x, y, terms):
             break
         for block in slices(len(hard), PAIRS_PER_BATCH):
             some = hard[block]
-            value[some], error[some], _, todo[some] = _summed(x, y, ix[some], iy[some], rho[some], terms)
+            value[some], error[some], scale[some], todo[some] = _summed(x, y, ix[some], iy[some], rho[some], terms)
     hard = np.nonzero(todo)[0]
     if len(hard):
         value[hard], further = conditioned(x.take(ix[hard]), y.take(iy[hard]), rho[hard], scale[hard])
@@ -239,9 +235,9 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
 
 
 def _series_is_cheaper(x: Single, y: Single, terms: int) -> bool:
-    """Whether so many terms may cost less than conditioning: kinks or uncentred rows limit it to 256, both to none."""
+    """Whether so many terms may cost less than conditioning: kinks or uncentred rows limit them to 256, both to 64."""
     smooth = not len(x.features.breaks) or not len(y.features.breaks)
-    return terms <= 256 if smooth != (x.centred and y.centred) else smooth
+    return terms <= (64, 256, 1024)[smooth + (x.centred and y.centred)]
 
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:

@@ -1,4 +1,4 @@
-"""Passes: functions from graph to graph, each an identity in law that its file states.
+"""Passes: functions from graph to graph, each an identity in law that it, or its file, states.
 
 Those that `rewrite` applies always bring a program to the form that lowering reads. Every other one is a shortcut that
 you can leave out: the law stays the same (the tests check it), and takes more random numbers or time.

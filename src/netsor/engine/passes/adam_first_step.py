@@ -5,12 +5,9 @@ y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/
 At finite width all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the
 l_k. From a finite to an infinite width, y is a combination of the vectors sign(Σ_k r_kβ l_k) with coefficients x_β/in.
 
-From an infinite width, the mean over β is an expectation (docs/theory.md, "Adam's first step"), and f = sign:
-
-- if the matrix acted on one vector, sign(l_α r_β) is a product, and y = E[sign(r) x] sign(l);
-- where (r, x) are jointly Gaussian of mean 0, with products B of the r_k and c of the r_k with x, g_α is
-  N(0, l_α^T B l_α) and E[x | g_α] = (l_α · c)/(l_α^T B l_α) g_α, so y_α = √(2/π) (l_α · c)/√(l_α^T B l_α);
-- else it is a mean over quasi-random nodes β, and y a function of the l_k at the nodes of their own space.
+From an infinite width f = sign, and the mean over β is an expectation: in closed form for one use, and for Gaussian r
+and x of mean 0 (docs/theory.md, "Adam's first step"); else it is a mean over quasi-random nodes β, and y a function of
+the l_k at the nodes of their own space.
 
 After this pass no such product is left, which lowering relies on: it cannot be switched off.
 """

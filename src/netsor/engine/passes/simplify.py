@@ -1,28 +1,4 @@
-"""Small rewrites of the graph, each an identity in law.
-
-`deduplicate_products` (always): one matrix times one vector is one vector, however often it is written, so W x − W x is
-0 exactly. Of W[[0, 0, 1]] x only W[[0, 1]] x is made. After it the members of every weight are distinct, which lowering
-relies on.
-
-`bind_width_ratios` (always): √(n/m) is a number once the widths are bound. A ratio that vanishes like n^(−1/2) stays: a
-score may see it (see `lower/_dual_numbers.py`).
-
-`commute_mix`: Σ_j a_j W x_j = W Σ_j a_j x_j, because W is linear. The s values of a head that are mixed into one vector
-need one source, not s. Condition: the products W x_j are used for this combination alone.
-
-`fuse_sources`: a linear combination of independent Gaussian vectors is Gaussian, given its coefficients. So a value
-whose sources (a product and a bias, say) nothing else asks about is drawn itself, if that takes fewer sources.
-
-`condition_scores`: given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c
-z_j)_1 with L L^T = ⟨q_i, q_i'⟩/n and W^c independent copies of W. So a score that is an output becomes a vector of
-which one coordinate is asked for, and its sources are never drawn (docs/theory.md, "The last product is integrated
-out").
-Conditions: the dot is used for outputs alone, the product W z for this dot alone; for a mean, a finite width.
-
-`drop_identities`: activations with φ(x) = x on every draw that will ever be made: the identity, and a clip at C if
-P(|u| > C) < e^(−70) by a bound on coordinates, √variance · N · Π χ_m/√m. Coordinates of data are bounded by the
-largest.
-"""
+"""Small rewrites of the graph. The docstring of each states the identity in law that allows it."""
 
 from __future__ import annotations
 
@@ -66,7 +42,10 @@ from ._rewrite import Context, asked, key_of, linear_sources, rewritten, users_o
 
 
 def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with every product of matrices and vectors once, and every member of a weight once in it."""
+    """One matrix times one vector is one vector, however often it is written, so W x − W x is 0 exactly.
+
+    Of W[[0, 0, 1]] x only W[[0, 1]] x is made. Lowering relies on it: the members of every weight are distinct.
+    """
     products: dict[Any, Value] = {}
 
     def change(old: Value, new: Value) -> Value:
@@ -99,7 +78,10 @@ def _each(value: Value, weight: Weight, x: Vector) -> Value:
 
 
 def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with W (Σ_j a_j x_j) instead of Σ_j a_j W x_j."""
+    """Σ_j a_j W x_j = W Σ_j a_j x_j, if the products W x_j are used for this combination alone.
+
+    So the s values of a head that are mixed into one vector need one source, not s.
+    """
     users = users_of(context.ordered(outputs))
 
     def change(old: Value, new: Value) -> Value:
@@ -119,7 +101,10 @@ def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with a Fuse at every value that alone is asked about its sources, if that makes them fewer."""
+    """A linear combination of independent Gaussian vectors is Gaussian, given its coefficients.
+
+    So a value whose sources (a product and a bias, say) nothing else asks about is drawn itself, if it takes fewer.
+    """
     values = context.ordered(outputs)
     made = linear_sources(values)
     every = dict.fromkeys(x for value in values for x in asked(value))
@@ -162,7 +147,7 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with numbers instead of ratios of widths."""
+    """√(n/m) is a number once the widths are bound; one that vanishes like n^(−1/2) stays, for a score may see it."""
 
     def change(old: Value, new: Value) -> Value:
         if not isinstance(new.op, Root):
@@ -192,7 +177,12 @@ ROOT = Function("root", _root, bounded=False, lipschitz=False)
 
 
 def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with a vector, of which a coordinate is meant, instead of each such score among its outputs."""
+    """A score that is an output becomes a coordinate of a vector, and its sources are never drawn.
+
+    Given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c z_j)_1 with L L^T =
+    ⟨q_i, q_i'⟩/n and W^c independent copies of W (docs/theory.md, "The last product is integrated out"). Conditions:
+    the dot is used for outputs alone, the product W z for this dot alone; for a mean, a finite width.
+    """
     users = users_of(context.ordered(outputs))
 
     def only_indexed(value: Value) -> bool:
@@ -257,7 +247,11 @@ class Size(NamedTuple):
 
 
 def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program without activations that act as the identity."""
+    """Leave out activations with φ(x) = x on every draw that will ever be made.
+
+    These are the identity, and a clip at C if P(|u| > C) < e^(−70) by a bound on coordinates, √variance · N · Π χ_m/√m.
+    Coordinates of data are bounded by the largest.
+    """
     smallest = min((width.bind(context.bound) for width in widths_of(context.ordered(outputs))), default=math.inf)
     size: dict[Value, Size | None] = {}
 
