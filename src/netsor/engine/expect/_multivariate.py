@@ -99,7 +99,7 @@ def _estimate(integrand: Integrand, some: Array, variables: int, log_points: int
         means = np.einsum("...sn,sn->...s", values.reshape(*values.shape[:-1], *weight.shape), weight)
         value = means.mean(axis=-1)
         error = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
-        doubt = error + _tail(values * weight.ravel(), value)
+        doubt = error + _tail(values * weight.ravel())
         if variables <= PRODUCT:
             fine, spread = _products(integrand, some, variables, log_points)
             spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
@@ -110,7 +110,7 @@ def _estimate(integrand: Integrand, some: Array, variables: int, log_points: int
         return value, np.where(np.isfinite(value) & np.isfinite(doubt), doubt, np.inf)
 
 
-def _tail(terms: Array, value: Array) -> Array:
+def _tail(terms: Array) -> Array:
     """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean."""
     # If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
     size = np.abs(terms)
