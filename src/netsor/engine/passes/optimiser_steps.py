@@ -31,7 +31,7 @@ from ...language._vector import Nonlin, Vector, mix
 from ...optim import Coefficients, unit
 from .._exceptions import ExactError
 from ._operations import Outer
-from ._rewrite import Context, rewritten, uses_of
+from ._rewrite import Context, key_of, rewritten, uses_of
 from .adam_first_step import eps_error
 from .first_order_steps import expand_first_order
 from .simplify import vanishing_ratio
@@ -63,10 +63,8 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
-            case SteppedMatMul() as op:
+            case (MatMul() | SteppedMatMul()) as op if op.weight.source in weights:
                 return weights[op.weight.source].act(new, op)
-            case MatMul(weight) as op if isinstance(weights.get(weight.source), DrawnWeight):
-                return weights[weight.source].act(new, op)
             case SteppedParameter() as op:
                 before = states.get(old.op.x, {})  # type: ignore[attr-defined]
                 moved, states[old] = _Leaf(new, op, context).after(before)
@@ -88,6 +86,16 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
 
 class _OuterProducts(TrainedWeight):
     """Matrices that are combinations of the matrix before all steps and outer products of known vectors."""
+
+    def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        super().__init__(uses, context)
+        self.made: dict[object, Vector] = {}  # W x, however often it is asked for
+
+    def act(self, value: Value, op: MatMul | SteppedMatMul) -> Vector:
+        """A product with the matrix before all steps stays."""
+        if isinstance(op, MatMul):
+            return self.made.setdefault(key_of(value), value)  # type: ignore[arg-type]
+        return super().act(value, op)
 
     def initial(self, weight: Weight, own: Sequence[int]) -> Combination:
         """The matrix before all steps."""
@@ -181,7 +189,8 @@ class _Initial:
     def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
         """W x."""
         op, weight = m.op, m.op.weight
-        acted = (weight.each(op.x) if op.each else weight @ op.x).reshape(weight.members.size, -1)
+        acted = weight.each(op.x) if op.each else weight @ op.x
+        acted = m.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
         return [order.times(rows_at(acted, m.at)) for order in m.orders(by)]
 
 
