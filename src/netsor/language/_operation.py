@@ -21,7 +21,6 @@ from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
 
 
-@dataclass(frozen=True, eq=False)
 class Concat(Entrywise):
     """V: the vectors along one axis, set end to end in one space."""
 
@@ -34,7 +33,6 @@ class Concat(Entrywise):
         return ((*range(self.axis), None, *range(self.axis, ndim)),)
 
 
-@dataclass(frozen=True, eq=False)
 class Split(Entrywise):
     """V: the parts of vectors that are `count` ones set end to end, along a new axis: what a Concat along it undoes."""
 
@@ -52,7 +50,6 @@ class Split(Entrywise):
         return (self.axis,)
 
 
-@dataclass(frozen=True, eq=False)
 class Dot(Entrywise):
     """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a mean)."""
 
@@ -67,7 +64,6 @@ class Dot(Entrywise):
         return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (*align_axes(self.y.ndim - 1, batch), ndim - 1)
 
 
-@dataclass(frozen=True, eq=False)
 class Root(Operation):
     """S: √(n_1 n_2 … / (m_1 m_2 …)), a number once the widths are bound."""
 
@@ -88,7 +84,6 @@ class Root(Operation):
         return f"({over}/{under})^(1/2)" if self.under else f"({over})^(1/2)"
 
 
-@dataclass(frozen=True, eq=False)
 class Join(Operation):
     """V or S: arrays set end to end along their first axis."""
 
@@ -160,7 +155,6 @@ class GradientTerm:
         return float((columns / fan / out / (1 if self.unit is None else widths[self.unit])) ** 0.5)
 
 
-@dataclass(frozen=True, eq=False)
 class SteppedMatMul(Entrywise):
     """V: g[b, i] = W'_b x[i], or W'_b x[b, i] if each, with W' what W is after steps."""
 
@@ -184,7 +178,6 @@ class SteppedMatMul(Entrywise):
         return replace(self, weight=self.weight[box(batch)]) if batch else self
 
 
-@dataclass(frozen=True, eq=False)
 class SteppedParameter(Operation):
     """V or S: an initial vector or random scalars after a step, with G the sum of d, each in a unit.
 

@@ -128,7 +128,6 @@ ScalarLike = Scalar | npt.ArrayLike
 # The operations of the algebra. `p[i]` means "the scalar at index i of the array p".
 
 
-@dataclass(frozen=True, eq=False)
 class Constant(Entrywise):
     """S: given numbers."""
 
@@ -140,7 +139,6 @@ class Constant(Entrywise):
         return Constant(self.numbers.ravel()[flat])
 
 
-@dataclass(frozen=True, eq=False)
 class Hyperparameter(Operation):
     """S: a number that is given by its name when the program is evaluated."""
 
@@ -148,7 +146,6 @@ class Hyperparameter(Operation):
     name: str
 
 
-@dataclass(frozen=True, eq=False)
 class Apply(Entrywise):
     """S: f of scalars, elementwise over all but the last `axes` axes, which f sees whole."""
 

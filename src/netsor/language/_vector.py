@@ -92,7 +92,6 @@ class Vector(Value):
 # The operations of the algebra. `x[i]` means "the vector or scalar at index i of the array x".
 
 
-@dataclass(frozen=True, eq=False)
 class Gaussian(Entrywise):
     """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
 
@@ -102,7 +101,6 @@ class Gaussian(Entrywise):
     factor: Floats
 
 
-@dataclass(frozen=True, eq=False)
 class Nonlin(Entrywise):
     """V: h[i]_α = φ(g¹[i]_α, …, g^m[i]_α; p_1[i], …, p_r[i])."""
 
@@ -112,7 +110,6 @@ class Nonlin(Entrywise):
     scalars: tuple[Scalar, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class Add(Entrywise):
     """V: x[i] + y[i]."""
 
@@ -121,7 +118,6 @@ class Add(Entrywise):
     y: Vector
 
 
-@dataclass(frozen=True, eq=False)
 class Scale(Entrywise):
     """V: c[i] x[i]."""
 
@@ -130,7 +126,6 @@ class Scale(Entrywise):
     x: Vector
 
 
-@dataclass(frozen=True, eq=False)
 class Mix(Entrywise):
     """V: y[b, i] = Σ_j a[b, i, j] x[b, j]."""
 
