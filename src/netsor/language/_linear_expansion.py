@@ -92,10 +92,8 @@ class Expansion:
                     matrix = np.broadcast_to(first[weight.source] + members, value.shape).ravel()
                     keys[value] = matrix * total + identity[x].ravel()[_positions(x, value.shape)]
                 case op:
-                    there = (
-                        op.vectors.reshape(value.size, -1).any(axis=1) if isinstance(op, Data) else np.ones(value.size)
-                    )
-                    present = np.flatnonzero(there)
+                    entries = op.vectors.reshape(value.size, -1) if isinstance(op, Data) else np.ones((value.size, 1))
+                    present = np.flatnonzero(entries.any(axis=1))
                     tables[value] = present, self._add(np.full(len(present), -1)), np.ones(len(present))
         if keys:
             different, which = np.unique(np.concatenate(list(keys.values())), return_inverse=True)
