@@ -275,7 +275,7 @@ class Value:
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         """Another value of this kind (and width), made by `op`."""
-        raise TypeError("a Value is a Vector or a Scalar")
+        return replace(self, op=op, shape=shape, where=user_line())
 
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values; the value itself if they are the same."""

@@ -291,9 +291,8 @@ class Parameters:
         used = {w.source for w in weights_of(values)}
         latest: dict[Value, Value] = {}  # what an initial vector is after the last step
         for value in values:
-            first, count = ops.initial_value(value)
-            if first not in latest or count > ops.initial_value(latest[first])[1]:
-                latest[first] = value
+            first, _ = ops.initial_value(value)
+            latest[first] = max(latest.get(first, value), value, key=lambda v: ops.initial_value(v)[1])
         listed = weights_of(values) if given is None else given
         for parameter in listed if isinstance(listed, list | tuple) else [listed]:
             match parameter:

@@ -73,11 +73,8 @@ class Root(Operation):
 
     def of(self, widths: Mapping[str, float]) -> float:
         """The number: NaN if two widths go to infinity at rates of their own."""
-        ratio = 1.0
-        for sizes, power in ((self.over, 0.5), (self.under, -0.5)):
-            for width in sizes:
-                ratio *= width.bind(widths) ** power
-        return ratio
+        powers = [(width, 0.5) for width in self.over] + [(width, -0.5) for width in self.under]
+        return math.prod((width.bind(widths) ** power for width, power in powers), start=1.0)
 
     def __str__(self) -> str:
         over, under = (" ".join(map(str, sizes)) or "1" for sizes in (self.over, self.under))

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,9 +78,6 @@ class Scalar(Value):
     >>> p, (2 * p + 1).shape
     (<Scalar of shape (2, 3), by Normal>, (2, 3))
     """
-
-    def _like(self, op: Operation, shape: Shape) -> Self:
-        return type(self)(op, shape)
 
     def __repr__(self) -> str:
         return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import Shape, TraceError, scaled, shown
+from .._validate import TraceError, scaled, shown
 from ..activations import Function
-from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
+from ._array import Axes, Entrywise, Source, Value, VectorAccess, align_axes
 from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, broadcast_shapes, reciprocal
 from ._width import Width, as_width
 
@@ -30,9 +30,6 @@ class Vector(Value):
     """
 
     width: Width
-
-    def _like(self, op: Operation, shape: Shape) -> Self:
-        return type(self)(op, shape, self.width)
 
     def __repr__(self) -> str:
         return f"<Vector of shape {self.shape} in R^{self.width}, by {type(self.op).__name__}>"
