@@ -14,12 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # which loads scipy.sparse when it is first used
 
-from ._array import Value
+from ._array import Ints, Value
 from ._graph import transposed
 from ._operation import Add, Constant, Data, Gaussian, Join, MatMul, Mix, Scale, Source, Take
 from ._vector import Vector
-
-Ints = npt.NDArray[np.intp]
 
 
 class Expansion:
