@@ -1,7 +1,5 @@
 """An operation is a class that says what all readings share, and a row in their tables; here is one without any row."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,6 @@ from ..specification import SpecificationError, verify
 n = ns.Width("n")
 
 
-@dataclass(frozen=True, eq=False)
 class Flip(Entrywise):
     """V: the coordinates of x in the opposite order."""
 
@@ -31,7 +28,6 @@ class Flip(Entrywise):
     x: ns.Vector
 
 
-@dataclass(frozen=True, eq=False)
 class Sorted(Operation):
     """V: what a class says that says nothing: every entry is made of all."""
 
@@ -93,7 +89,6 @@ def test_an_operation_that_the_checker_does_not_know_is_conjectured():
         assert "every operation is one that the theorems speak of" in str(report)
 
 
-@dataclass(frozen=True, eq=False)
 class Halved(Entrywise):
     """V: x/2, which is in no table."""
 

@@ -155,8 +155,71 @@ def as_function(
 # The named activations
 
 X = TypeVar("X", Vector, Scalar)
-F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _activate(f: Function, x: X) -> X:
+    if isinstance(x, Scalar):
+        return applied(f, (x,), x.shape)
+    x = as_vector(x, f.name)
+    return Vector(Nonlin(f, (x,), ()), x.shape, x.width)
+
+
+def identity(x: X) -> X:
+    """φ(x) = x."""
+    return _activate(known.IDENTITY, x)
+
+
+def relu(x: X) -> X:
+    """φ(x) = max(x, 0)."""
+    return _activate(known.RELU, x)
+
+
+def abs(x: X) -> X:
+    """φ(x) = |x|."""
+    return _activate(known.ABS, x)
+
+
+def erf(x: X) -> X:
+    """The error function, φ(x) = erf(x)."""
+    return _activate(known.ERF, x)
+
+
+def tanh(x: X) -> X:
+    """φ(x) = tanh(x)."""
+    return _activate(known.TANH, x)
+
+
+def sigmoid(x: X) -> X:
+    """φ(x) = 1/(1 + e^(−x))."""
+    return _activate(known.SIGMOID, x)
+
+
+def gelu(x: X) -> X:
+    """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the tanh approximation)."""
+    return _activate(known.GELU, x)
+
+
+def gelu_tanh(x: X) -> X:
+    """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of `gelu`: GPT-2's gelu_new."""
+    return _activate(known.GELU_TANH, x)
+
+
+def silu(x: X) -> X:
+    """φ(x) = x/(1 + e^(−x)), also called swish."""
+    return _activate(known.SILU, x)
+
+
+def sin(x: X) -> X:
+    """φ(x) = sin(x)."""
+    return _activate(known.SIN, x)
+
+
+def cos(x: X) -> X:
+    """φ(x) = cos(x)."""
+    return _activate(known.COS, x)
+
+
+# The sections that all these docstrings share
 SECTIONS = """
 
 Parameters
@@ -170,84 +233,8 @@ Examples
 <Vector of shape (3,) in R^n, by Nonlin>
 """
 
-
-def _activation(f: F) -> F:
-    """Add the sections that all activations of one argument share to a docstring."""
-    f.__doc__ = f"{f.__doc__}{SECTIONS.format(name=f.__name__)}"
-    return f
-
-
-def _activate(f: Function, x: X) -> X:
-    if isinstance(x, Scalar):
-        return applied(f, (x,), x.shape)
-    x = as_vector(x, f.name)
-    return Vector(Nonlin(f, (x,), ()), x.shape, x.width)
-
-
-@_activation
-def identity(x: X) -> X:
-    """φ(x) = x."""
-    return _activate(known.IDENTITY, x)
-
-
-@_activation
-def relu(x: X) -> X:
-    """φ(x) = max(x, 0)."""
-    return _activate(known.RELU, x)
-
-
-@_activation
-def abs(x: X) -> X:
-    """φ(x) = |x|."""
-    return _activate(known.ABS, x)
-
-
-@_activation
-def erf(x: X) -> X:
-    """The error function, φ(x) = erf(x)."""
-    return _activate(known.ERF, x)
-
-
-@_activation
-def tanh(x: X) -> X:
-    """φ(x) = tanh(x)."""
-    return _activate(known.TANH, x)
-
-
-@_activation
-def sigmoid(x: X) -> X:
-    """φ(x) = 1/(1 + e^(−x))."""
-    return _activate(known.SIGMOID, x)
-
-
-@_activation
-def gelu(x: X) -> X:
-    """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the tanh approximation)."""
-    return _activate(known.GELU, x)
-
-
-@_activation
-def gelu_tanh(x: X) -> X:
-    """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of `gelu`: GPT-2's gelu_new."""
-    return _activate(known.GELU_TANH, x)
-
-
-@_activation
-def silu(x: X) -> X:
-    """φ(x) = x/(1 + e^(−x)), also called swish."""
-    return _activate(known.SILU, x)
-
-
-@_activation
-def sin(x: X) -> X:
-    """φ(x) = sin(x)."""
-    return _activate(known.SIN, x)
-
-
-@_activation
-def cos(x: X) -> X:
-    """φ(x) = cos(x)."""
-    return _activate(known.COS, x)
+for _f in (identity, relu, abs, erf, tanh, sigmoid, gelu, gelu_tanh, silu, sin, cos):
+    _f.__doc__ = f"{_f.__doc__}{SECTIONS.format(name=_f.__name__)}"
 
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:

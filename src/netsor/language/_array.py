@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from itertools import islice
 from operator import is_
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
@@ -144,18 +144,24 @@ class VectorAccess(Enum):
         return self in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass_transform(eq_default=False, frozen_default=True)
 class Operation:
-    """What a value was made by. Its inputs are those of its fields that are values, or tuples of them.
+    """What a value was made by: a frozen dataclass, as every class below this one is, compared by identity.
 
-    What only one reading of a program needs to know is a row in the table of that reading (see `rule_for`).
+    Its inputs are those of its fields that are values, or tuples of them. What only one reading of a program needs to
+    know is a row in the table of that reading (see `rule_for`).
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __match_args__: ClassVar[tuple[str, ...]]  # the names of the fields, in order
     acts: ClassVar[VectorAccess | None] = None  # None: it reads and makes scalars alone
     kind: ClassVar[str] = ""  # what `print(net)` calls it, if not by its name
     letter: ClassVar[str] = ""  # of the names of its values, if not u (of vectors) and a (of scalars)
     parted: ClassVar[bool] = False  # whether some entries of the result can be made without the others
     indexed: ClassVar[tuple[str, ...]] = ()  # fields that are arrays, with the axes of the result in front
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, eq=False)(cls)
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Which entries of each input make an entry of the result, which has `ndim` axes: by default all of them."""
@@ -173,15 +179,12 @@ class Operation:
         """The operation that makes entries of `whole`, what this one makes, at flat positions."""
         return Take(whole, flat)
 
-    def _fields(self) -> list[tuple[str, Any]]:
-        names: tuple[str, ...] = self.__match_args__  # what dataclasses call their fields, in order
-        return [(name, getattr(self, name)) for name in names]
-
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
         """The values that the operation reads, in the order of its fields."""
         read: list[Value] = []
-        for _, entry in self._fields():
+        for name in self.__match_args__:
+            entry = getattr(self, name)
             if isinstance(entry, Value):
                 read.append(entry)
             elif isinstance(entry, tuple):
@@ -192,7 +195,8 @@ class Operation:
         """The same operation on other values, given in the order of `inputs`."""
         given = iter(inputs)
         changed: dict[str, Any] = {}
-        for name, entry in self._fields():
+        for name in self.__match_args__:
+            entry = getattr(self, name)
             if isinstance(entry, Value):
                 changed[name] = next(given)
             elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):
@@ -200,7 +204,6 @@ class Operation:
         return replace(self, **changed)
 
 
-@dataclass(frozen=True, eq=False)
 class Entrywise(Operation):
     """An operation whose entries can be computed one by one, by default from those that are broadcast to them."""
 
@@ -272,7 +275,7 @@ class Value:
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         """Another value of this kind (and width), made by `op`."""
-        raise TypeError("a Value is a Vector or a Scalar")
+        return replace(self, op=op, shape=shape, where=user_line())
 
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values; the value itself if they are the same."""
@@ -368,7 +371,6 @@ def _unpacked(given: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
 
 
-@dataclass(frozen=True, eq=False)
 class Take(Operation):
     """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and repeating are all this."""
 

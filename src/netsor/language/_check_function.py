@@ -99,10 +99,8 @@ def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Calla
     """
 
     def declared(f: Callable[..., Any]) -> Callable[..., Any]:
-        def output_shape(*cores: Shape) -> Shape:
-            return cores[0] if numbers is None else (numbers,)
-
-        setattr(f, "output_shape", output_shape)  # noqa: B010 (functions have no such field to a type checker)
+        shape = (lambda first, *others: first) if numbers is None else (lambda *cores: (numbers,))
+        setattr(f, "output_shape", shape)  # noqa: B010 (functions have no such field to a type checker)
         return f
 
     return declared

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from ._width import Width
 Unit = str | None  # None for 1, the name of a width n for √n
 Units = dict[Unit, Scalar]
 Wants = Callable[[int], tuple[Unit, ...]]
-Found = Iterator[tuple[int, Any]]
+Found = Iterable[tuple[int, Any]]
 Rule = Callable[[Any, Any, Any, Wants], Found]
 
 
@@ -127,11 +127,6 @@ def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
     yield 0, scale(count**-0.5, split(d, count, op.axis))
 
 
-def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
-    """Rotate by the opposite angles."""
-    yield 0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width)
-
-
 # Scalars
 
 
@@ -170,12 +165,6 @@ def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
                 yield k, {unit: scale(float(slope), by)}
 
 
-def _matrices(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    left, right = (d, _swapped(op.scalars[1])) if k == 0 else (_swapped(op.scalars[0]), d)
-    product: Scalar = left @ right
-    return product
-
-
 def _total(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     return d[..., None].broadcast_to(op.scalars[0].shape)
 
@@ -189,7 +178,7 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     ADD: lambda op, made, d, k: d,
     SUBTRACT: lambda op, made, d, k: -d if k else d,
     MULTIPLY: lambda op, made, d, k: op.scalars[1 - k] * d,
-    MATMUL: _matrices,
+    MATMUL: lambda op, made, d, k: _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1]),
     INVERSE: lambda op, made, d, k: -1.0 * (made * made * d),
     SUM: _total,
     MEAN: lambda op, made, d, k: _total(op, made, d, k) / op.scalars[0].shape[-1],
@@ -230,14 +219,14 @@ def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], ax
 RULES: dict[type[Operation], Rule] = {
     ops.MatMul: _matmul,
     ops.SteppedMatMul: _matmul,
-    ops.SteppedParameter: lambda op, made, d, wants: iter(()),  # it begins there
+    ops.SteppedParameter: lambda op, made, d, wants: [],  # it begins there
     ops.Nonlin: _nonlin,
-    ops.Add: lambda op, made, d, wants: iter([(0, d), (1, d)]),
+    ops.Add: lambda op, made, d, wants: [(0, d), (1, d)],
     ops.Scale: _scale,
     ops.Mix: _mix,
     ops.Concat: _concat,
-    ops.Split: lambda op, made, d, wants: iter([(0, scale(op.count**0.5, concat(d, op.axis)))]),
-    Rotate: _rotate,
+    ops.Split: lambda op, made, d, wants: [(0, scale(op.count**0.5, concat(d, op.axis)))],
+    Rotate: lambda op, made, d, wants: [(0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width))],
     ops.Dot: _dot,
     ops.Apply: _apply,
 }

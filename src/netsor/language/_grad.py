@@ -7,6 +7,7 @@ r = x, or l = x and r = δ if W acts transposed.
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -63,21 +64,21 @@ class Reverse:
         self._units: dict[Value, tuple[Unit, ...]] = {}
         for value in self.values:
             self._prepare(value)
-        self._parts: dict[tuple[Value, Unit], list[Part]] = {}
+        self._parts: defaultdict[tuple[Value, Unit], list[Part]] = defaultdict(list)
         self.units: dict[Unit, None] = {}  # in which the seeds are asked for
         for p, weights in seeds:
             self.units |= dict.fromkeys(self._wanted(p))
             for own in self._wanted(p):
                 if unit in (own, ...):
                     seed = weights if own is None or unit == own else scale(width_ratio((), (Width(own),)), weights)
-                    self._add(p, own, _places(p), seed.broadcast_to(p.shape))
+                    self._parts[p, own].append((p._positions(), seed.broadcast_to(p.shape)))
         for value in reversed(self.values):
             self._pass(value)
 
     def of(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
-        parts = self._parts.get((leaf, None))
-        return zeros_like(leaf) if parts is None else _filled(leaf, every(leaf.shape), parts)
+        parts = self.parts(leaf)
+        return _filled(leaf, every(leaf.shape), parts) if parts else zeros_like(leaf)
 
     def parts(self, leaf: Value) -> list[Part]:
         """The same as a list of contributions, each with the entries it belongs to."""
@@ -103,9 +104,6 @@ class Reverse:
 
     def _wanted(self, x: Value) -> tuple[Unit, ...]:
         return self._units[x] if x in self._live else ()
-
-    def _add(self, x: Value, unit: Unit, places: Ints, d: Value) -> None:
-        self._parts.setdefault((x, unit), []).append((places, d))
 
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
@@ -133,9 +131,9 @@ class Reverse:
         for k, cotangent in rule(op, _part(value, keep), d, wants.__getitem__):
             if wants[k]:
                 x, need = needs[k]
-                places = kept(_places(x), need)
+                places = kept(x._positions(), need)
                 for unit, part in (cotangent if isinstance(x, Scalar) else {None: cotangent}).items():
-                    self._add(x, unit, places, unbroadcast(part, inputs[k].shape))
+                    self._parts[x, unit].append((places, unbroadcast(part, inputs[k].shape)))
 
     def _pass_index(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
         """Indexing and joining: each entry goes back to where it came from."""
@@ -145,16 +143,12 @@ class Reverse:
                 origin = value.op.flat
             else:
                 origin = np.full(value.shape, -1)
-                origin[start : start + x.shape[0]] = _places(x)
+                origin[start : start + x.shape[0]] = x._positions()
                 start += x.shape[0]
             origin = kept(origin, keep)
             for unit, part in d.items():
                 if unit in self._wanted(x) and (origin >= 0).any():
-                    self._add(x, unit, *_gathered(origin, part))
-
-
-def _places(value: Value) -> Ints:
-    return np.arange(value.size).reshape(value.shape)
+                    self._parts[x, unit].append(_gathered(origin, part))
 
 
 def _part(x: Value, keep: Keep) -> Value:
@@ -180,7 +174,7 @@ def _gathered(origin: Ints, d: Any) -> Part:
 
 def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     """The sum of contributions on a box of entries, 0 where there is none."""
-    whole = kept(_places(value), keep)
+    whole = kept(value._positions(), keep)
     groups: list[Part] = []
     for places, d in parts:  # those for the same entries are summed at once
         for k, (known, total) in enumerate(groups):
@@ -291,9 +285,8 @@ class Parameters:
         used = {w.source for w in weights_of(values)}
         latest: dict[Value, Value] = {}  # what an initial vector is after the last step
         for value in values:
-            first, count = ops.initial_value(value)
-            if first not in latest or count > ops.initial_value(latest[first])[1]:
-                latest[first] = value
+            first, _ = ops.initial_value(value)
+            latest[first] = max(latest.get(first, value), value, key=lambda v: ops.initial_value(v)[1])
         listed = weights_of(values) if given is None else given
         for parameter in listed if isinstance(listed, list | tuple) else [listed]:
             match parameter:

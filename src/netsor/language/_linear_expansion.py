@@ -14,12 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # which loads scipy.sparse when it is first used
 
-from ._array import Value
+from ._array import Ints, Value
 from ._graph import transposed
 from ._operation import Add, Constant, Data, Gaussian, Join, MatMul, Mix, Scale, Source, Take
 from ._vector import Vector
-
-Ints = npt.NDArray[np.intp]
 
 
 class Expansion:
@@ -92,10 +90,8 @@ class Expansion:
                     matrix = np.broadcast_to(first[weight.source] + members, value.shape).ravel()
                     keys[value] = matrix * total + identity[x].ravel()[_positions(x, value.shape)]
                 case op:
-                    there = (
-                        op.vectors.reshape(value.size, -1).any(axis=1) if isinstance(op, Data) else np.ones(value.size)
-                    )
-                    present = np.flatnonzero(there)
+                    entries = op.vectors.reshape(value.size, -1) if isinstance(op, Data) else np.ones((value.size, 1))
+                    present = np.flatnonzero(entries.any(axis=1))
                     tables[value] = present, self._add(np.full(len(present), -1)), np.ones(len(present))
         if keys:
             different, which = np.unique(np.concatenate(list(keys.values())), return_inverse=True)

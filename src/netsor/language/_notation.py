@@ -23,7 +23,7 @@ from ._width import Width
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
 
 
-def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe] = ()) -> str:
+def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
     """The program as it is evaluated: one line an operation, with its kind and what it makes."""
     head, rows, last = parts(name, outputs, probes)
     left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
@@ -31,15 +31,12 @@ def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe] = ()) -> s
     return "\n".join([head, *lines, last])
 
 
-def parts(
-    name: str, outputs: Sequence[Value], probes: Sequence[Probe] = ()
-) -> tuple[str, list[tuple[str, str, str]], str]:
+def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> tuple[str, list[tuple[str, str, str]], str]:
     """The first line of the text, a row of three cells for each operation and weight, and the last lines.
 
     These say what is probed, and what is returned.
     """
-    count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
-    outputs = every[:count]
+    every = narrow([*outputs, *(probe.value for probe in probes)])
     values = topological_order(every)
     names = names_of(values)
     rows: list[tuple[str, str, str]] = []
@@ -51,27 +48,21 @@ def parts(
             many = "matrix" if weight.members.size == 1 else f"{weight.members.size} matrices"
             entries = f"entries N(0, {weight.std**2:g}/{weight.fan})"
             rows.append((names[weight.source], f"{many} {weight.out_width}×{weight.in_width}, {entries}", ""))
-        if not _inlined(value):
+        if not isinstance(value.op, Constant) or value.size > 1:
             shape = "×".join(map(str, value.shape)) or "1"
             shape += f" in R^{value.width}" if isinstance(value, Vector) else ""
             rows.append((f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), shape))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
-    returned = ", ".join(_reference(output, names) for output in outputs)
-    shown = zip(probes, every[count:], strict=True)
-    watched = [f"probe {each.name}: {_reference(value, names)}" for each, value in shown]
-    return head, rows, "\n".join([*watched, f"return {returned}"])
-
-
-def _inlined(value: Value) -> bool:
-    """Single numbers are written where they are used."""
-    return isinstance(value.op, Constant) and value.op.numbers.size == 1
+    written = [_reference(value, names) for value in every]
+    watched = zip(probes, written[len(outputs) :], strict=True)
+    last = [f"probe {probe.name}: {shown}" for probe, shown in watched]
+    return head, rows, "\n".join([*last, f"return {', '.join(written[: len(outputs)])}"])
 
 
 def _reference(value: Value, names: dict[Value | Source, str]) -> str:
-    if isinstance(value.op, Constant) and _inlined(value):
-        return f"{value.op.numbers.ravel()[0]:g}"
-    return names[value]
+    """The name of a value; single numbers are written where they are used."""
+    return f"{value.op.numbers.ravel()[0]:g}" if isinstance(value.op, Constant) and value.size == 1 else names[value]
 
 
 def expression(value: Value, names: dict[Value | Source, str]) -> str:
@@ -192,8 +183,8 @@ def escape(text: str) -> str:
     for special, written in (("−", "-"), ("·", " "), ("…", "..."), ("\\", r"\textbackslash ")):
         text = text.replace(special, written)
     text = re.sub(r"([_&%$#{}])", r"\\\1", text)
-    text = re.sub(r"[\^~]", lambda match: rf"\{match[0]}{{}}", text)
-    return re.sub(r"[<>]", lambda match: f"${match[0]}$", text).encode("ascii", "replace").decode()
+    text = re.sub(r"[\^~]", r"\\\g<0>{}", text)
+    return re.sub(r"[<>]", r"$\g<0>$", text).encode("ascii", "replace").decode()
 
 
 def decimal(number: float) -> str:
@@ -322,7 +313,7 @@ def formula(value: Value, i: Indices, ref: Reference) -> str:
         case Pool(f, x):
             return called(f.name, ref(x, [whole] * x.ndim), i[:1])
     inputs = []
-    for argument, along in zip(op.inputs, op.reads(value.ndim), strict=True):
-        sizes = zip(argument.shape, along, strict=True)
-        inputs.append(ref(argument, [whole if k is None else "1" if n == 1 else i[k] for n, k in sizes]))
+    for x, along in zip(op.inputs, op.reads(value.ndim), strict=True):
+        sizes = zip(x.shape, along, strict=True)
+        inputs.append(ref(x, [whole if k is None else "1" if n == 1 else i[k] for n, k in sizes]))
     return called(type(op).__name__.lower(), ", ".join(inputs), [i[k] for k in op.whole(value.ndim)])

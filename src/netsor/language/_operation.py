@@ -21,7 +21,6 @@ from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
 
 
-@dataclass(frozen=True, eq=False)
 class Concat(Entrywise):
     """V: the vectors along one axis, set end to end in one space."""
 
@@ -34,7 +33,6 @@ class Concat(Entrywise):
         return ((*range(self.axis), None, *range(self.axis, ndim)),)
 
 
-@dataclass(frozen=True, eq=False)
 class Split(Entrywise):
     """V: the parts of vectors that are `count` ones set end to end, along a new axis: what a Concat along it undoes."""
 
@@ -52,7 +50,6 @@ class Split(Entrywise):
         return (self.axis,)
 
 
-@dataclass(frozen=True, eq=False)
 class Dot(Entrywise):
     """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a mean)."""
 
@@ -67,7 +64,6 @@ class Dot(Entrywise):
         return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (*align_axes(self.y.ndim - 1, batch), ndim - 1)
 
 
-@dataclass(frozen=True, eq=False)
 class Root(Operation):
     """S: √(n_1 n_2 … / (m_1 m_2 …)), a number once the widths are bound."""
 
@@ -77,18 +73,14 @@ class Root(Operation):
 
     def of(self, widths: Mapping[str, float]) -> float:
         """The number: NaN if two widths go to infinity at rates of their own."""
-        ratio = 1.0
-        for sizes, power in ((self.over, 0.5), (self.under, -0.5)):
-            for width in sizes:
-                ratio *= width.bind(widths) ** power
-        return ratio
+        powers = [(width, 0.5) for width in self.over] + [(width, -0.5) for width in self.under]
+        return math.prod((width.bind(widths) ** power for width, power in powers), start=1.0)
 
     def __str__(self) -> str:
         over, under = (" ".join(map(str, sizes)) or "1" for sizes in (self.over, self.under))
         return f"({over}/{under})^(1/2)" if self.under else f"({over})^(1/2)"
 
 
-@dataclass(frozen=True, eq=False)
 class Join(Operation):
     """V or S: arrays set end to end along their first axis."""
 
@@ -160,7 +152,6 @@ class GradientTerm:
         return float((columns / fan / out / (1 if self.unit is None else widths[self.unit])) ** 0.5)
 
 
-@dataclass(frozen=True, eq=False)
 class SteppedMatMul(Entrywise):
     """V: g[b, i] = W'_b x[i], or W'_b x[b, i] if each, with W' what W is after steps."""
 
@@ -184,7 +175,6 @@ class SteppedMatMul(Entrywise):
         return replace(self, weight=self.weight[box(batch)]) if batch else self
 
 
-@dataclass(frozen=True, eq=False)
 class SteppedParameter(Operation):
     """V or S: an initial vector or random scalars after a step, with G the sum of d, each in a unit.
 

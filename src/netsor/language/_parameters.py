@@ -130,7 +130,6 @@ class Weight:
             raise TraceError(operation, f"{maps}, but x lives in R^{x.width}")
 
 
-@dataclass(frozen=True, eq=False)
 class MatMul(Entrywise):
     """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
 
@@ -203,7 +202,6 @@ def weight(
     return Weight(Source(as_name(name, "weight"), by), out, in_, sigma, members, members.size, in_, by=by)
 
 
-@dataclass(frozen=True, eq=False)
 class Data(Entrywise):
     """V: given vectors of a fixed finite dimension, the last axis of the array."""
 
@@ -211,7 +209,6 @@ class Data(Entrywise):
     vectors: Floats
 
 
-@dataclass(frozen=True, eq=False)
 class Normal(Operation):
     """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
 

@@ -100,17 +100,14 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     if not isinstance(probes, list):
         why = probes or "must be called in a function that @ns.program decorates, while that is called"
         raise TraceError("probe", f"{name} {why}")
-    probes.append(Probe(name, x, None if mask is None else _allowed(name, x, mask)))
+    allowed = None if mask is None else np.asarray(mask)
+    if allowed is not None:
+        if name not in ("scores", "weights"):
+            raise TraceError("probe", f"mask is for scores and weights, not for {name}")
+        if allowed.dtype != bool or allowed.shape != x.shape[-2:] or not allowed.any(axis=-1).all():
+            raise TraceError("probe", "mask", mask, f"a boolean array {x.shape[-2:]} that leaves every row an entry")
+    probes.append(Probe(name, x, allowed))
     return x
-
-
-def _allowed(name: str, x: Value, mask: npt.ArrayLike) -> Bools:
-    allowed = np.asarray(mask)
-    if name not in ("scores", "weights"):
-        raise TraceError("probe", f"mask is for scores and weights, not for {name}")
-    if allowed.dtype != bool or allowed.shape != x.shape[-2:] or not allowed.any(axis=-1).all():
-        raise TraceError("probe", "mask", mask, f"a boolean array {x.shape[-2:]} that leaves every row an entry")
-    return allowed
 
 
 @contextmanager

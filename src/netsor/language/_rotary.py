@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +50,6 @@ class Stretch(NamedTuple):
         return theta * (kept + (1.0 - kept) / self.factor)
 
 
-@dataclass(frozen=True, eq=False)
 class Rotate(Entrywise):
     """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,9 +79,6 @@ class Scalar(Value):
     (<Scalar of shape (2, 3), by Normal>, (2, 3))
     """
 
-    def _like(self, op: Operation, shape: Shape) -> Self:
-        return type(self)(op, shape)
-
     def __repr__(self) -> str:
         return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"
 
@@ -128,7 +125,6 @@ ScalarLike = Scalar | npt.ArrayLike
 # The operations of the algebra. `p[i]` means "the scalar at index i of the array p".
 
 
-@dataclass(frozen=True, eq=False)
 class Constant(Entrywise):
     """S: given numbers."""
 
@@ -140,7 +136,6 @@ class Constant(Entrywise):
         return Constant(self.numbers.ravel()[flat])
 
 
-@dataclass(frozen=True, eq=False)
 class Hyperparameter(Operation):
     """S: a number that is given by its name when the program is evaluated."""
 
@@ -148,7 +143,6 @@ class Hyperparameter(Operation):
     name: str
 
 
-@dataclass(frozen=True, eq=False)
 class Apply(Entrywise):
     """S: f of scalars, elementwise over all but the last `axes` axes, which f sees whole."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -213,7 +212,6 @@ def _shapes(parts: Sequence[Value]) -> str:
     return " and ".join(map(str, list(dict.fromkeys(part.shape for part in parts))[:4]))
 
 
-@dataclass(frozen=True, eq=False)
 class Pool(Operation):
     """S: `count` numbers, a symmetric function f of all coordinates of all vectors of x."""
 

@@ -123,8 +123,8 @@ def step(
         rates = _ByParameter(lr, "lr", _rate)
         optimisers = _ByParameter(_without_memory(optimiser, *options.values()), "optimiser", _optimiser)
 
-    def rule(of: Weight | Value, scalars: list[Scalar]) -> ops.OptimiserStep:
-        """The step of one parameter; what is a scalar of the program in it is added to `scalars`."""
+    def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
+        """The step of one parameter, and what is a scalar of the program in it."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
         if own.matrices_only and not isinstance(of, Weight):
             raise TraceError(
@@ -134,20 +134,19 @@ def step(
             )
         rate, decay = own.lr if rates is None else rates.of(of), own.weight_decay
         lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
-        for number in (lr, decay):
-            if isinstance(number, Scalar):
-                if number.shape:
-                    raise TraceError("step", f"lr or weight_decay {number!r} must be a single scalar: index it")
-                scalars.append(number)
+        there = isinstance(lr, Scalar), isinstance(decay, Scalar)
+        scalars = tuple(number for number in (lr, decay) if isinstance(number, Scalar))
+        for number in scalars:
+            if number.shape:
+                raise TraceError("step", f"lr or weight_decay {number!r} must be a single scalar: index it")
         rate, decay = (1.0 if isinstance(number, Scalar) else number for number in (rate, decay))
         if not callable(rate):
             rate = factor * rate
         elif factor != 1:
             rate = partial(_times, factor=factor, rate=rate)
-        there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
-        if isinstance(of, Weight):
-            return ops.OptimiserStep(name, own, rate, decay, there, of.in_width, of.out_width)
-        return ops.OptimiserStep(name, own, rate, decay, there, Width(1), getattr(of, "width", Width(1)))
+        one = Width(1)  # a vector of R^n is n × 1
+        fans = (of.in_width, of.out_width) if isinstance(of, Weight) else (one, getattr(of, "width", one))
+        return ops.OptimiserStep(name, own, rate, decay, there, *fans), scalars
 
     moved = gradients(p, listed, chosen)
     if not moved.terms and not moved.leaves:
@@ -158,16 +157,12 @@ def step(
             keys.check(names)
     if clip_norm is not None:
         moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
-    matrices: dict[Source, _Move] = {}
-    for source, terms in moved.terms.items():
-        scalars: list[Scalar] = []
-        matrices[source] = rule(terms[0].used.drawn, scalars), terms, scalars
+    matrices = {source: (*rule(terms[0].used.drawn), terms) for source, terms in moved.terms.items()}
     shifted: dict[Value, Value] = {}
     for leaf, parts in moved.leaves.items():
         units, d = zip(*parts, strict=True)
-        scalars = []
-        own = rule(leaf, scalars)
-        shifted[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, tuple(scalars), units, own))
+        own, scalars = rule(leaf)
+        shifted[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, scalars, units, own))
     stepped = _rebuilt(listed, matrices, moved.latest, shifted)
     return type(outputs)(stepped) if several else stepped[0]
 
@@ -220,10 +215,12 @@ def train(
     return history
 
 
-_Move = tuple[ops.OptimiserStep, list[Term], list[Scalar]]  # a step of a matrix
+_Move = tuple[ops.OptimiserStep, tuple[Scalar, ...], list[Term]]  # a step of a matrix
 
 
-def _stepped(op: ops.Acting, rule: ops.OptimiserStep, terms: list[Term], scalars: list[Scalar]) -> ops.SteppedMatMul:
+def _stepped(
+    op: ops.Acting, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], terms: list[Term]
+) -> ops.SteppedMatMul:
     """An operation with its matrices moved."""
     if not isinstance(op, ops.SteppedMatMul):
         op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())

@@ -68,9 +68,16 @@ def ntk(
     second = first if q is None else as_loss(q, "ntk", "q")
     one_of(parametrisation, "parametrisation", "ntk", ("ntk", "standard"))
     chosen = Parameters(weights, topological_order([first, second], past=False), "ntk")
-    one = _backward(first, chosen)
-    other = one if second is first else _backward(second, chosen)
-    return _kernel(one, other, chosen, parametrisation == "standard").reshape(*first.shape, *second.shape)
+    terms, leaves = _backward(first, chosen)
+    others, other_leaves = (terms, leaves) if second is first else _backward(second, chosen)
+    shape, standard = (first.size, second.size), parametrisation == "standard"
+    found: list[Scalar] = []
+    for version, own in terms.items():
+        found += [_matrix_term(pair, shape, standard) for pair in _paired(own, others.get(version, []))]
+    for k, leaf in enumerate(chosen.leaves):
+        found.append(_leaf_term(leaf, [[row[k] for row in side] for side in (leaves, other_leaves)], standard))
+    total = sum(found[1:], start=found[0]) if found else constant(np.zeros(shape))
+    return total.reshape(*first.shape, *second.shape)
 
 
 @also_spelled(parametrization="parametrisation")
@@ -114,16 +121,6 @@ def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]],
             terms.setdefault(version, []).extend(terms_of(output, use, chosen))
         leaves.append([reverse.of(leaf) for leaf in chosen.leaves])
     return terms, leaves
-
-
-def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scalar:
-    shape = len(first[1]), len(second[1])
-    found: list[Scalar] = []
-    for version, terms in first[0].items():
-        found += [_matrix_term(pair, shape, standard) for pair in _paired(terms, second[0].get(version, []))]
-    for k, leaf in enumerate(chosen.leaves):
-        found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
-    return sum(found[1:], start=found[0]) if found else constant(np.zeros(shape))
 
 
 def _paired(terms: Sequence[Term], others: Sequence[Term]) -> Iterator[list[list[Term]]]:

@@ -137,19 +137,24 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
     `correlated(outputs, scores)` says which of the scores have factors with E[Z^x Z^y] ≠ 0: the engine computes that.
     """
     facts = _CheckContext(outputs)
-    not_covered = list(_not_covered(facts))
-    diverging = () if not_covered else correlated(outputs, list(facts.scores))
+    at, rotations = facts.at, [v for v in facts.values if isinstance(v.op, Rotate)]
+    others = [v for v in facts.values if type(v.op) not in COVERED and v not in rotations]
+    not_covered = [f"{at(v)} is made by {type(v.op).__name__}, which no theorem of the checker covers" for v in others]
+    diverging = () if others else correlated(outputs, list(facts.scores))
+    growth = "E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a limit"
+    growing = tuple(f"{at(v)}: its factors are correlated, {growth}" for v in facts.scores if v in diverging)
+    turned = [f"{at(v)} rotates pairs of coordinates, which the paper does not cover" for v in rotations]
     points = (
         _point("factors of scores are MatMul outputs", _not_matmul(facts)),
         _point("the two factors of a score have different matrices", _tied(facts)),
-        _point("the two factors of a score are uncorrelated", (), _diverging(facts, diverging)),
+        Point("the two factors of a score are uncorrelated", NO_LIMIT if growing else PROVED, growing),
         _point("matrices of score factors are used for nothing else", _used_elsewhere(facts)),
         _point("inputs of score factors are bounded", _unbounded(facts)),
         _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
         _point("no matrix acts with its transpose if there are scores", _transposed(facts)),
         _point("a vector that depends on a score is not multiplied again", _deep(facts)),
         _point("no mean enters a program with scores", _means(facts)),
-        _point("coordinates are treated alike", _rotated(facts)),
+        _point("coordinates are treated alike", turned),
         _point("every width goes to infinity", _fixed_widths(facts)),
         *([_point("every operation is one that the theorems speak of", not_covered)] if not_covered else []),
     )
@@ -162,10 +167,9 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
     return Report(name, points, theorem)
 
 
-def _point(name: str, conjectured: Iterable[str], no_limit: Iterable[str] = ()) -> Point:
-    fatal = tuple(no_limit)
-    findings = tuple(conjectured)
-    return Point(name, NO_LIMIT if fatal else CONJECTURED if findings else PROVED, fatal or findings)
+def _point(name: str, against: Iterable[str]) -> Point:
+    findings = tuple(against)
+    return Point(name, CONJECTURED if findings else PROVED, findings)
 
 
 class _CheckContext:
@@ -234,12 +238,6 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
 }
 
 
-def _not_covered(facts: _CheckContext) -> Iterator[str]:
-    for value in facts.values:
-        if type(value.op) not in COVERED and not isinstance(value.op, Rotate):  # which has a point of its own
-            yield f"{facts.at(value)} is made by {type(value.op).__name__}, which no theorem of the checker covers"
-
-
 def _not_matmul(facts: _CheckContext) -> Iterator[str]:
     for score in facts.scores:
         for factor in dict.fromkeys(score.op.inputs):
@@ -259,13 +257,6 @@ def _tied(facts: _CheckContext) -> Iterator[str]:
         common = facts.expansion.used(x) @ facts.expansion.used(y).T
         if common[*places].any():
             yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
-
-
-def _diverging(facts: _CheckContext, scores: Collection[Value]) -> Iterator[str]:
-    for score in facts.scores:
-        if score in scores:
-            growth = "E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a limit"
-            yield f"{facts.at(score)}: its factors are correlated, {growth}"
 
 
 def _used_elsewhere(facts: _CheckContext) -> Iterator[str]:
@@ -341,12 +332,6 @@ def _means(facts: _CheckContext) -> Iterator[str]:
             yield f"{facts.at(value)}: a mean used by the program; Yang (2019) covers it without scores alone"
         elif facts.depends[value] and facts.bounded[value] is not True:
             yield f"{facts.at(value)}: a mean that depends on a score, of vectors not known to be bounded"
-
-
-def _rotated(facts: _CheckContext) -> Iterator[str]:
-    for value in facts.values:
-        if isinstance(value.op, Rotate):
-            yield f"{facts.at(value)} rotates pairs of coordinates, which the paper does not cover"
 
 
 def _fixed_widths(facts: _CheckContext) -> Iterator[str]:

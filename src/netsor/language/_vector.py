@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import Shape, TraceError, scaled, shown
+from .._validate import TraceError, scaled, shown
 from ..activations import Function
-from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
+from ._array import Axes, Entrywise, Source, Value, VectorAccess, align_axes
 from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, broadcast_shapes, reciprocal
 from ._width import Width, as_width
 
@@ -30,9 +30,6 @@ class Vector(Value):
     """
 
     width: Width
-
-    def _like(self, op: Operation, shape: Shape) -> Self:
-        return type(self)(op, shape, self.width)
 
     def __repr__(self) -> str:
         return f"<Vector of shape {self.shape} in R^{self.width}, by {type(self.op).__name__}>"
@@ -92,7 +89,6 @@ class Vector(Value):
 # The operations of the algebra. `x[i]` means "the vector or scalar at index i of the array x".
 
 
-@dataclass(frozen=True, eq=False)
 class Gaussian(Entrywise):
     """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
 
@@ -102,7 +98,6 @@ class Gaussian(Entrywise):
     factor: Floats
 
 
-@dataclass(frozen=True, eq=False)
 class Nonlin(Entrywise):
     """V: h[i]_α = φ(g¹[i]_α, …, g^m[i]_α; p_1[i], …, p_r[i])."""
 
@@ -112,7 +107,6 @@ class Nonlin(Entrywise):
     scalars: tuple[Scalar, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class Add(Entrywise):
     """V: x[i] + y[i]."""
 
@@ -121,7 +115,6 @@ class Add(Entrywise):
     y: Vector
 
 
-@dataclass(frozen=True, eq=False)
 class Scale(Entrywise):
     """V: c[i] x[i]."""
 
@@ -130,7 +123,6 @@ class Scale(Entrywise):
     x: Vector
 
 
-@dataclass(frozen=True, eq=False)
 class Mix(Entrywise):
     """V: y[b, i] = Σ_j a[b, i, j] x[b, j]."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...language._array import Axes, Operation, VectorAccess
 from ...language._parameters import Weight
 from ...language._scalar import Scalar
@@ -11,7 +9,6 @@ from ...language._vector import Vector
 from ...language._width import Width
 
 
-@dataclass(frozen=True, eq=False)
 class Fuse(Operation):
     """V: x, whose sources nothing else asks about, drawn afresh from its conditional covariance."""
 
@@ -19,7 +16,6 @@ class Fuse(Operation):
     x: Vector
 
 
-@dataclass(frozen=True, eq=False)
 class Span(Operation):
     """V: for each vector x[…, i] what it adds to those before it, and to the known ones, at mean square 1; else 0.
 
@@ -31,7 +27,6 @@ class Span(Operation):
     known: tuple[Vector, ...]  # none, or one array
 
 
-@dataclass(frozen=True, eq=False)
 class Coefficients(Operation):
     """S: c[…, i, j] = ⟨x[…, i], y[…, j]⟩/n, the coefficients of x along the directions y that span them."""
 
@@ -40,7 +35,6 @@ class Coefficients(Operation):
     y: Vector
 
 
-@dataclass(frozen=True, eq=False)
 class Append(Operation):
     """V: arrays set end to end along their last axis."""
 
@@ -48,7 +42,6 @@ class Append(Operation):
     parts: tuple[Vector, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class AdjointCorrection(Operation):
     """S: m^(−1/2) (γ n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the width of d, u, m of g, b.
 
@@ -63,7 +56,6 @@ class AdjointCorrection(Operation):
     gain: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
 class EpsilonPart(Operation):
     """S: lim √n c, for scalars that vanish as n → ∞, n the width."""
 
@@ -71,7 +63,6 @@ class EpsilonPart(Operation):
     width: Width
 
 
-@dataclass(frozen=True, eq=False)
 class Outer(Operation):
     """V: y[b, i]_α = (1/in) Σ_β f(Σ_k sizes_k l[b, k]_α r[b, k]_β) x[b, i]_β with f(g) = g/(|g| + eps), β over R^in."""
 
@@ -83,7 +74,6 @@ class Outer(Operation):
     eps: float
 
 
-@dataclass(frozen=True, eq=False)
 class OuterProductSum(Operation):
     """V: the same with all coordinates of r and x given, one after the other: those of r, then those of x."""
 
@@ -99,7 +89,6 @@ class OuterProductSum(Operation):
         return (0, None), (None,)
 
 
-@dataclass(frozen=True, eq=False)
 class MaterialisedMatMul(Operation):
     """V: gain · W x[b, i], or W^T x[b, i], of matrices with given entries: one for each b, x[i] or x[b, i]."""
 
