@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from netsor_papers.literature import _deepscale, _giorlandino
-from netsor_papers.literature._giorlandino import VOCABULARY_SIZE, encoder, ids, query_gradient
+from netsor_papers.literature._giorlandino_networks import VOCABULARY_SIZE, encoder, ids, query_gradient
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
