@@ -61,6 +61,24 @@ def test_scores_that_diverge_choose_one_token():
     assert stats.ks_2samp(limit, net.draw(n=16, draws=400, seed=2, progress=False)).pvalue < LEVEL
 
 
+def test_outputs_of_different_scales_that_are_0_in_some_replicas():
+    """Products with tokens that hard attention chooses are 25 or 0; next to them, outputs of size 1e16 and 1e-8."""
+    x, r, w = 5 * ns.gaussian(n, 3), ns.gaussian(n), [ns.weight(n, n) for _ in range(3)]
+    a = ns.softmax(ns.dot(w[0] @ x, w[1] @ x))
+    f = ns.mean_dot(r, x + w[2] @ (a @ x))
+    loss = ((f - np.array([5.0, -2.5, 1.5])) ** 2).mean()
+    after = ns.step((ns.mean_dot(a @ x, x), f), loss, 0.016)
+    net = ns.Program((after[0], 1e16 * after[0][0, 0], 1e-8 * after[1]))
+    limit, wide = (net.draw(n=width, draws=600, seed=k, progress=False) for k, width in enumerate((inf, 2**22)))
+    for one, other in zip(limit, wide, strict=True):
+        one, other = (u.reshape(600, -1) for u in (one, other))
+        z = (one.mean(axis=0) - other.mean(axis=0)) / np.hypot(one.std(axis=0), other.std(axis=0)) * 600**0.5
+        assert np.abs(z).max() < 4.5
+    share = (limit[0].reshape(600, -1) > 20).mean(axis=0)
+    assert (share > 0.05).any()
+    assert (share < 0.95).any()
+
+
 def test_a_law_that_grows_is_refused():
     """A score of tokens with themselves, where the terms that diverge have random weights."""
     x, w = ns.gaussian(n, 2), [ns.weight(n, n) for _ in range(4)]
