@@ -55,10 +55,10 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     except ScoreError as error:
         refused = error
     try:
-        plans = [plan_at(width) for width in (WIDEST / 16, WIDEST)]
-    except ExactError:  # optimisers that need the entries of a gradient
-        raise refused from None
-    if (limit := limit_by_width(*plans)) is None:
+        limit = limit_by_width(*(plan_at(width) for width in (WIDEST / 16, WIDEST)))
+    except (ExactError, np.linalg.LinAlgError):  # an optimiser that needs the entries of a gradient; overflow
+        limit = None
+    if limit is None:
         raise refused
     return limit
 
