@@ -251,3 +251,38 @@ def test_adam_is_refused_where_it_costs_too_much():
     with pytest.raises(ns.ExactError, match=r"every entry of the gradient, 1\.0e\+10 of them a replica"):
         ns.Program(f1).draw(n=100_000, draws=2)
     assert ns.Program(f1).plan(n=1000).operations > 2 * 1000**2
+
+
+def adam_step(act, targets, scale=1.0):
+    """The outputs after Adam's first step of a hidden matrix."""
+    data = scale * np.random.default_rng(0).standard_normal((len(targets), 4))
+    w, v = ns.weight(n, n), ns.gaussian(n)
+    f = ns.mean_dot(v, act(w @ ns.tanh(ns.weight(n, 4) @ ns.data(data))))
+    loss = 0.5 * ((f - np.array(targets)) ** 2).sum()
+    return ns.Program(ns.step(f, loss, lambda fan_in, fan_out: 0.3 / fan_in, "adam", weights=[w]))
+
+
+def test_adam_refuses_signs_of_fluctuations():
+    """Entries that cancel (saturated inputs, targets that add up to 0), and those of a token whose loss begins at 0."""
+    for refused in (adam_step(ns.relu, [0.7, -1.1, 0.4], scale=1e3), adam_step(ns.relu, [0.0, 1.0])):
+        with pytest.raises(ns.ExactError, match=r"signs of a gradient whose limit is 0.*method='extrapolate'"):
+            refused.law(n=ns.inf, draws=20)
+    for computed in (adam_step(ns.relu, [0.7, -1.1, 0.5], scale=1e3), adam_step(ns.gelu, [0.0, 1.0])):
+        assert np.isfinite(computed.law(n=ns.inf, draws=20).mean()).all()
+
+
+def muon_step(act):
+    """The loss after a step of Muon along a gradient of order n^(−1/2): its size does not count, its sign does."""
+    x, a, b, r = ns.gaussian(n, 1), ns.weight(n, n), ns.weight(n, n), ns.gaussian(n)
+    loss = (ns.mean_dot(r, b @ act(a @ x)) ** 2).mean()
+    muon = ns.optim.Muon(0.5, ns_steps=None, momentum=0.0, weight_decay=0.0)
+    return ns.Program(ns.train(loss, loss, muon, 1)[-1])
+
+
+def test_muon_along_a_gradient_that_vanishes():
+    """It was no step at all: the loss was 0."""
+    found, wide = (muon_step(lambda u: u).draw(n=width, draws=200, seed=1).mean() for width in (ns.inf, 2**20))
+    assert found == pytest.approx(wide, rel=0.01)
+    assert found > 0.9
+    with pytest.raises(ns.ExactError, match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'"):
+        muon_step(ns.tanh).law(n=ns.inf)

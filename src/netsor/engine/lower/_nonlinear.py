@@ -22,8 +22,10 @@ from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
 from ..passes.adam_first_step import SIGN, VANISHING, checked_left
+from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
 from ._components import FrameBatch
+from ._dual_rules import ScoreError
 from ._infinite_frames import (
     Application,
     LimitFrame,
@@ -51,7 +53,10 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
     """Refuse a function of arguments that vanish (or become a number) as n → ∞, if it jumps there."""
     op = value.op
     assert isinstance(op, Apply | Nonlin)
-    if op.f.lipschitz or (isinstance(op, Apply) and op.axes > 1):  # functions of Gram matrices are this package's own
+    if isinstance(op, Apply) and op.axes > 1:  # functions of Gram matrices are this package's own
+        _check_muon(s, value, op)
+        return
+    if op.f.lipschitz:
         return
     points = [_limits(s, x) for x in op.inputs]
     moves = [np.isfinite(p) for p in points]
@@ -63,6 +68,20 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
             value,
             f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every width the argument is on either "
             "side of that",
+        )
+
+
+def _check_muon(s: State, value: Vector | Scalar, op: Apply) -> None:
+    """Refuse Muon's step along a gradient that vanishes as n → ∞: its singular vectors are those of fluctuations."""
+    if not (isinstance(op.f.f, partial) and op.f.f.func is orthogonalised):
+        return
+    counts, varies = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)
+    for gram in op.scalars:  # of the l_k, and of the r_k
+        counts = counts & np.diagonal(s.order_one(gram), axis1=-2, axis2=-1)
+        varies = varies | (_varies(s, gram.op.x) if isinstance(gram.op, Dot) else gram in s.random)
+    if (varies.any(axis=-1) & ~counts.any(axis=-1)).any():
+        raise ScoreError(
+            value, "Muon orthogonalises a gradient whose limit is 0: as n → ∞ its directions are those of fluctuations"
         )
 
 
@@ -250,7 +269,8 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     if not infinite:
         return LoweredVector(made(lead, int(s.facts.widths[value])))
     nodes = _nodes(s, op.left)
-    if ((_limits(s, op.left) == 0).all(axis=-1) & _varies(s, op.left).any(axis=-1)).any():
+    varies = _varies(s, op.left)
+    if ((_limits(s, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
         raise ExactError(value, VANISHING)
     sample = None
     if value in s.facts.coordinates:
@@ -268,7 +288,7 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
         )
     s.epsilons.clear()  # ε parts may lie along these functions too
     left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
-    check = partial(checked_left, sizes=op.sizes)
+    check = partial(checked_left, sizes=op.sizes, varies=varies)
     left = build.step("apply", left, given[0], made=left.shape, f=check, shape=left.shape)
     return LoweredVector(build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets)
 

@@ -27,12 +27,13 @@ from ._dual_rules import ScoreError
 
 Floats = npt.NDArray[np.float64]
 REPLICAS = 64
-# Here a law is its limit up to terms of order n^(−1/2) < 1e-5, and terms of order 1/n have six digits.
-WIDEST = 2.0**34
-MAX_CHANGE = 1e-2  # of draws from a 16th of that width on, relative to their size; then a third of it is left
-TINY = 1e-300
-MIN_FALL = 2.0  # of numbers whose limit is 0: like n^(−1/2) they fall by 4
+# At the first width a law is its limit up to terms of order n^(−1/2) < 1e-5, and terms of order 1/n have six digits.
+# The second one shows whether it is, and whether it has passed all scales of the program.
+WIDTHS = 2.0**34, 2.0**46
+MAX_CHANGE = 5e-3  # of draws between the two, relative to their size
+MIN_FALL = 8.0  # of numbers whose limit is 0: like n^(−1/2) they fall by 64
 MOST = 0.95  # of the replicas
+TINY = 1e-300
 MARGIN = 64.0  # over the largest of these replicas: what falls is smaller in all others too
 ROUNDING = 1e-12  # relative to the largest output: smaller ones that do not grow are 0 but for rounding
 LOST = "a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not followed as n → ∞"
@@ -55,7 +56,7 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     except ScoreError as error:
         refused = error
     try:
-        limit = limit_by_width(*(plan_at(width) for width in (WIDEST / 16, WIDEST)))
+        limit = limit_by_width(*(plan_at(width) for width in WIDTHS))
     except (ExactError, np.linalg.LinAlgError):  # an optimiser that needs the entries of a gradient; overflow
         limit = None
     if limit is None:
@@ -68,14 +69,14 @@ def _loses_small_parts(plan: Plan) -> bool:
     return any(step.kind == "lost" for step in plan.steps) and any(np.isnan(found).any() for found in _replicas(plan))
 
 
-def limit_by_width(first: Plan, second: Plan) -> Plan | None:
-    """The limit of a law, from its plans at a 16th of the widest width and at that; None if it still changes.
+def limit_by_width(plan: Plan, wider: Plan) -> Plan | None:
+    """The limit of a law, from its plans at two very large widths; None if it changes between them.
 
-    An output is settled if replicas no longer change. If they all go on falling, it is 0. An output may also be 0 in
-    some replicas alone, as a weight of hard attention is, so sizes are means over replicas.
+    An output is settled if replicas do not change. If they all fall, it is 0. An output may also be 0 in some replicas
+    alone, as a weight of hard attention is, so sizes are means over replicas.
     """
-    steps, results, changes = list(second.steps), [], [0.0]
-    for a, b, result in zip(_replicas(first), _replicas(second), (second.mean, second.columns), strict=True):
+    steps, results, changes = list(plan.steps), [], [0.0]
+    for a, b, result in zip(_replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True):
         size = np.abs(b).mean(axis=0)
         change = np.quantile(np.abs(b - a) / np.maximum(np.maximum(np.abs(b), size), TINY), MOST, axis=0)
         settled = change <= MAX_CHANGE
@@ -86,13 +87,13 @@ def limit_by_width(first: Plan, second: Plan) -> Plan | None:
         changes += change[settled].tolist()
         results.append(result)
         if falls.any():
-            largest = np.where(falls, MARGIN * np.abs(b).max(axis=0), 0.0)
+            largest = np.where(falls, MARGIN * np.abs(a).max(axis=0), 0.0)
             params = {"f": partial(_without_small, largest), "shape": result.shape, "axes": None}
             results[-1] = Register(result.shape)
             steps.append(Step("apply", results[-1], (result,), params, "limits that are 0", result.size))
-    told = f"the limit is computed at width 2^34; from 2^30 on, 95 % of draws change by {max(changes):.0e} at most"
+    told = f"the limit is computed at width 2^34; up to 2^46, 95 % of draws change by {max(changes):.0e} at most"
     mean, columns = results
-    return replace(second, steps=steps, mean=mean, columns=columns, notes=(*second.notes, told))
+    return replace(plan, steps=steps, mean=mean, columns=columns, notes=(*plan.notes, told))
 
 
 def _without_small(largest: Floats, numbers: Any) -> Any:

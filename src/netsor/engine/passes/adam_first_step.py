@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import derivatives
 from ..._array_api import array_namespace
@@ -143,17 +144,19 @@ CHECKED_NODES, CANCELLATION = 64, 1e-12  # of a sum, relative to its terms: less
 VANISHING = "Adam takes the signs of a gradient whose limit is 0: as n → ∞ these are the signs of its fluctuations"
 
 
-def checked_left(left: Any, right: Any, sizes: Sequence[float]) -> Any:
+def checked_left(left: Any, right: Any, sizes: Sequence[float], varies: npt.NDArray[np.bool_]) -> Any:
     """l (…, uses, blocks, nodes), with an error if entries Σ_k l_kα r_kβ of the gradient are 0, though not all terms.
 
     Some of the nodes tell: where entries cancel, they do so with a probability of order 1. Where all terms are 0, as
-    behind a ReLU, the entry is 0 at every width.
+    behind a ReLU, the entry is 0 at every width, unless some l_k vary and are 0 in the limit alone.
     """
     xp = array_namespace(left, right)
     some = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]
     some = xp.matrix_transpose(some * xp.asarray(sizes, dtype=left.dtype)[:, None])
     entries, terms = some @ right, xp.abs(some) @ xp.abs(right)
-    cancels = (xp.abs(entries) <= CANCELLATION * terms) & (terms > 0)
+    fluctuates = ~xp.any(left != 0, axis=(-1, -2)) & xp.asarray(varies)
+    left_over = xp.any((right != 0) & fluctuates[..., None], axis=-2)[..., None, :]
+    cancels = (xp.abs(entries) <= CANCELLATION * terms) & ((terms > 0) | left_over)
     if bool(xp.any(cancels)) or not bool(xp.all(xp.any(left != 0, axis=(-1, -2, -3)))):
         raise UnplacedError(f"{VANISHING}; net.law(…, method='extrapolate') estimates the limit")
     return left
