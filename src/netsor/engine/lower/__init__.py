@@ -115,7 +115,7 @@ class PlanQuery:
         """Whether products of vectors of infinite width are all that the program asks for, and no coordinates."""
         for value in topological_order(self.outputs):
             wide = any(isinstance(x, Vector) and math.isinf(x.width.bind(self.bound)) for x in value.op.inputs)
-            if wide and (isinstance(value.op, Pool) or (value.op.acts is not None and value.op.acts.asks_coordinates)):
+            if wide and value.op.acts is not None and value.op.acts.asks_coordinates:
                 return False
         return True
 

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..._array_api import array_namespace
+from ..._array_api import Floats, array_namespace
 from ...language._array import Value
 from .._exceptions import ExactError
 from .._ir import Register, Step
@@ -25,7 +24,6 @@ from .._plan import Plan
 from ..backends._numpy import Streams, block
 from ._dual_rules import ScoreError
 
-Floats = npt.NDArray[np.float64]
 REPLICAS = 64
 # At the first width a law is its limit up to terms of order n^(−1/2) < 1e-5, and terms of order 1/n have six digits.
 # The second one shows whether it is, and whether it has passed all scales of the program.
