@@ -105,20 +105,12 @@ def _of_clip(f: Function) -> Function:
 
 
 def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
-    return polynomial_in_tanh(x, inner_tanh(x, a, b), table)
-
-
-def inner_tanh(x: Array, a: float, b: float) -> Array:
-    """t = tanh(a x + b x³)."""
+    """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
     inside = x * x
     inside *= b
     inside += a
     inside *= x
-    return array_namespace(x).tanh(inside)
-
-
-def polynomial_in_tanh(x: Array, t: Array, table: Table) -> Array:
-    """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
+    t = array_namespace(x).tanh(inside)
     total: Array = 0.0
     for q, k, p in _factors(table):
         term = _horner(t, q)
@@ -313,23 +305,6 @@ SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, _sigmoid_
 SILU = _tanh_family("silu'", 0.5, 0.0, _GATES[0], None, lambda m, s: logistic_sum(lambda scale: _ramp(m, s, scale)))
 GELU_TANH = _tanh_family("gelu_tanh'", ROOT, _BEND, _GATES[1], None, _gelu_tanh_smoothed)
 MINUS_SIN = _wave_function("cos'", 2)
-
-# a, b and the table of activations that are such polynomials themselves
-BY_TANH: dict[Any, tuple[float, float, Table]] = {
-    base(activations.TANH): (1.0, 0.0, ((0.0, 1.0),)),
-    base(activations.SIGMOID): (0.5, 0.0, ((0.5, 0.5),)),
-    base(activations.SILU): (0.5, 0.0, _HALF_GATE),
-    base(activations.GELU_TANH): (ROOT, _BEND, _HALF_GATE),
-}
-
-
-def by_tanh(f: Function) -> tuple[float, float, Table] | None:
-    """a, b and the table of a polynomial in x and t = tanh(a x + b x³); None of any other function."""
-    if base(f) is _of_tanh:
-        given = f.f.keywords  # type: ignore[attr-defined]
-        return given["a"], given["b"], given["table"]
-    return known(BY_TANH, f)
-
 
 RULES: dict[Any, Function | float | Callable[[Function], Function | float]] = {
     base(activations.IDENTITY): 1.0,

@@ -9,13 +9,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from ...derivatives import by_tanh
 from ...language._array import Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
@@ -113,8 +112,7 @@ class ProgramAnalysis:
         self.leaves = frozenset[Value]()  # sources that need no direction of their own
         if "leaves" not in without:
             self.leaves, values = leaves(values, edges, self.coordinates)
-        self.together = _values_sharing_tanh(values)  # nonlinearities that share an inner function
-        values = _schedule_means_early(values, self.together)
+        values = _schedule_means_early(values)
         # what seeds are made from: the place as written, and a count
         self.number = _numbers(values, made, context)
         # sources of which products or coordinates are asked for
@@ -174,13 +172,10 @@ def _sort_by_depth(outputs: Sequence[Value], context: Context) -> list[Value]:
     return sorted(outputs, key=lambda output: depth[output])
 
 
-def _schedule_means_early(values: Sequence[Value], shared: Collection[Value]) -> list[Value]:
-    """Means of products as soon as their vectors exist: these need not be kept, and no frame rebased, for them.
-
-    Functions that share a tanh are scheduled next to each other too.
-    """
+def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
+    """Means of products as soon as their vectors exist: these need not be kept, and no frame rebased, for them."""
     place, users = {value: k for k, value in enumerate(values)}, users_of(values)
-    early: set[Value] = set(shared)  # these products, and vectors rearranged for them alone
+    early: set[Value] = set()  # these products, and vectors rearranged for them alone
     for value in reversed(values):
         match value.op:
             case Dot(power=1):
@@ -191,16 +186,6 @@ def _schedule_means_early(values: Sequence[Value], shared: Collection[Value]) ->
         if value in early:
             place[value] = max(place[x] for x in value.op.inputs)
     return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
-
-
-def _values_sharing_tanh(values: Iterable[Value]) -> frozenset[Value]:
-    """The values that functions with a common inner one make of the same vectors."""
-    found: dict[tuple[Value, float, float], list[Value]] = {}
-    for value in values:
-        match value.op:
-            case Nonlin(f, (x,), ()) if (given := by_tanh(f)) is not None:
-                found.setdefault((x, *given[:2]), []).append(value)
-    return frozenset(value for some in found.values() if len(some) > 1 for value in some)
 
 
 def _coordinates(outputs: Sequence[Value]) -> set[Value]:

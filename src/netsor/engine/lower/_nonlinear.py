@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from ...activations import Function
-from ...derivatives import by_tanh, inner_tanh, polynomial_in_tanh
 from ...language._array import Value
 from ...language._operation import Apply, Dot, Nonlin, Take
 from ...language._scalar import ADD, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
@@ -18,7 +17,7 @@ from ...language._vector import Vector
 from .._exceptions import ExactError
 from .._expectation_ops import NODES
 from .._ir import Register
-from .._ir_builder import Builder, named
+from .._ir_builder import named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
 from ..passes.adam_first_step import SIGN, VANISHING, checked_left
@@ -176,11 +175,8 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
             lined = tie_equal_arguments(build, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
             return build.step("multiply", *lined, words="product of coordinates")
-        outer = f
-        if not infinite and value in s.facts.together:
-            inner, outer = _inner_and_outer(f)
-            lined = [*lined, _of_coordinates(build, inner, lined, (*value.shape, blocks, last))]
-        return _of_coordinates(build, outer, [*lined, *numbers], (*value.shape, blocks, last))
+        shape, words = (*value.shape, blocks, last), f"{named(f)} of coordinates"
+        return build.step("apply", *lined, *numbers, made=shape, words=words, f=f, shape=shape, axes=0)
 
     if not infinite:
         width = int(s.facts.widths[value])
@@ -202,17 +198,6 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         parts.append((places, lead))
     rows = s.scatter(parts)
     return LoweredVector(build.reshape(rows, *sets.shape, rows.shape[-1]), sample, sets)
-
-
-def _inner_and_outer(f: Function) -> tuple[Function, Function]:
-    """t of x, and f of x and t."""
-    given = by_tanh(f)
-    assert given is not None
-    a, b, table = given
-    return (
-        Function("tanh inside", partial(inner_tanh, a=a, b=b)),
-        Function(f.name, partial(polynomial_in_tanh, table=table)),
-    )
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
@@ -291,11 +276,6 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     check = partial(checked_left, sizes=op.sizes, varies=varies)
     left = build.step("apply", left, given[0], made=left.shape, f=check, shape=left.shape)
     return LoweredVector(build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets)
-
-
-def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], shape: tuple[int, ...]) -> Register:
-    words = f"{named(f)} of coordinates"
-    return build.step("apply", *arrays, made=shape, words=words, f=f, shape=shape, axes=0)
 
 
 def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Application:
