@@ -302,7 +302,7 @@ def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: 
     """The mean change of the log likelihood from one plan to another, with the same normals."""
     places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
     assert places is not None
-    more[:, places[places >= 0]] = z[:, places >= 0]
+    more[:, places] = z
     return float(np.abs(likelihood(other, data)(more) - ask(z)).mean())
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _latent
 from netsor.engine._latent import Latent, embedding
 from netsor.engine._quadrature_error import sample_block
 
@@ -40,22 +39,6 @@ def test_standard_normals_give_the_engines_law(case):
         a, b = of(*ours), of(*theirs)
         error = np.sqrt((a.var(axis=0) + b.var(axis=0)) / 6000) + 1e-12 * np.abs(a).max()
         assert np.all(np.abs(a.mean(axis=0) - b.mean(axis=0)) <= 5 * error)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_shortcut_changes_nothing(case, monkeypatch):
-    net, width = CASES[case]
-    latent = Latent(net.plan(n=width), 1)
-    if width == ns.inf and "deep" not in case:
-        assert not [step for step in latent.plan.steps if step.kind == "reduced"]
-    monkeypatch.setattr(_latent, "_shortened", lambda plan: plan)
-    monkeypatch.setattr(_latent, "_read", lambda plan, step, shape: np.arange(np.prod(shape)))
-    whole = Latent(net.plan(n=width), 1)
-    z = np.random.default_rng(2).standard_normal((7, whole.size))
-    of = {step.params["key"]: whole.places[step] for step in whole.places}
-    read = np.concatenate([z[:, of[step.params["key"]]][:, latent.read[step]] for step in latent.places], axis=1)
-    for a, b in zip(covariances(*latent.given(read)), covariances(*whole.given(z)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("heads", [1, 4])

@@ -40,6 +40,7 @@ class Builder:
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
+    independent: dict[tuple[int, ...], Any] = field(default_factory=dict)  # see `independent_columns`
 
     def constant(self, array: Array) -> Register:
         """Numbers that are the same in every replica; equal arrays share one register."""
@@ -75,6 +76,8 @@ class Builder:
             return same
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
             kind = "multiply"
+        if kind == "product" and args[0].shape[:-2] == args[1].shape[:-2] and (at := _identity_at(args[1])) is not None:
+            return self.step("pad", args[0], before=at, after=args[1].shape[-1] - args[0].shape[-1] - at)
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -89,6 +92,26 @@ class Builder:
         if key is not None:
             self.known[key] = out
         return out
+
+    def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Register:
+        """A Cholesky factor without columns that are known to be 0: its rows depend on those before them.
+
+        A plan with a shift keeps the columns of the plan without it, so that both draw the same numbers, and adds to
+        the last of them how far each row is from what they span.
+        """
+        count = factor.shape[-1]
+        some = self.independent.get(key)
+        if some is None or not self.shift:
+            some = np.arange(count) if factor.value is None else _psd_cholesky.directions(factor.value)
+        self.independent[key] = some
+        kept = self.take(factor, some, axis=2)
+        if not self.shift or not 0 < len(some) < count:
+            return kept
+        others = self.take(factor, np.setdiff1d(np.arange(count), some), axis=2)
+        apart = self.step("root", self.step("squares", others))
+        return self.step(
+            "add", kept, self.step("pad", self.reshape(apart, *apart.shape, 1), before=len(some) - 1, after=0)
+        )
 
     def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
         """The sum or the product of arrays, `add` or `multiply`, each as soon as it is made."""
@@ -152,15 +175,18 @@ def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) ->
             return args[0]
         case "permute" if list(params["axes"]) == sorted(params["axes"]):
             return args[0]
-        case "product" if _identity(args[0]) and args[0].shape[:-2] == args[1].shape[:-2]:
+        case "product" if _identity_at(args[0]) == 0 and args[0].shape == (*args[1].shape[:-1], args[1].shape[-2]):
             return args[1]
     return None
 
 
-def _identity(a: Register) -> bool:
-    """Whether it is known to be the identity matrix: what takes orthonormal vectors to themselves."""
+def _identity_at(a: Register) -> int | None:
+    """The first column of an identity matrix among columns of 0, if these are all that an array is known to be."""
     rows, columns = a.shape[-2:]
-    return a.value is not None and rows == columns and bool((a.value == np.eye(rows)).all())
+    if a.value is None or not rows <= columns:
+        return None
+    start = int(a.value.reshape(-1, rows, columns)[0, 0].argmax())
+    return start if (a.value == np.eye(rows, columns, start)).all() else None
 
 
 def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:

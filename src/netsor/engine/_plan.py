@@ -10,7 +10,7 @@ import copy
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -143,6 +143,7 @@ class Plan:
     nodes: bool = False  # whether some of them are means over quasi-random nodes
     tried: tuple[str, ...] = ()  # functions whose expectations use values at points alone
     place: str = CPU.place
+    independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)  # see `_ir_builder`
 
     def __post_init__(self) -> None:
         results = self.mean, self.columns

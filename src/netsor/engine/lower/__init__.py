@@ -26,7 +26,7 @@ from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from .._exceptions import ExactError, InfiniteError
 from .._ir import Register
-from .._ir_builder import TooLargeError, named
+from .._ir_builder import Builder, TooLargeError, named
 from .._plan import Plan
 from .._rng_keys import SAMPLE
 from ..passes import SHORTCUTS, rewrite
@@ -98,6 +98,7 @@ class PlanQuery:
     def _planned(self, shift: int, small_parts: bool) -> Plan:
         narrowed, made_from = narrow_with_origins(self.outputs)
         places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
+        independent = self.plan().independent if shift else {}
         on_nodes = frozenset[int]()
         while True:
             context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
@@ -107,7 +108,8 @@ class PlanQuery:
             made = rewrite(narrowed, context, self.without)
             facts = ProgramAnalysis(made, narrowed, context, names, frozenset(self.without), self.picked)
             try:
-                return _lowered(State(facts, context.notes, shift, on_nodes, whole_groups(facts)))
+                build = Builder(shift, independent=dict(independent))
+                return _lowered(State(facts, context.notes, build, on_nodes, whole_groups(facts)))
             except NodesNeeded as error:  # known only now, from the directions
                 on_nodes |= error.groups
 
@@ -150,7 +152,7 @@ def _lowered(s: State) -> Plan:
             raise ExactError(value, str(error)) from None
     mean, columns = results(s)
     build = s.build
-    told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place
+    told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place, build.independent
     ragged = s.facts.prices.ragged and "positive" not in s.facts.without
     return Plan("", positive(build, (mean, columns)) if ragged else build.steps, mean, columns, *told)
 

@@ -25,6 +25,7 @@ class Frame(ABC):
 
     is_standard_basis = False  # its directions are the coordinates α themselves, until it is turned
     can_rebase = False  # it gets more and more directions as a program goes on: it is turned when they are many
+    draws_nothing = False  # no random numbers belong to its directions
 
     def __init__(self, group: FrameBatch, build: Builder, directions: int, one: float | None) -> None:
         self.group, self.build, self.directions = group, build, directions

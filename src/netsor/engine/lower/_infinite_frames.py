@@ -143,7 +143,7 @@ class InfiniteWidthFrame(LimitFrame):
 
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
-        self.can_rebase = not group.nonlinear and not scored
+        self.can_rebase = self.draws_nothing = not group.nonlinear and not scored
         self.pairs: dict[tuple[int, int], Register] = {}
         self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
@@ -173,8 +173,9 @@ class InfiniteWidthFrame(LimitFrame):
             # what jumps along a surface takes a million points, for every replica
             raise NodesNeeded(frozenset([self.group.number]))
         along = self._coordinates(new, at.linear)
-        rows = at.rests.add(self.build, new, self.directions, at.linear, bool(self.group.constant), named(at.f))
-        self.unit(at.number, new.count, new, along)
+        ones = bool(self.group.constant)
+        rows = at.rests.add(self.build, new, at.number, self.directions, at.linear, ones, named(at.f))
+        self.unit(at.number, rows.shape[-1] - self.directions, new, along)
         return rows, self.blocks[-1].along
 
     def _coordinates(self, new: ResidualFeatures, linear: bool) -> int:

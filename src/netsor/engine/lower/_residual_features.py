@@ -24,6 +24,7 @@ from ...activations import IDENTITY, Function
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes.fuse_nonlinearities import Composed, is_smooth
+from ._components import Number
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
@@ -149,12 +150,15 @@ class ResidualBasis:
     features: list[ResidualFeatures] = field(default_factory=list)
     along: list[Register] = field(default_factory=list)  # of each: the coordinates along linear directions
     factor: Register | None = None  # (frames, K, K)
-    places: list[int] = field(default_factory=list)  # the directions of the rests
+    columns: list[int] = field(default_factory=list)  # of the factor, those that have a direction
+    places: list[int] = field(default_factory=list)  # and these directions
 
     def add(
-        self, build: Builder, new: ResidualFeatures, old: int, linear: bool, constant: bool, words: str
+        self, build: Builder, new: ResidualFeatures, number: Number, old: int, linear: bool, constant: bool, words: str
     ) -> Register:
         """The coordinates (frames, k, directions) of new features: along the old directions, and one more for each.
+
+        A feature that those before it are known to span adds no direction.
 
         `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is the first direction.
         """
@@ -182,13 +186,15 @@ class ResidualBasis:
             above = build.step("pad", self.factor, before=0, after=count)
             self.factor = build.step("join", above, build.step("join", below, fresh, axis=2), axis=1)
             place = np.full(old, size)  # of each direction among the rests; the last is a 0
-            place[self.places] = np.arange(size)
+            place[self.places] = self.columns
             spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
             rows = build.step("add", rows, spread)
-        self.places += range(old, old + count)
+        kept = build.independent_columns(fresh, number)
+        self.columns += [self.factor.shape[-1] - count + int(k) for k in build.independent[number]]
+        self.places += range(old, old + kept.shape[-1])
         self.features.append(new)
         self.along.append(along)
-        return build.step("join", rows, fresh, axis=2)
+        return build.step("join", rows, kept, axis=2)
 
 
 def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:

@@ -109,7 +109,8 @@ def _reached(s: State, value: Value, sources: int) -> float:
     return total
 
 
-MIN_FACTORED_SOURCES = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
+# Sources that are never drawn, in all and for each vector: with more, a factor of the vectors' Gram matrix costs less
+MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 16
 
 
 def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None, Sets]:
@@ -218,7 +219,8 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     rows = _rows(s, x, members if op.each else 1)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
-    fewer = drawn or vectors == 1 or directions > MIN_FACTORED_SOURCES
+    draws = drawn and not all(s.frames[group].draws_nothing for group in s.groups_from(value))
+    fewer = draws or vectors == 1 or directions > max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
     cheaper = draws_matrix(s, value, copies, vectors, directions)
     c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
     words = f"{s.words(value)} = C E"

@@ -108,12 +108,11 @@ class State:
         self,
         facts: ProgramAnalysis,
         notes: list[str],
-        shift: int,
+        build: Builder,
         on_nodes: frozenset[int],
         whole: frozenset[FrameBatch],
     ) -> None:
-        self.facts, self.notes, self.whole = facts, notes, whole
-        self.build = Builder(shift)
+        self.facts, self.notes, self.build, self.whole = facts, notes, build, whole
         self.frames = {group: self.frame_for(group, group.number in on_nodes) for group in facts.groups}
         self.vectors: dict[Value, LoweredVector] = {}
         self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
