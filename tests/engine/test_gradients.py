@@ -193,13 +193,6 @@ def test_two_matrices_whose_transposes_are_summed_are_one():
     assert many - one == 3 * 9 + 3 + 3  # three sources of the stream less, in a frame of nine directions
 
 
-def test_a_function_and_its_derivative_share_their_tanh():
-    plan = make_plan(_gated_perceptron().outputs, {"n": 256, "d": 64})
-    of_coordinates = [step.params["f"].name for step in plan.steps if step.params.get("axes") == 0]
-    assert of_coordinates.count("tanh inside") == 1
-    assert {"silu", "silu'"} <= set(of_coordinates)
-
-
 def gated(function, first="gate"):
     """Attention, a gated perceptron and attention: output, cotangents of scores, gradients against forward vectors."""
     x, r = ns.gaussian(n, 2), ns.gaussian(n)

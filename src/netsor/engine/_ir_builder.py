@@ -93,25 +93,15 @@ class Builder:
             self.known[key] = out
         return out
 
-    def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Register:
-        """A Cholesky factor without columns that are known to be 0: its rows depend on those before them.
+    def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Any:
+        """The columns of a Cholesky factor that are not known to be 0: others have rows that depend on those before.
 
-        A plan with a shift keeps the columns of the plan without it, so that both draw the same numbers, and adds to
-        the last of them how far each row is from what they span.
+        A plan with a shift has the columns of the plan without it, so that both draw the same numbers.
         """
-        count = factor.shape[-1]
-        some = self.independent.get(key)
-        if some is None or not self.shift:
-            some = np.arange(count) if factor.value is None else _psd_cholesky.directions(factor.value)
-        self.independent[key] = some
-        kept = self.take(factor, some, axis=2)
-        if not self.shift or not 0 < len(some) < count:
-            return kept
-        others = self.take(factor, np.setdiff1d(np.arange(count), some), axis=2)
-        apart = self.step("root", self.step("squares", others))
-        return self.step(
-            "add", kept, self.step("pad", self.reshape(apart, *apart.shape, 1), before=len(some) - 1, after=0)
-        )
+        if not self.shift or key not in self.independent:
+            known = factor.value
+            self.independent[key] = np.arange(factor.shape[-1]) if known is None else _psd_cholesky.directions(known)
+        return self.independent[key]
 
     def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
         """The sum or the product of arrays, `add` or `multiply`, each as soon as it is made."""

@@ -169,7 +169,7 @@ class ResidualBasis:
             along = build.constant(np.zeros((frames, count, old)))
         whole = _kernel(build, new, new, constant, words)
         block = _less(build, whole, along, along) if linear else whole
-        rows = along
+        rows, size = along, 0
         if self.factor is None:
             fresh = self.factor = build.step("residual", block, whole, words=f"coordinates of {words}")
         else:
@@ -189,12 +189,27 @@ class ResidualBasis:
             place[self.places] = self.columns
             spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
             rows = build.step("add", rows, spread)
-        kept = build.independent_columns(fresh, number)
-        self.columns += [self.factor.shape[-1] - count + int(k) for k in build.independent[number]]
-        self.places += range(old, old + kept.shape[-1])
+        some = build.independent_columns(fresh, number)
+        self.columns += [size + int(k) for k in some]
+        self.places += range(old, old + len(some))
         self.features.append(new)
         self.along.append(along)
-        return build.step("join", rows, kept, axis=2)
+        rows = build.step("join", rows, build.take(fresh, some, axis=2), axis=2)
+        return self._moved(build, rows, count) if build.shift else rows
+
+    def _moved(self, build: Builder, rows: Register, count: int) -> Register:
+        """The coordinates of features, the last of each moved by how far it is from what all directions span."""
+        # So a plan with a shift shows whether a law depends on what is left out.
+        assert self.factor is not None
+        size, last = self.factor.shape[-1], rows.shape[-1]
+        rest = np.setdiff1d(np.arange(size), self.columns)
+        if not last or not rest.size:
+            return rows
+        new = build.take(self.factor, np.arange(size - count, size), axis=1)
+        apart = build.step("root", build.step("squares", build.take(new, rest, axis=2)))
+        return build.step(
+            "add", rows, build.step("pad", build.reshape(apart, *apart.shape, 1), before=last - 1, after=0)
+        )
 
 
 def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
