@@ -16,7 +16,7 @@ from ..models import RECIPES, names
 from ..paper import ACTIVATIONS
 from ._audit_view import STDS, UNCHANGED, AuditViewRequest, Variant, lengths, model_request
 from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, layer_view, text
-from ._program_view import ProgramSettings, Target, sliders
+from ._program_view import Target
 from ._view import View, error_text, markup, view_html
 
 Control = dict[str, Any]  # what the macro `control` of `_page.html` takes
@@ -50,8 +50,12 @@ def answer(
             views = model_of(values).views(tell)
         else:
             assert target is not None
-            own = program_of(target, values)
-            views = own.audit(values["sharp"]).views(tell) if kind == "audit" else [own.view()]
+            arguments = {slider.name: values[f"argument {slider.name}"] for slider in target.sliders}
+            widths = {name: _number(values[f"width {name}"]) for name in target.net.widths}
+            if kind == "audit":
+                views = target.audit(arguments, widths, values["sharp"]).views(tell)
+            else:
+                views = [target.view(arguments, widths, int(values["output"] or 0), values["draws"])]
         for view in views:
             saved = links(view, kind)
             if view.more is None or not values.get("distances"):
@@ -91,17 +95,6 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
     second = None if other == NONE else variant(SECOND, first.source if other == SAME else other)
     switches = {name: values.get(name, False) for name in ("limit", "gradients", "sharp")}
     return model_request(first, second, tokens=lengths(values.get("tokens", "")), **switches)
-
-
-def program_of(target: Target, values: Mapping[str, Any]) -> ProgramSettings:
-    """The arguments and widths of a program that a form describes."""
-    return ProgramSettings(
-        target,
-        {slider.name: values[f"argument {slider.name}"] for slider in sliders(target)},
-        {name: _number(values[f"width {name}"]) for name in target.widths},
-        int(values.get("output") or 0),
-        values.get("draws"),
-    )
 
 
 def _number(value: Any) -> Any:
@@ -166,8 +159,8 @@ def model_form(only: Sequence[str] | None = None, local: bool = False) -> str:
 
 def program_form(target: Target, audit: bool = False) -> str:
     """A control for each width and each number of a program, and which output; for its audit, how many draws."""
-    controls = [_width(f"width {name}", f"Width {name}", 256) for name in target.widths]
-    for name, start, low, high, step in sliders(target):
+    controls = [_width(f"width {name}", f"Width {name}", 256) for name in target.net.widths]
+    for name, start, low, high, step in target.sliders:
         given = {"low": low, "high": high, "step": step, "start": start, "shown": f"{start:g}"}
         controls.append({"type": "range", "name": f"argument {name}", "label": name, **given})
     if audit:
@@ -181,21 +174,11 @@ def local_page(target: Target | None) -> str:
     forms = {"One layer": layer_form(distances=True), "One model": model_form(local=True)}
     if target is not None:
         forms["Your program"] = program_form(target)
-        if target.watched:
+        if target.net.probes:
             forms["Its audit"] = program_form(target, audit=True)
     first = "One layer" if target is None else "Your program"
     style, script = (Path(__file__).with_name(f"_page.{kind}").read_text() for kind in ("css", "js"))
-    return page(f"<style>{style}</style>", markup().views(forms, first, script))
-
-
-def demo(form: str, stored: str = "") -> str:
-    """A form and its answer, side by side; at first a stored one."""
-    return str(markup().demo(form, stored))
-
-
-def page(head: str, body: str) -> str:
-    """A whole page, light or dark as the browser is."""
-    return str(markup().page(head, body))
+    return str(markup().page(f"<style>{style}</style>", markup().views(forms, first, script)))
 
 
 def _form(kind: str, controls: Sequence[Control], only: Sequence[str] | None = None) -> str:
