@@ -101,8 +101,7 @@ def copy_page(folder: Path) -> None:
 
 def _demo(kind: str, controls: str, stored: str) -> str:
     """A form with its answer: at first the stored one."""
-    form = {"layer": _forms.layer_form, "model": _forms.model_form}[kind](controls.split() or None)
-    return str(markup().demo(form, stored))
+    return str(markup().demo(_forms.form(kind, controls.split() or None), stored))
 
 
 @functools.cache
