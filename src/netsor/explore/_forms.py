@@ -25,7 +25,6 @@ PASTED = Path("config.json")  # where a static page keeps a pasted configuration
 SAME, SECOND = "the same model, changed as below", "second_"
 START = {"heads": 1, "width": 16}  # of one layer: the three densities are far apart
 AUDITS = ("model", "audit")  # forms whose answers take long
-MANY = 50_000  # draws, where the default is as many as are quick
 
 
 def answer(
@@ -102,14 +101,7 @@ def _number(value: Any) -> Any:
 
 def form(kind: str, only: Sequence[str] | None = None, local: bool = False, target: Target | None = None) -> str:
     """The form of a view, or some of its controls; a `local` page asks for distances, and takes paths of files."""
-    fixed = {
-        "slow": kind in AUDITS,
-        "many": MANY,
-        "start": START,
-        "same": SAME,
-        "second": SECOND,
-        "unchanged": UNCHANGED,
-    }
+    fixed = {"slow": kind in AUDITS, "start": START, "same": SAME, "second": SECOND, "unchanged": UNCHANGED}
     values = {"widths": WIDTHS, "head_dims": HEAD_DIMS, "clips": CLIPS, "stds": STDS, "activations": ACTIVATIONS}
     values |= {"sigmas": [round(0.05 * k, 2) for k in range(81)], "models": [*names()], "recipes": [*RECIPES]}
     functions = {"json": json.dumps, "choices": _choices}
