@@ -13,8 +13,7 @@ import netsor as ns
 from netsor.engine import _parallel
 from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _law_views
-from netsor.explore._law_views import layer_view
-from netsor.explore._program_view import Slider
+from netsor.explore._law_views import Slider, layer_view
 from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, table, ticks
 
 from ..keep import keep

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click import UsageError
@@ -20,7 +19,7 @@ from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
-from ..studies import Result, Study
+from ..studies import Study
 from ..studies.audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
@@ -32,7 +31,6 @@ from ._options import Place, pop_backend
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason, stdout_to_stderr
 from ._subject import LONGEST, slow_notice
 
-Found = TypeVar("Found", bound=Result)
 OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
@@ -47,8 +45,10 @@ def run(options: dict[str, Any], make: Callable[[dict[str, Any]], Study[Any]], a
         return run_study(click.get_current_context().obj, where, lambda: make(options))
 
 
-def run_study(watch: Watch, where: Place, make: Callable[[], Study[Found]]) -> Found:
+def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any:
     """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
+    from concurrent.futures.process import BrokenProcessPool  # slow to import
+
     with usage_errors(), slow_notice("planning"):
         study = make()
         cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # what a device takes is not estimated
@@ -64,14 +64,23 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Found]]) -> F
         left = f"nothing was kept; with --out DIR finished {request.kept} are"
     elif request.own:
         left = f"nothing was kept: finished {request.kept} are kept of models only"
-    with usage_errors(), report_errors(watch, request.out, left):
-        study.prepare()
-        needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-        workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
-        taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
-        sentences = (f"{request.title}; {taken}.", finished, request.remark, less)
-        echo_notice(" ".join(filter(None, sentences)))
-        return study.run(where.executor)
+    watch.message = f"interrupted; {left}"
+    try:
+        with usage_errors():
+            study.prepare()
+            needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
+            workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
+            taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
+            echo_notice(" ".join(filter(None, (f"{request.title}; {taken}.", finished, request.remark, less))))
+            return study.run(where.executor)
+    except BrokenProcessPool:
+        echo_error(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
+        raise click.exceptions.Exit(1) from None
+    except OSError as error:
+        if request.out is None:
+            raise
+        out = shown(str(request.out))
+        raise UsageError(f"--out {out} must be a folder that can be written to: {reason(error)}") from None
 
 
 def _print(result: Any, as_json: bool, verbose: bool, verdict: str = "", more_json: Any = None) -> None:
@@ -83,23 +92,6 @@ def _print(result: Any, as_json: bool, verbose: bool, verdict: str = "", more_js
     echo(f"{wrap(verdict)}\n\n{text}" if verdict else text)
     more = "" if verbose else "more numbers: --verbose, --json or --out DIR"
     echo("\n" + (more if out is None else f"report: {out / 'report.html'}"))
-
-
-@contextlib.contextmanager
-def report_errors(watch: Watch, out: Path | None, left: str) -> Iterator[None]:
-    """Report in one line that a worker was killed or a folder cannot be written; `left` says what is kept."""
-    from concurrent.futures.process import BrokenProcessPool  # slow to import
-
-    watch.message = f"interrupted; {left}"
-    try:
-        yield
-    except BrokenProcessPool:
-        echo_error(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
-        raise click.exceptions.Exit(1) from None
-    except OSError as error:
-        if out is None:
-            raise
-        raise UsageError(f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}") from None
 
 
 def model_of(option: str, source: str) -> Transformer:

@@ -16,8 +16,7 @@ from ..language import inf
 from ..models import RECIPES, names
 from ..paper import ACTIVATIONS
 from ._audit_view import STDS, UNCHANGED, AuditViewRequest, Variant, lengths, model_request
-from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, layer_view, text
-from ._program_view import Target
+from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Target, layer_view, text
 from ._view import View, error_text, markup, view_html
 
 Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
