@@ -150,7 +150,7 @@ def markup() -> Any:
 
 def as_svg(panels: Sequence[Panel]) -> str:
     """Every panel as an image of its own, which the page arranges."""
-    return "".join(markup().panel(panel, **_places(panel)) for panel in panels)
+    return "".join(markup().panel(panel, LOOKS, **_places(panel)) for panel in panels)
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -174,38 +174,22 @@ def _places(panel: Panel) -> dict[str, Any]:
         return np.round(floor - (y - bottom) / (top - bottom) * (floor - above), 1)
 
     curves = []
-    for k, curve in enumerate(panel.curves):
-        colour, line, thick = LOOKS[curve.look]
+    for curve in panel.curves:
         at = panel.up(curve.y)
         x, y, band = across(curve.x), up(np.where(at < bottom, np.nan, at)), ""
         if curve.band:  # it ends at the axis
             edges = panel.up(np.concatenate([curve.band[0], curve.band[1][::-1]]))
             edges = np.maximum(np.nan_to_num(edges, nan=bottom, neginf=bottom), bottom)
             band = _path(np.concatenate([x, x[::-1]]), up(edges))
-        curves.append(
-            {
-                "look": curve.look,
-                "label": curve.label,
-                "colour": "currentColor" if colour == BLACK else colour,
-                "thick": f"{1.4 * thick:g}",
-                "dashes": "" if line == "-" else " ".join(f"{1.4 * thick * part:g}" for part in line[1]),
-                "entry": round(ABOVE + LINE * (k - 0.2) + 6, 1) if panel.legend else None,
-                "band": band,
-                "line": _path(x, y),
-                "point": (x[0], y[0]) if len(x) == 1 else None,
-            }
-        )
+        curves.append((curve.label, curve.look, _path(x, y), band, (x[0], y[0]) if len(x) == 1 else None))
     marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)
     return {
         "curves": curves,
         "ticks_x": [(across(value), _number(value)) for value in ticks(left, right)],
         "ticks_y": [(up(value), _number(10**value if panel.log else value)) for value in marks],
-        "above": above,
-        "floor": floor,
-        "wide": WIDE,
-        "high": round(floor + BELOW),
-        "left": LEFT,
-        "right": WIDE - RIGHT,
+        "box": {"left": LEFT, "right": WIDE - RIGHT, "above": above, "floor": floor},
+        "size": (WIDE, round(floor + BELOW)),
+        "entries": [round(ABOVE + LINE * (k - 0.2) + 6, 1) for k in range(len(curves))] if panel.legend else [],
     }
 
 
