@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from netsor.explore import _forms
+from netsor.explore._view import markup
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
@@ -100,8 +101,7 @@ def copy_page(folder: Path) -> None:
 
 def _demo(kind: str, controls: str, stored: str) -> str:
     """A form with its answer: at first the stored one."""
-    form = {"layer": _forms.layer_form, "model": _forms.model_form}[kind](controls.split() or None)
-    return _forms.demo(form, stored)
+    return str(markup().demo(_forms.form(kind, controls.split() or None), stored))
 
 
 @functools.cache
@@ -128,7 +128,7 @@ def write_explorer(folder: Path, pyodide: str = CDN) -> None:
     )
     note = "Everything is computed in your browser; nothing that you enter leaves this page."
     head = script("", pyodide, folder / ARCHIVE)
-    (folder / "index.html").write_text(_forms.page(head, f'<p class="netsor-note">{note}</p>{views}'))
+    (folder / "index.html").write_text(str(markup().page(head, f'<p class="netsor-note">{note}</p>{views}')))
 
 
 # The hook of mkdocs

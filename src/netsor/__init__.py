@@ -66,7 +66,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test compares it wit
     from .studies.coord_check import coord_check as coord_check
     from .studies.transfer import transfer as transfer
 else:  # a name is loaded when it is first used, so that a command loads only what it needs
-    _MODULES = {"models": ".models", "nn": ".nn", "optim": ".optim", "paper": ".paper"}
+    _MODULES = ("models", "nn", "optim", "paper")
     _NAMES = {
         "._bayes": "Posterior",
         "._extrapolate": "ExtrapolatedLaw",
@@ -101,9 +101,18 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
 
     def __getattr__(name: str) -> Any:
         """Load a public name, or raise an error that suggests one."""
-        if name in _MODULES or name in _WHERE or name in _OPTIONAL:
-            with _LOADING:
-                return _loaded(name)
+        with _LOADING:
+            if name in _MODULES or name == "torch":
+                return import_module(f".{name}", __name__)
+            if name in _WHERE:
+                globals()[name] = value = getattr(import_module(_WHERE[name], __name__), name)
+                return value  # and from now on Python finds it without asking here
+            if name == "AttentionRegressor":
+                try:
+                    return import_module("._regressor", __name__).AttentionRegressor
+                except ImportError as error:
+                    needed = "ns.AttentionRegressor needs scikit-learn, pip install scikit-learn"
+                    raise ImportError(f"{needed}: {error}") from error
         hint = ""
         if not name.startswith("_"):  # Python itself asks for names with an underscore
             import difflib  # seldom needed
@@ -115,17 +124,3 @@ else:  # a name is loaded when it is first used, so that a command loads only wh
             if isinstance(getattr(np, name, None), np.ufunc):
                 hint += f"; of coordinates write ns.nonlin(np.{name}, x), of scalars ns.apply(np.{name}, p)"
         raise AttributeError(f"netsor has no {name!r}{hint}")
-
-    def _loaded(name: str) -> Any:
-        if name in _MODULES:
-            return import_module(_MODULES[name], __name__)
-        if name in _WHERE:
-            globals()[name] = value = getattr(import_module(_WHERE[name], __name__), name)
-            return value  # and from now on Python finds it without asking here
-        if name == "torch":
-            return import_module(".torch", __name__)
-        try:
-            from ._regressor import AttentionRegressor
-        except ImportError as error:
-            raise ImportError(f"ns.AttentionRegressor needs scikit-learn, pip install scikit-learn: {error}") from error
-        return AttentionRegressor

@@ -1,4 +1,4 @@
-"""What functions ask of array libraries: which one an array is of, eigenvalues of many matrices, threads of BLAS."""
+"""Array libraries: the namespace of an array, eigenvalues of many matrices, and the threads of BLAS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ def array_namespace(*arrays: Array) -> Any:
 
 def eigenvalues(a: Array) -> Array:
     """Those of symmetric matrices (…, s, s)."""
-    return array_namespace(a).astype(_of_many(a, array_namespace(a).linalg.eigvalsh), a.dtype, copy=False)
+    xp = array_namespace(a)
+    return xp.astype(_of_many(a, xp.linalg.eigvalsh), a.dtype, copy=False)
 
 
 def eigenvectors(a: Array) -> tuple[Array, Array]:
@@ -77,29 +78,23 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
     return values.reshape(a.shape[:-1]), vectors.reshape(a.shape)
 
 
-class Limits(NamedTuple):
-    """The libraries that were limited, with the threads they had, while some blocks of code need it."""
+class _Limits:
+    """How many blocks of code need one thread, and the libraries that were limited, with the threads they had."""
 
-    blocks: list[None]
-    before: list[tuple[Any, int]]
-
-    def release(self) -> None:
-        """A block ends: the last one restores what the first one found."""
-        self.blocks.pop()
-        while self.before and not self.blocks:
-            _set_threads(*self.before.pop())
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.before: list[tuple[Any, int]] = []
 
 
 class _Own(threading.local):
     """Limits of the current thread: an OpenBLAS that is built with OpenMP has a number of threads for each caller."""
 
     def __init__(self) -> None:
-        self.limits = Limits([], [])
+        self.limits = _Limits()
 
 
 _lock = threading.Lock()
-_process = Limits([], [])
-_own = _Own()
+_process, _own = _Limits(), _Own()
 _scanned = 0  # how many modules Python had loaded when its libraries were last looked up
 _libraries: list[Any] = []  # BLAS libraries in memory
 
@@ -110,13 +105,13 @@ def one_blas_thread() -> Iterator[None]:
 
     The workers are the parallelism: with threads of its own in each of them, BLAS would compete for the cores. And the
     last digits of a matrix product depend on the number of threads. Blocks are counted, since the limit is the
-    process's: one that ends must not lift it for the others.
+    process's: the last block that ends restores what the first one found.
     """
     both = _process, _own.limits
     with _lock:
         new = not all(limits.blocks for limits in both)
         for limits in both:
-            limits.blocks.append(None)
+            limits.blocks += 1
         if new or _scanned != len(sys.modules):
             _limit()
     try:
@@ -124,7 +119,9 @@ def one_blas_thread() -> Iterator[None]:
     finally:
         with _lock:
             for limits in both:
-                limits.release()
+                limits.blocks -= 1
+                while limits.before and not limits.blocks:
+                    _set_threads(*limits.before.pop())
 
 
 def _limit() -> None:

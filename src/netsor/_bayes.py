@@ -209,8 +209,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     check_memory(chain_bytes(latent, how), what, "take fewer of either")
     rng, ask = generator(seed, STREAM), likelihood(latent, data)
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
-    if progress is True and sys.stderr.isatty():
-        _announce("posterior", cost(latent, data, how))
+    _announce("posterior", progress, latent, data, how)
     with one_blas_thread(), closing(_Bar(progress, particles * moves, 0, chains * each * thin)) as bar:
         path = mcmc.adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
@@ -283,8 +282,7 @@ def evidence(
         one = np.zeros((1, latent.size))
         value = float(ask(one)[0])
         return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
-    if progress is True and sys.stderr.isatty():
-        _announce("evidence", cost(latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs))
+    _announce("evidence", progress, latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs)
     with one_blas_thread(), closing(_Bar(progress, FIRST * particles * moves, runs * particles * moves)) as bar:
         path = mcmc.adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
@@ -306,8 +304,9 @@ def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: 
     return float(np.abs(likelihood(other, data)(more) - ask(z)).mean())
 
 
-def _announce(what: str, expected: ChainCost) -> None:
-    if expected.seconds > ANNOUNCE_SECONDS:
+def _announce(what: str, progress: Progress, *work: Any) -> None:
+    """Print on a terminal what takes long; `work` are the arguments of `cost`."""
+    if progress is True and sys.stderr.isatty() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
         tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)
@@ -321,19 +320,17 @@ class _Bar:
     """
 
     def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:
-        self.progress, self.first, self.again, self.more = progress, first, again, more
         from tqdm import tqdm  # slow to import
 
-        self.done = self.total = self.steps = 0
-        self.expected = 1
+        self.progress, self.first, self.again, self.more = progress, first, again, more
+        self.done = self.total = self.steps = self.expected = 0
         self.bar = tqdm(total=0, unit=" moves", delay=1, disable=None if progress is True else True, leave=False)
         self.close = self.bar.close
 
     def tempered(self, power: float) -> None:
         """One step of the first run, to this power."""
         self.steps += 1
-        if self.steps == 1:
-            self.expected = 1 + mcmc.steps_after(power)
+        self.expected = self.expected or 1 + mcmc.steps_after(power)
         steps = self.steps if power >= 1 else max(self.expected, self.steps + 1)
         self.bar.total = self.total = steps * (self.first + self.again) + self.more
         self.tell(self.first)

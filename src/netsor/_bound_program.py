@@ -29,10 +29,8 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     """The coordinates, in the order that was written; None if none were chosen."""
     if argument is None:
         return None
-    several = argument if isinstance(argument, list | tuple | range) else [argument]
-    if isinstance(argument, np.ndarray) and argument.ndim == 1:
-        several = list(argument)
-    places = [as_whole(place) for place in several]
+    several = isinstance(argument, list | tuple | range) or (isinstance(argument, np.ndarray) and argument.ndim == 1)
+    places = [as_whole(place) for place in (argument if several else [argument])]
     chosen = [place for place in places if place is not None]
     if not chosen or len(chosen) < len(places):
         raise ArgumentError("coordinates", argument, "an integer or a list of integers")
@@ -41,8 +39,7 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
         raise ArgumentError("coordinates", argument, "left out: a scalar has no coordinates")
     for width in widths:
         low = 0 if math.isinf(width) else -int(width)  # there is no last one of infinitely many
-        outside = [place for place in chosen if not low <= place < width]
-        if outside:
+        if not all(low <= place < width for place in chosen):
             allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
             raise ArgumentError("coordinates", argument, allowed)
         if len({place if math.isinf(width) else place % int(width) for place in chosen}) < len(chosen):
@@ -106,12 +103,12 @@ class AtWidths:
 
     def draw(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, refused as a law is."""
-        quadrature.checked_quadrature_error(quadrature.moves_of_draws(self._priced(how), how.backend))
+        quadrature.checked_quadrature_error(self.moves(how.backend))
         return self.unchecked(how)
 
     def unchecked(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, whatever their quadrature error."""
-        return sampler.sample_outputs(self._priced(how), how)
+        return sampler.sample_outputs(replace(self.question(), prices=how.backend.prices), how)
 
     def moves(self, where: Backend) -> quadrature.Moves | None:
         """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
@@ -120,9 +117,6 @@ class AtWidths:
     def split(self, rows: Numbers) -> list[Numbers]:
         """Numbers of all entries, (…, entries), by output: (…, *shape) each."""
         return sampler.split(rows, self.outputs)
-
-    def _priced(self, how: Sampling) -> PlanQuery:
-        return replace(self.question(), prices=how.backend.prices)
 
     def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Provenance]:
         """What chains move over, and what is known of it."""

@@ -64,17 +64,11 @@ def as_tokens(x: Array) -> Array:
 def checked_count(name: str, value: Any) -> float:
     """Check a number of heads or a width, which may be infinite."""
     number = as_whole(value)
-    if number is not None and 1 <= number < LARGEST:
-        return number
     if number is None and as_number(value) == inf:
         return inf
-    raise ArgumentError(name, value, "an integer from 1 to 2^53, or inf")
-
-
-def planned_heads(given: Combination) -> float:
-    """How many heads a plan has; of infinitely many, one."""
-    heads = float(given[1].get("heads", 1))
-    return 1.0 if heads == inf else heads
+    if number is None or not 1 <= number < LARGEST:
+        raise ArgumentError(name, value, "an integer from 1 to 2^53, or inf")
+    return number
 
 
 @single_threaded
@@ -159,7 +153,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         y : array_like
             (examples,).
         """
-        tried, best = self._begin(X, y), 0
+        (tried, _), best = self._begin(X, y), 0
         self.evidence_ = []
         if self.grid or self.evidence:
             found = [self._evidence(*given) for given in tried]
@@ -182,8 +176,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _schedule(self) -> _bayes.Schedule:
         return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves)
 
-    def _begin(self, X: Any, y: Any) -> list[Combination]:
-        """Check parameters and data and store the data; returns the combinations of the grid."""
+    def _begin(self, X: Any, y: Any) -> tuple[list[Combination], float]:
+        """Check parameters and data and store the data; the combinations of the grid, and the bytes of a plan."""
         tried = self._combinations()
         X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
         if X.ndim > 3:
@@ -196,8 +190,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         except ValueError:
             allowed = "None, an integer from 0 to 2^32 − 1 or a numpy.random.RandomState"
             raise ArgumentError("random_state", self.random_state, allowed) from None
-        self._check_size(len(self.X_), max(map(planned_heads, tried)))
-        return tried
+        return tried, self._checked_size(len(self.X_), tried)
 
     def _combinations(self) -> list[Combination]:
         """Check all parameters but X and y; returns all combinations of the grid."""
@@ -252,9 +245,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         The likelihood is timed for the first combination of the grid; the others are assumed to cost as much.
         """
         model = clone(self)
-        tried, wanted = model._begin(X, y), bool(self.grid or self.evidence)
-        size, count = model._size(len(model.X_), max(map(planned_heads, tried))), len(tried)
-        noise, arguments = tried[0]
+        tried, size = model._begin(X, y)
+        count, wanted, (noise, arguments) = len(tried), bool(self.grid or self.evidence), tried[0]
         start = time.perf_counter()
         if arguments.get("heads") == inf:
             factors = model._infinite(model.X_, arguments)[0].factors()
@@ -309,7 +301,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"X of shape {X.shape} must be (examples, {', '.join(map(str, self.shape_))}), as in fit")
         more, rows = self._new_examples(as_tokens(X))
         data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
-        self._check_size(len(whole), planned_heads((self.noise_, self.arguments_)))
+        self._checked_size(len(whole), [(self.noise_, self.arguments_)])
         if self.arguments_.get("heads") == inf:
             heads, origin = self._infinite(whole, self.arguments_)
             mean, cov, error = heads.given(data, rows)
@@ -327,13 +319,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
         """The distinct examples that are not among the data, and the row of every example in data and these."""
         at = {example.tobytes(): k for k, example in enumerate(self.X_)}
-        more: list[Array] = []
-        for example in tokens:
-            if example.tobytes() not in at:
-                at[example.tobytes()] = len(self.X_) + len(more)
-                more.append(example)
+        new = {example.tobytes(): example for example in tokens if example.tobytes() not in at}
+        at |= {key: len(self.X_) + k for k, key in enumerate(new)}
         rows = np.array([at[example.tobytes()] for example in tokens], dtype=np.intp)
-        return np.array(more).reshape(-1, *self.X_.shape[1:]), rows
+        return np.array([*new.values()]).reshape(-1, *self.X_.shape[1:]), rows
 
     def _data(self, noise: float) -> Observations:
         return Observations(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), noise))
@@ -364,19 +353,17 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _evidence(self, noise: float, arguments: Mapping[str, Any]) -> Estimate:
         if arguments.get("heads") == inf:
             return self._infinite(self.X_, arguments)[0].evidence(self._data(noise))
-        (latent, origin), half = self._latent(self.X_, arguments), max(8, self.particles // 2)
+        latent, origin = self._latent(self.X_, arguments)
         shifted = self._at(self.X_, arguments).shifted(self.workers) if origin.quadrature_error > ROUNDED else []
-        progress = self.progress
-        return _bayes.evidence(latent, self._data(noise), self.runs, half, self.moves, self.seed_, progress, shifted)
+        how = self.runs, max(8, self.particles // 2), self.moves, self.seed_, self.progress
+        return _bayes.evidence(latent, self._data(noise), *how, shifted)
 
-    def _size(self, count: int, heads: float) -> float:
-        """The bytes that a plan for so many examples needs."""
-        return 8 * (COPIES[0] + COPIES[1] * heads) * float(count * self.X_.shape[1]) ** 2
-
-    def _check_size(self, count: int, heads: float) -> None:
+    def _checked_size(self, count: int, tried: Sequence[Combination]) -> float:
+        """The bytes that a plan for so many examples needs, if they are there; of infinitely many heads it has one."""
+        counts = [float(given.get("heads", 1)) for _, given in tried]
+        heads = max(1.0 if count == inf else count for count in counts)
         tokens, many = self.X_.shape[1], f" for heads={heads:.0f}" if heads > 1 else ""
-        check_memory(
-            self._size(count, heads),
-            f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows{many},",
-            f"take fewer examples or tokens{' or heads' if many else ''}, or predict in parts",
-        )
+        size = 8 * (COPIES[0] + COPIES[1] * heads) * float(count * tokens) ** 2
+        what = f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows{many},"
+        check_memory(size, what, f"take fewer examples or tokens{' or heads' if many else ''}, or predict in parts")
+        return size

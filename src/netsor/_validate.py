@@ -100,15 +100,10 @@ class SourceLocation(NamedTuple):
         return f"{min(here, self.file, key=len)}:{self.line}" + (f": {code}" if code else "")
 
 
-@cache
-def _own(module: str) -> bool:
-    return module.split(".")[0] in INTERNAL_MODULES
-
-
 def user_line() -> SourceLocation:
     """The innermost line on the call stack that is not netsor's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _own(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in INTERNAL_MODULES:
         frame = frame.f_back
     return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 

@@ -298,14 +298,14 @@ class Muon(Optimiser):
 
 def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coefficients:
     """The coefficients of each step, from three for all steps or three for each; `problem` begins the error."""
-    if isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list):
-        given = [given] * min(max(steps, 0), MAX_NS_STEPS + 1)
-    triples = [as_floats(triple) for triple in given] if isinstance(given, list | tuple) else []
-    wrong = any(a is None or a.shape != (3,) or not all(map(math.isfinite, a)) for a in triples)
-    if not 1 <= len(triples) <= MAX_NS_STEPS or wrong:
+    triples = as_floats(given)
+    if triples is not None and triples.shape == (3,):
+        triples = triples[None].repeat(min(max(steps, 0), MAX_NS_STEPS + 1), axis=0)
+    allowed = triples is not None and triples.ndim == 2 and triples.shape[1] == 3 and len(triples) <= MAX_NS_STEPS
+    if triples is None or not allowed or not triples.size or not all(map(math.isfinite, triples.flat)):
         each = f"three finite numbers for each of at most {MAX_NS_STEPS} steps"
         raise TraceError(operation, f"{problem}, or {each}")
-    return tuple((float(a[0]), float(a[1]), float(a[2])) for a in triples if a is not None)
+    return tuple((a, b, c) for a, b, c in triples.tolist())
 
 
 class NamedOptimiser(NamedTuple):

@@ -56,18 +56,18 @@ def fresh(monkeypatch, tmp_path):
 
 
 def test_forms_begin_with_the_defaults():
-    said = _forms.layer_of(Controls(_forms.layer_form()).values)
+    said = _forms.layer_of(Controls(_forms.form("layer")).values)
     layer = inspect.signature(ns.paper.layer).parameters
     assert said.pop("head_dim") is None
     assert said.pop("draws") is None
     assert {**said, **{name: layer[name].default for name in said if name in layer}} == {**said, "heads": 2}
     assert {name: said[name] for name in _forms.START} == _forms.START
-    assert _forms.model_of(Controls(_forms.model_form()).values) == model_request(Variant())
+    assert _forms.model_of(Controls(_forms.form("model")).values) == model_request(Variant())
 
 
 def test_forms_with_some_controls():
-    assert Controls(_forms.layer_form(("heads", "width"))).values == _forms.START
-    assert set(Controls(_forms.model_form(("name", "config"))).values) == {"name", "config"}
+    assert Controls(_forms.form("layer", ("heads", "width"))).values == _forms.START
+    assert set(Controls(_forms.form("model", ("name", "config"))).values) == {"name", "config"}
 
 
 @ns.program
@@ -79,9 +79,10 @@ def watched(tokens=3, sigma=1.0):
 def test_the_forms_of_a_program():
     """They begin with its defaults, and its law and its audit answer them."""
     target = Target("x", "watched", watched)
-    said = Controls(_forms.program_form(target)).values
-    own = _forms.program_of(target, said)
-    assert (own.arguments, own.widths, own.output, own.draws) == ({"tokens": 3, "sigma": 1.0}, {"n": 256}, 0, None)
+    said = Controls(_forms.form("program", target=target)).values
+    assert said.pop("distances")
+    assert said == {"argument tokens": 3, "argument sigma": 1.0, "width n": 256, "output": "", "draws": None}
+    said["distances"] = True
     found = []
     _forms.answer(
         "program", json.dumps(said), lambda *part: found.append(part), target, lambda _, name: f"<i>{name}</i>"
@@ -89,7 +90,7 @@ def test_the_forms_of_a_program():
     assert [what for what, _ in found] == ["html", "html"]
     assert "<i>program</i>" in found[1][1]
     assert "KL to the limit" in found[1][1]
-    said = Controls(_forms.program_form(target, audit=True)).values
+    said = Controls(_forms.form("audit", target=target)).values
     found = []
     _forms.answer("audit", json.dumps({**said, "width n": 16}), lambda *part: found.append(part), target)
     assert "mean square of the stream" in found[-1][1]
@@ -106,7 +107,7 @@ def test_the_local_page(fresh, tmp_path):
     assert re.findall('data-view="(.*?)"', _forms.local_page(bare))[2:] == ["Your program"]
     page = _forms.local_page(Target("x", "watched", watched))
     assert re.findall('data-view="(.*?)"', page)[2:] == ["Your program", "Its audit"]
-    values = Controls(_forms.model_form(local=True)).values
+    values = Controls(_forms.form("model", local=True)).values
     assert _forms.model_of(values) == model_request(Variant())
     (tmp_path / "mine.json").write_text(json.dumps(SMALL))
     assert _forms.model_of({**values, "path": " mine.json "}) == model_request(Variant("mine.json"))

@@ -12,7 +12,6 @@ import pytest
 import netsor as ns
 from netsor.explore import Target, _audit_view
 from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Variant, lengths, model_request
-from netsor.explore._program_view import ProgramSettings
 from netsor.studies import _process_pool
 from netsor.studies.audit._cases import AuditTask
 
@@ -82,7 +81,7 @@ def test_the_code_makes_the_curves(small, capsys):
     square = next(panel for panel in view.panels if panel.title == "mean square of the stream")
     at, limit = square.curves
     assert np.array_equal(at.y, found["mean_square"].median)
-    assert np.array_equal(at.low, found["mean_square"].low)
+    assert np.array_equal(at.band[0], found["mean_square"].low)
     assert np.array_equal(limit.y[1:], np.median(found.limit["mean_square"], axis=0))
     assert list(at.x) == [0.0, 1.0, 2.0]
     assert np.array_equal(view.result.actual["loss"], found.actual["loss"])
@@ -211,12 +210,10 @@ def net(tokens=3, sigma=1.0):
 def test_a_program_with_probes():
     """Its audit, at finite widths."""
     target = Target("x", "net", net)
-    assert target.watched
-    assert not Target("x", "bare", ns.program(lambda: ns.gaussian(n))).watched
-    (view,) = ProgramSettings(target, {"sigma": 2.0}, {"n": 16}).audit(sharp=False).views()
+    (view,) = target.audit({"sigma": 2.0}, {"n": 16}).views()
     found = ns.audit(net(sigma=2.0), n=16, quick=True)
     assert view.result.findings == found.findings
     assert np.array_equal(view.panels[0].curves[0].y, found["mean_square"].median)
     assert "net = net(sigma=2.0)\nfound = ns.audit(net, n=16, quick=True)" in view.code
     with pytest.raises(ValueError, match="width n is ∞: an audit needs finite widths"):
-        ProgramSettings(target, {}, {"n": ns.inf}).audit(sharp=False)
+        target.audit({}, {"n": ns.inf})

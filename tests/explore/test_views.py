@@ -13,8 +13,7 @@ import netsor as ns
 from netsor.engine import _parallel
 from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _law_views
-from netsor.explore._law_views import layer_view
-from netsor.explore._program_view import ProgramSettings, Slider, sliders
+from netsor.explore._law_views import Slider, layer_view
 from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, table, ticks
 
 from ..keep import keep
@@ -86,7 +85,7 @@ def test_the_picture_holds_the_laws(heads):
     y = top.curves[0].x
     value, error = law.with_error.pdf(y)
     assert np.array_equal(top.curves[0].y, value)
-    assert np.array_equal(top.curves[0].high, value + error)
+    assert np.array_equal(top.curves[0].band[1], value + error)
     assert np.array_equal(bottom.curves[0].y, value - limit.pdf(y))
     assert np.array_equal(top.curves[2].y, limit.infinite_heads().pdf(y))
     rows = as_csv(view.panels).decode().splitlines()
@@ -183,20 +182,19 @@ OWN = Target("netsor_views", "net", net)
 
 def test_knobs():
     """A slider for each number, about its value; flags and words have none."""
-    assert sliders(OWN) == (
+    assert OWN.sliders == [
         Slider("tokens", 3, 1, 12, 1),
         Slider("heads", 2, 1, 8, 1),
         Slider("sigma", 1.0, 0.0, 4.0, 0.05),
-    )
-    assert sliders(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
-    assert sliders(replace(OWN, found=net())) == ()
-    assert OWN.widths == ("n", "m")
+    ]
+    assert replace(OWN, arguments={"heads": 16}).sliders[1] == Slider("heads", 16, 1, 64, 1)
+    assert replace(OWN, found=net()).sliders == []
 
     @ns.program
     def below(unnamed=3, /, shift=-2, none=0, slope=-0.5, *, zero=0.0, big=float("inf"), **others):
         return ns.gaussian(n)
 
-    made = sliders(Target("x", "below", below))
+    made = Target("x", "below", below).sliders
     assert [knob.name for knob in made] == ["shift", "none", "slope", "zero"]
     for knob in made:
         assert knob.low <= knob.start <= knob.high
@@ -208,10 +206,8 @@ def test_knobs():
 def test_own_program(output, part, key, monkeypatch):
     """The law of one output, its limit and the code, which finds the program again."""
     monkeypatch.setitem(sys.modules, "netsor_views", types.SimpleNamespace(net=net))
-    own = ProgramSettings(
-        replace(OWN, part=part), {"tokens": 3, "heads": 2, "sigma": 1.5}, {"n": 32, "m": ns.inf}, output, 400
-    )
-    view = own.view()
+    target, arguments = replace(OWN, part=part), {"tokens": 3, "heads": 2, "sigma": 1.5}
+    view = target.view(arguments, {"n": 32, "m": ns.inf}, output, 400)
     assert f"net(tokens=3, heads=2, sigma=1.5){key}" in view.code
     made = run(view.code)
     laws = [made[name] for name in ("law", "limit", "gaussian")]
@@ -221,33 +217,33 @@ def test_own_program(output, part, key, monkeypatch):
 
 def test_own_program_whose_limit_is_a_point():
     """The mean product of two tokens at a width, 0 at infinity."""
-    view = ProgramSettings(OWN, {}, {"n": 32, "m": 4}, 4, 400).view()
+    view = OWN.view({}, {"n": 32, "m": 4}, 4, 400)
     assert "in the limit it is always 0" in view.notes
     assert "net()[1][0, 1]" in view.code
     assert list(view.rows["variance"]) == ["n = 32, m = 4", "the Gaussian of its variance"]
 
 
 def test_own_program_that_has_no_limit():
-    view = ProgramSettings(Target("x", "tied", tied), {}, {"n": 16}, 0).view()
+    view = Target("x", "tied", tied).view({}, {"n": 16}, 0)
     assert "no limit to compare with" in view.notes[0]
     assert "limit" not in view.code
     with pytest.raises(ValueError, match="no limit"):
-        ProgramSettings(Target("x", "tied", tied), {}, {"n": ns.inf}, 0).view()
+        Target("x", "tied", tied).view({}, {"n": ns.inf}, 0)
 
 
 def test_own_programs_that_are_wrong():
     with pytest.raises(ValueError, match="output 12 is not there: the program has 12"):
-        ProgramSettings(OWN, {}, {"n": 16, "m": 16}, 12).view()
+        OWN.view({}, {"n": 16, "m": 16}, 12)
     with pytest.raises(TypeError, match="must return a program"):
-        ProgramSettings(Target("x", "number", lambda: 3), {}, {}).view()
+        Target("x", "number", lambda: 3).view({}, {})
     zero = ns.program(lambda: 0.0 * ns.gaussian(n))
     with pytest.raises(ValueError, match="always 0"):
-        ProgramSettings(Target("x", "zero", zero), {}, {"n": 4}).view()
+        Target("x", "zero", zero).view({}, {"n": 4})
 
 
 def test_a_program_of_fixed_widths():
     fixed = ns.program(lambda: ns.relu(ns.weight(8, 8) @ ns.gaussian(8)))
-    view = ProgramSettings(Target("x", "fixed", fixed), {}, {}, draws=500).view()
+    view = Target("x", "fixed", fixed).view({}, {}, draws=500)
     assert list(view.rows["variance"]) == ["the law", "the Gaussian of its variance"]
     assert any(name.startswith("P(y = 0") for name in view.rows)
 
@@ -257,7 +253,7 @@ def test_pictures_are_well_formed():
     x = np.linspace(0.0, 1.0, 5)
     hole = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
     panels = [
-        Panel("a < b & c", "x", "y", (Curve("<script>", "limit", x, hole), Curve("b", "band", x, 0 * x, x, x + 1))),
+        Panel("a < b & c", "x", "y", (Curve("<script>", "limit", x, hole), Curve("b", "band", x, 0 * x, (x, x + 1)))),
         Panel("flat", "x", "y", (Curve("zero", "finite", x, 0 * x),), floor=0.0),
         Panel("point", "x", "y", (Curve("one", "band", x[:1], x[:1] + 7),)),
         Panel("none", "x", "y", (Curve("no number", "gaussian", x, np.full(5, np.nan)),)),

@@ -54,40 +54,31 @@ def main() -> None:
 
 def _run(watch: Watch) -> int:
     """Run the command and write its output to the end; the exit code."""
+    code = 0
     try:
-        code = _invoked(watch)
+        try:
+            with warnings.catch_warnings(), _logged():
+                warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
+                warnings.filterwarnings("ignore", "tqdm:")  # its own, of a progress bar that cannot be drawn
+                with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
+                    cli.invoke(context)
+        except click.exceptions.Exit as stop:
+            code = stop.exit_code
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
         sys.stdout.flush()
-        return code
     except BrokenPipeError:  # the reader of the output, such as head, has closed it
         _give_up_stdout()
-        return CLOSED
-    except OSError as error:
-        return _report_unexpected(error)
-
-
-def _invoked(watch: Watch) -> int:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
-            warnings.filterwarnings("ignore", "tqdm:")  # its own, of a progress bar that cannot be drawn
-            with _logged(), cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
-                cli.invoke(context)
-        return 0
-    except BrokenPipeError:
-        raise
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        return 0
+        code = CLOSED
     except ClickException as error:
         echo_error(" ".join(error.format_message().split()))
-        return 2
+        code = 2
     except (KeyboardInterrupt, click.Abort):
         watch.say()
-        return INTERRUPTED
+        code = INTERRUPTED
     except (Exception, SystemExit) as error:
-        return _report_unexpected(error)
+        code = _report_unexpected(error)
+    return code
 
 
 @contextmanager

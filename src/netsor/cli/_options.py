@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from ..engine.backends import Backend
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+many = partial(option, multiple=True)
+flag = partial(option, is_flag=True)
 
 
 class Command(click.Command):
@@ -59,39 +63,34 @@ cli.command_class = Command
 INFINITE = ("inf", "infinity", "∞")
 
 
-class Number(click.ParamType):  # type: ignore[type-arg]
-    """A number of the command line: read from text, and checked as the library checks it."""
-
-    def __init__(self, check: Callable[..., float] = whole, inf: bool = False, **bounds: Any) -> None:
-        self.check, self.inf, self.bounds = check, inf, bounds
-        self.name = "integer|inf" if inf else "integer" if check is whole else "number"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The number, or an error in one line."""
-        if self.inf and str(value).lower() in INFINITE:
-            return math.inf
-        try:
-            number: Any = int(str(value)) if self.check is whole else float(value)
-        except ValueError:
-            number = value
-        try:
-            return self.check(number, self.name, **self.bounds)
-        except ArgumentError as error:
-            self.fail(f"{shown(value)} must be {error.allowed}{' or inf' * self.inf}", param, ctx)
-
-
 class Text(click.ParamType):  # type: ignore[type-arg]
     """A text that `read` parses; help texts show `name`, and `allowed` says how it must be written."""
 
-    def __init__(self, name: str, read: Callable[[str], Any], allowed: str) -> None:
+    def __init__(self, name: str, read: Callable[[Any], Any], allowed: str) -> None:
         self.name, self.read, self.allowed = name, read, allowed
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """What it says, or an error in one line."""
         try:
             return self.read(value)
-        except (ValueError, TypeError):
-            self.fail(f"{shown(value)} must be {self.allowed}", param, ctx)
+        except (ValueError, TypeError) as error:
+            self.fail(f"{shown(value)} must be {getattr(error, 'allowed', '')}{self.allowed}", param, ctx)
+
+
+class Number(Text):
+    """A number of the command line: read from text, and checked as the library checks it."""
+
+    def __init__(self, check: Callable[..., float] = whole, inf: bool = False, **bounds: Any) -> None:
+        name = "integer|inf" if inf else "integer" if check is whole else "number"
+        super().__init__(name, self._number, " or inf" * inf)
+        self.check, self.inf, self.bounds = check, inf, bounds
+
+    def _number(self, value: Any) -> float:
+        if self.inf and str(value).lower() in INFINITE:
+            return math.inf
+        with suppress(ValueError):
+            value = int(str(value)) if self.check is whole else float(value)
+        return self.check(value, self.name, **self.bounds)
 
 
 def _width(word: str) -> float:
@@ -126,30 +125,28 @@ TRIALS = Number(most=10_000)
 SIGMA = Number(real, least=1e-8, most=1e8, zero=True)
 ABOVE = Number(real, least=1e-8, most=1e8)
 PLACE = Number(least=1 - LARGEST)
-POINT = Number(real)
 PORT = Number(least=0, most=65535, why=", with 0 for a free one")
 
-WORKERS = option(
-    "--workers", type=Number(most=1024), help="Worker processes.  [default: all cores, or one with a device]"
-)
-ARGUMENTS = option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
-AS_JSON = option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+ALL_CORES = "Worker processes.  [default: all cores, or one with a device]"
+WORKERS = option("--workers", type=Number(most=1024), help=ALL_CORES)
+SEED_OPTION = option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
+ARGUMENTS = many("--arg", "arguments", metavar="NAME=VALUE", help="An argument of its function.")
+AS_JSON = flag("--json", "as_json", help="Print one JSON object and nothing else.")
 ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper.layer
-SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
+
+
+def all_of(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """A decorator that adds these options, in this order."""
+    return lambda command: reduce(lambda made, add: add(made), reversed(options), command)
 
 
 def subject_options(width: str) -> Callable[[Decorated], Decorated]:
     """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in their place."""
-    options = [
+    return all_of(
         argument("program", metavar="[FILE:PROGRAM]", required=False),
-        option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
+        many("--bind", "binds", metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         ARGUMENTS,
-        option(
-            "--coordinate",
-            "coordinates",
-            type=PLACE,
-            help="A coordinate of the output, if their laws differ.  [default: 0]",
-        ),
+        option("--coordinate", "coordinates", type=PLACE, help="A coordinate, if their laws differ.  [default: 0]"),
         option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
         option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
         option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
@@ -159,71 +156,44 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
         option("--clip", type=ABOVE, default=100.0, help="Where the clip activation cuts."),
         option("--scaling", type=Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
         option("--mask", type=Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
-        option("--infinite-heads", is_flag=True, help="Infinitely many heads, in the limit of infinite width."),
-        *(
-            option(
-                f"--sigma-{k}", type=SIGMA if k in "qk" else ABOVE, default=1.0, help=f"Standard deviation of {what}."
-            )
-            for k, what in SIGMAS
-        ),
-    ]
-    return all_of(options)
+        flag("--infinite-heads", help="Infinitely many heads, in the limit of infinite width."),
+        *(option(f"--sigma-{k}", type=SIGMA, default=1.0, help=f"Standard deviation of W^{k.upper()}.") for k in "qk"),
+        *(option(f"--sigma-{k}", type=ABOVE, default=1.0, help=f"Standard deviation of W^{k.upper()}.") for k in "vo"),
+        option("--sigma-w", type=ABOVE, default=1.0, help="Standard deviation of the tokens' W."),
+    )
 
 
-def sampling_options(command: Decorated) -> Decorated:
-    """The options of sampling and of output."""
-    options = [
-        option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
-        option("--seed", type=SEED, default=0, help="Seed of the random numbers."),
-        AS_JSON,
-        option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
-    ]
-    return all_of(options)(command)
-
-
-def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Decorated], Decorated]:
-    """A decorator that adds these options, in this order."""
-
-    def decorate(command: Decorated) -> Decorated:
-        for add in reversed(options):
-            command = add(command)
-        return command
-
-    return decorate
+sampling_options = all_of(
+    option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
+    SEED_OPTION,
+    AS_JSON,
+    option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
+)
 
 
 BACKENDS = ("numpy", "jax", "torch")
 PRECISIONS = ("float64", "float32")
-OPTIONS = ("backend", "device", "precision")
 ADDRESS = re.compile(r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOST:PORT"
 
 
-def place_options(command: Decorated) -> Decorated:
-    """--backend and --device."""
-    device = option("--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]")
-    backend = option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library.")
-    return backend(device(command))
+place_options = all_of(
+    option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library."),
+    option("--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"),
+)
 
 
 def where_options(command: Decorated, auto: bool = False) -> Decorated:
     """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given."""
     precisions = ("auto", *PRECISIONS) if auto else PRECISIONS
-    options = [
+    precision = "Precision of numbers" + "; auto is float32 where that is enough" * auto + "."
+    dask = "A Dask cluster: the address of its scheduler, or local to start one on this machine."
+    add = all_of(
         place_options,
-        option(
-            "--precision",
-            type=Choice(precisions),
-            default=precisions[0],
-            help="Precision of numbers; auto is float32 where that is enough." if auto else "Precision of numbers.",
-        ),
-        option(
-            "--dask",
-            metavar="ADDRESS|local",
-            help="A Dask cluster: the address of its scheduler, or local to start one on this machine.",
-        ),
-    ]
-    return all_of(options)(command)
+        option("--precision", type=Choice(precisions), default=precisions[0], help=precision),
+        option("--dask", metavar="ADDRESS|local", help=dask),
+    )
+    return add(command)
 
 
 class Place(NamedTuple):
@@ -241,7 +211,7 @@ def pop_backend(options: dict[str, Any]) -> Place:
     from ..engine.backends import choose
 
     address = options.pop("dask")
-    backend, device, precision = (options.pop(name) for name in OPTIONS)
+    backend, device, precision = (options.pop(name) for name in ("backend", "device", "precision"))
     chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision has what a command allows
     if address is None:
         return Place(chosen)

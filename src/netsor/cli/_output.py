@@ -21,7 +21,6 @@ from .._validate import shown
 if TYPE_CHECKING:
     from ..laws import Law
 
-INFINITE_HEADS = "infinitely many heads"
 LONGEST = 2000  # characters of a message: longer ones are cut in the middle
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,19 +14,15 @@ from click import UsageError, argument, option
 from .._validate import real
 from . import _options as opt
 from ._options import cli
-from ._output import INFINITE_HEADS, check_name, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
+from ._output import check_name, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
 
 
 @cli.command("law")
 @opt.subject_options(width="inf")
 @opt.sampling_options
 @opt.where_options
-@option(
-    "--at", type=opt.POINT, multiple=True, help="A point for density and distribution function; may be given again."
-)
-def law_command(
-    draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
-) -> None:
+@opt.many("--at", type=opt.Number(real), help="A point for density and distribution function; may be given again.")
+def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], **options: Any) -> None:
     """Compute the law of one output coordinate.
 
     It is that of the paper's attention layer, or of your own program. FILE:PROGRAM is a .py file (which is run) or
@@ -38,10 +35,9 @@ def law_command(
     check_plot(plot)
     where = opt.pop_backend(options)
     with stdout_to_stderr(as_json):
-        target = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
+        target = subject(options, draws, backend=where.backend)
         announce(target.seconds)
-        law = target.infinite_heads() if infinite_heads else target.law(draws, seed, where)
-        label = INFINITE_HEADS if infinite_heads else target.label
+        law = target.law(draws, seed, where)
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
         for name, moment in moments.items():
@@ -51,26 +47,35 @@ def law_command(
             for y, value, error in zip(at, *getattr(known, name)(list(at)), strict=True):
                 estimates.append(Estimate(finite(f"{name} at {y:g}", value), float(error)))
         if plot:
-            draw(plot, {label: law})
+            draw(plot, {target.label: law})
     if as_json:
         content: dict[str, Any] = {}
         for name, moment in moments.items():
             key = name.replace(" ", "_")
             content |= {key: float(moment.value), f"{key}_error": error_of(moment.error)}
         for name, values in points.items():
-            pairs = zip(at, values, strict=True)
-            content[name] = [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in pairs]
+            content[name] = [{"y": y, **value_and_error(e)} for y, e in zip(at, values, strict=True)]
         facts = {"method": law.method, "status": law.status, "random_numbers": law.random_numbers}
         echo_json({**content, **facts, "notes": list(law.notes)})
         return
     sampled = f", from {law.random_numbers:,} random numbers a replica" if law.random_numbers else ""
-    echo(f"{label}: {law.status}{sampled}")
-    for note in law.notes:
-        echo(f"note: {note}")
-    for name, moment in moments.items():
-        echo(f"{name:16} {moment}")
+    echo(f"{target.label}: {law.status}{sampled}")
+    echo_rows(law.notes, moments)
     for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
         echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
+
+
+def echo_rows(notes: Iterable[str], rows: Mapping[str, Any]) -> None:
+    """Notes, and numbers by name."""
+    for note in notes:
+        echo(f"note: {note}")
+    for name, number in rows.items():
+        echo(f"{name.replace('_', ' '):16} {number}")
+
+
+def value_and_error(estimate: Any) -> dict[str, float | None]:
+    """An estimate for JSON."""
+    return {"value": estimate.value, "error": error_of(estimate.error)}
 
 
 WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total variation, variance and quantiles
@@ -80,25 +85,10 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
 @opt.subject_options(width="256")
 @opt.sampling_options
 @opt.where_options
-@option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
+@opt.flag("--keep-head-dim", help="Keep the head dimension on the infinite side.")
 @option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
-@option(
-    "--of",
-    default="kl",
-    metavar="WHAT",
-    help="What --tolerance is about: kl, tv, variance, kurtosis, or a quantile such as 0.999.",
-)
-def compare_command(
-    draws: int,
-    seed: int,
-    as_json: bool,
-    plot: str | None,
-    keep_head_dim: bool,
-    infinite_heads: bool,
-    tolerance: float | None,
-    of: str,
-    **options: Any,
-) -> None:
+@option("--of", default="kl", metavar="WHAT", help="--tolerance of kl, tv, variance, kurtosis or a quantile, as 0.999.")
+def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **options: Any) -> None:
     """Measure the distance between finite and infinite width.
 
     Prints KL, total variation, Wasserstein-1 and Kolmogorov distances, each with an error. For your own program,
@@ -110,7 +100,8 @@ def compare_command(
     from ._subject import announce, subject
 
     check_plot(plot)
-    where = opt.pop_backend(options)
+    where, infinite_heads = opt.pop_backend(options), options["infinite_heads"]
+    keep_head_dim, tolerance, of = (options.pop(name) for name in ("keep_head_dim", "tolerance", "of"))
     if keep_head_dim and options["head_dim"] is None:
         raise UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
@@ -118,14 +109,13 @@ def compare_command(
     if tolerance is not None and infinite_heads:
         raise UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
     with stdout_to_stderr(as_json):
-        target = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
-        limit = target.limit(keep=("d",) if keep_head_dim else ())
+        target = subject(options, draws, both=True, backend=where.backend)
+        kept: dict[str, Any] = {k: v for k, v in target.widths.items() if keep_head_dim and k == "d"}
         enough = None
         if tolerance is not None:
-            free = [k for k in target.widths if not (keep_head_dim and k == "d")]
+            free = [k for k in target.widths if k not in kept]
             if len(free) != 1:
                 raise UsageError(f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d")
-            kept: dict[str, Any] = {k: v for k, v in target.widths.items() if k not in free}
             level: str | float = of
             with suppress(ValueError):  # it need not be a number
                 level = float(of)
@@ -133,17 +123,17 @@ def compare_command(
             announce(WIDTHS_TRIED * target.seconds)
             enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
         announce(target.seconds)
-        infinite = limit.infinite_heads() if infinite_heads else limit.law(draws, seed, where)
-        laws = target.law(draws, seed, where), infinite
-        measured = distances(*laws)
+        sides = target, target.limit(kept, infinite_heads)
+        names = [side.label for side in sides]
+        laws = [side.law(draws, seed, where) for side in sides]
+        measured = distances(laws[0], laws[1])
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in measured.items():
             finite(name.replace("_", " "), distance.value)
-        names = target.label, INFINITE_HEADS if infinite_heads else limit.label
         if plot:
             draw(plot, dict(zip(names, laws, strict=True)))
     if as_json:
-        rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in measured.items()}
+        rows: dict[str, Any] = {name: value_and_error(e) for name, e in measured.items()}
         if enough is not None:
             ends = {"low": enough.low, "high": error_of(enough.high)}
             rows["width_needed"] = {**ends, "of": enough.of, "tolerance": enough.tolerance}
@@ -152,10 +142,7 @@ def compare_command(
     if enough is not None:
         echo(wrap(enough.summary))
     echo(" against ".join(f"{name} ({law.status})" for name, law in zip(names, laws, strict=True)))
-    for note in notes:
-        echo(f"note: {note}")
-    for name, estimate in measured.items():
-        echo(f"{name.replace('_', ' '):16} {estimate}")
+    echo_rows(notes, measured)
 
 
 NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
@@ -180,7 +167,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
     with stdout_to_stderr(as_json):
         target = subject(options)
         start = time.perf_counter()
-        plan = target.plan(backend=backend, device=device)
+        plan = target.net.plan(coordinates=target.coordinate, backend=backend, device=device, **target.widths)
         seconds = time.perf_counter() - start
         text = str(plan)
     if as_json:
@@ -220,27 +207,21 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
 
 DEPARTED = 3  # exit code, if the weights depart from what is declared
 LEVEL = opt.Number(real, above=0, most=0.5)
+REFERENCE = """What is declared: a config.json, the name of a model that ships, or FILE:FUNCTION that makes a module.
+[default: the module's own config, or its own initialisation]"""
 
 
 @cli.command("check-init")
 @argument("model")
 @opt.ARGUMENTS
-@option(
-    "--reference",
-    metavar="MODEL",
-    help="What is declared: a config.json, the name of a model that ships, or FILE:FUNCTION that makes a module.  "
-    "[default: the module's own config, or its own initialisation]",
-)
+@option("--reference", metavar="MODEL", help=REFERENCE)
 @option("--weights", metavar="FILE", help="Test the weights in a .safetensors file of step 0 instead.")
 @option("--ids", type=opt.IDS, help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]")
 @option("--draws", type=opt.POSITIVE, default=300, help="Draws of the declared law of a pass.")
 @option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
 @option("--seed", type=opt.SEED, default=0, help="Seed of the draws, and of the module.")
 @opt.AS_JSON
-def check_init_command(
-    model: str, arguments: tuple[str, ...], reference: str | None, weights: str | None, ids: Any, as_json: bool,
-    **options: Any,
-) -> None:  # fmt: skip
+def check_init_command(model: str, arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Check the real weights of a PyTorch module before training.
 
     MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class; FILE is run. Every parameter is
@@ -252,10 +233,12 @@ def check_init_command(
     with stdout_to_stderr(as_json), usage_errors():
         build = module_of(model, arguments)
         check_init = torch_module().check_init
-        declared = module_of(reference, ()) if reference is not None and is_target(reference) else reference
+        reference, weights, ids = options["reference"], options["weights"], options.pop("ids")
+        if reference is not None and is_target(reference):
+            options["reference"] = module_of(reference, ())
         if weights is not None:
             check_name("--weights", weights)
-        check = check_init(build, ids and list(ids), reference=declared, weights=weights, **options)
+        check = check_init(build, ids and list(ids), **options)
     if as_json:
         echo_json(check.to_dict())
     else:

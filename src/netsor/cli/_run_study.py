@@ -1,12 +1,12 @@
-"""The commands that run studies: their requests from options, the announcement, the run, and what is printed."""
+"""What the commands that run studies do: options become a request, the study is announced, run and printed."""
 
 from __future__ import annotations
 
-import contextlib
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click import UsageError
@@ -15,10 +15,11 @@ from .._document import wrap
 from .._validate import real, shown
 from ..engine._parallel import in_bytes
 from ..engine._plan import in_time
+from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
-from ..studies import Result, Study
+from ..studies import Study
 from ..studies.audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._measurements import rule_name
@@ -26,16 +27,28 @@ from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
 from ._load_program import bound, find, is_target, networks_of, usage_errors
 from ._main import Watch
-from ._options import Place
-from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason
+from ._options import Place, pop_backend
+from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason, stdout_to_stderr
 from ._subject import LONGEST, slow_notice
 
-Found = TypeVar("Found", bound=Result)
 OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
-def run_study(watch: Watch, where: Place, make: Callable[[], Study[Found]]) -> Found:
+def run(options: dict[str, Any], make: Callable[[dict[str, Any]], Study[Any]], as_json: bool = False) -> Any:
+    """Run the study that `make` makes of the options, with the backend and the command line among them."""
+    if options["out"] is not None:
+        check_name("--out", options["out"])
+        options["out"] = Path(options["out"])
+    where = pop_backend(options) if "backend" in options else Place(Numpy())
+    options |= {"backend": where.backend, "typed": shlex.join(["netsor", *sys.argv[1:]])}
+    with stdout_to_stderr(as_json):
+        return run_study(click.get_current_context().obj, where, lambda: make(options))
+
+
+def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any:
     """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
+    from concurrent.futures.process import BrokenProcessPool  # slow to import
+
     with usage_errors(), slow_notice("planning"):
         study = make()
         cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # what a device takes is not estimated
@@ -51,49 +64,34 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Found]]) -> F
         left = f"nothing was kept; with --out DIR finished {request.kept} are"
     elif request.own:
         left = f"nothing was kept: finished {request.kept} are kept of models only"
-    with usage_errors(), report_errors(watch, request.out, left):
-        study.prepare()
-        needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-        workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
-        taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
-        sentences = (f"{request.title}; {taken}.", finished, request.remark, less)
-        echo_notice(" ".join(filter(None, sentences)))
-        return study.run(where.executor)
-
-
-def printed(
-    result: Any,
-    out: str | None,
-    as_json: bool,
-    verbose: bool,
-    verdict: str = "",
-    more_json: Mapping[str, Any] | None = None,
-) -> None:
-    """Print a verdict, what a study found, and where its report is; `more_json` is added to the JSON object."""
-    if as_json:
-        echo_json({**result.as_dict(), **(more_json or {})})
-        return
-    text = result.table(verbose)
-    echo(f"{wrap(verdict)}\n\n{text}" if verdict else text)
-    more = [] if verbose else ["more numbers: --verbose, --json or --out DIR"]
-    echo("\n" + (f"report: {Path(out) / 'report.html'}" if out is not None else "".join(more)))
-
-
-@contextlib.contextmanager
-def report_errors(watch: Watch, out: Path | None, left: str) -> Iterator[None]:
-    """Report in one line that a worker was killed or a folder cannot be written; `left` says what is kept."""
-    from concurrent.futures.process import BrokenProcessPool  # slow to import
-
     watch.message = f"interrupted; {left}"
     try:
-        yield
+        with usage_errors():
+            study.prepare()
+            needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
+            workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
+            taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
+            echo_notice(" ".join(filter(None, (f"{request.title}; {taken}.", finished, request.remark, less))))
+            return study.run(where.executor)
     except BrokenProcessPool:
         echo_error(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
-        if out is None:
+        if request.out is None:
             raise
-        raise UsageError(f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}") from None
+        out = shown(str(request.out))
+        raise UsageError(f"--out {out} must be a folder that can be written to: {reason(error)}") from None
+
+
+def _print(result: Any, as_json: bool, verbose: bool, verdict: str = "", more_json: Any = None) -> None:
+    """Print a verdict, what a study found, and where its report is; `more_json` is added to the JSON object."""
+    if as_json:
+        echo_json({**result.as_dict(), **(more_json or {})})
+        return
+    text, out = result.table(verbose), result.request.out
+    echo(f"{wrap(verdict)}\n\n{text}" if verdict else text)
+    more = "" if verbose else "more numbers: --verbose, --json or --out DIR"
+    echo("\n" + (more if out is None else f"report: {out / 'report.html'}"))
 
 
 def model_of(option: str, source: str) -> Transformer:
@@ -116,33 +114,48 @@ def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transforme
         return model.replace(**changes)
 
 
-def rules_of(text: str | None) -> list[str]:
-    """The names of rules, checked before anything is measured."""
-    with usage_errors(f"--fail-on {shown(text)}"):
-        return [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
+FAILED = 3  # exit code, if a rule of --fail-on is flagged, a median has left its band, or coord-check --fail flags
 
 
-def against(audit: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
-    """What a comparison with an earlier audit says, in a line and for JSON."""
-    if earlier is None:
-        return "", {}
-    left, compared = audit.departures(earlier), earlier.compared(audit.request, audit.model)
-    verdict = summary(earlier, compared, left)
-    listed = [each._asdict() for each in left]
-    return verdict, {"baseline": {"verdict": verdict, "compared": compared, "departures": listed}}
+def audit(*, as_json: bool, verbose: bool, fail_on: str | None, baseline: str | None, **options: Any) -> None:
+    """The command `audit`: rules and an earlier audit are checked before anything is measured."""
+    with usage_errors(f"--fail-on {shown(fail_on)}"):
+        rules = [] if fail_on is None else [rule_name(name.strip()) for name in fail_on.split(",")]
+    if baseline is not None:
+        check_name("--baseline", baseline)
+    earlier = None if baseline is None else Baseline.of(baseline)
 
+    def make(options: dict[str, Any]) -> AuditStudy:
+        study = AuditStudy(_audit_request(options))
+        if earlier is not None:
+            if len(study.request.models) > 1:
+                raise UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
+            earlier.check(study.request, study.request.models[0])
+        with usage_errors(f"--fail-on {shown(','.join(rules))}"):
+            if rules:
+                study.refuse_unmeasured(rules)
+        return study
 
-def audit_study(options: dict[str, Any], rules: Sequence[str], earlier: Baseline | None) -> AuditStudy:
-    """The audit that is asked for; refused if `rules` or `earlier` ask for what it does not measure."""
-    study = AuditStudy(_audit_request(options))
+    result = run(options, make, as_json)
+    verdict, more_json, failed = "", {}, []
     if earlier is not None:
-        if len(study.request.models) > 1:
-            raise UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
-        earlier.check(study.request, study.request.models[0])
-    with usage_errors(f"--fail-on {shown(','.join(rules))}"):
-        if rules:
-            study.refuse_unmeasured(rules)
-    return study
+        left, compared = result.departures(earlier), earlier.compared(result.request, result.model)
+        verdict = summary(earlier, compared, left)
+        departures = [each._asdict() for each in left]
+        more_json = {"baseline": {"verdict": verdict, "compared": compared, "departures": departures}}
+        failed = [verdict] if left else []
+    with usage_errors(f"--fail-on {shown(fail_on)}"):  # known only after the draws: perhaps no branch adds anything
+        failed += result.failed(rules)
+    _print(result, as_json, verbose, verdict, more_json)
+    _exit_if(failed)
+
+
+def _exit_if(failed: Sequence[str]) -> None:
+    """Say what failed, and end with its exit code."""
+    for each in failed:
+        echo_notice(each)
+    if failed:
+        raise click.exceptions.Exit(FAILED)
 
 
 def _audit_request(options: dict[str, Any]) -> Request:
@@ -203,8 +216,15 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
         return ProgramModel(net, widths)
 
 
-def coord_check_study(options: dict[str, Any]) -> Study[Any]:
-    """The coordinate check that is asked for."""
+def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> None:
+    """The command `coord-check`."""
+    result = run(options, _coord_check_study, as_json)
+    _print(result, as_json, verbose)
+    bad = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in result if not check.kept)
+    _exit_if([f"not as expected: {bad}"] if fail and bad else [])
+
+
+def _coord_check_study(options: dict[str, Any]) -> Study[Any]:
     from ..studies._training import subject_of
     from ..studies.coord_check import CoordCheckStudy, of_module
     from ..studies.coord_check._request import Request
@@ -217,23 +237,23 @@ def coord_check_study(options: dict[str, Any]) -> Study[Any]:
         if rates is None:
             raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     else:
-        try:
-            rates = None if lr is None else _rates(lr)
-        except ValueError:
-            raise UsageError(f"--lr {shown(lr)} must be a number, or kind=number,… as query=0.1,head=0.01") from None
+        rates = None if lr is None else _rates(lr)
     model, rules = subject_of(model, options.pop("rules") or None, by)
     return CoordCheckStudy(Request(model, rules, optimiser=by, lr=rates, **options))
 
 
-def transfer_study(options: dict[str, Any]) -> Study[Any]:
-    """The learning-rate sweep that is asked for."""
+def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
+    """The command `transfer`."""
     from ..studies._training import subject_of
     from ..studies.transfer import TransferStudy
     from ..studies.transfer._request import Request
 
-    model, by = _trained(options)
-    model, rules = subject_of(model, options.pop("rules") or None, by)
-    return TransferStudy(Request(model, rules, optimiser=by, **options))
+    def make(options: dict[str, Any]) -> Study[Any]:
+        model, by = _trained(options)
+        model, rules = subject_of(model, options.pop("rules") or None, by)
+        return TransferStudy(Request(model, rules, optimiser=by, **options))
+
+    _print(run(options, make, as_json), as_json, verbose)
 
 
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
@@ -266,8 +286,11 @@ def _rates_of_function(lr: str, function: Any) -> Any:
     return real(number, "lr", least=0, most=1e12)
 
 
-def _rates(text: str) -> float | dict[str, float]:
+def _rates(lr: str) -> float | dict[str, float]:
     """A number, or one for each of some kinds."""
-    if "=" not in text:
-        return float(text)
-    return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    try:
+        if "=" not in lr:
+            return float(lr)
+        return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in lr.split(","))}
+    except ValueError:
+        raise UsageError(f"--lr {shown(lr)} must be a number, or kind=number,… as query=0.1,head=0.01") from None

@@ -22,7 +22,6 @@ from .._bound_program import picked
 from .._executors import threads_start
 from .._program import Program
 from .._validate import shown
-from ..engine import Plan
 from ..engine._draw_cost import BASE, Draw, planning_bytes
 from ..engine._parallel import check_memory, cores, in_bytes, memory
 from ..engine._plan import in_time
@@ -32,7 +31,7 @@ from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
 from ._load_program import bound, find
-from ._options import SIGMAS, Place
+from ._options import Place
 from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
@@ -40,7 +39,7 @@ SILENT = 2.0  # seconds: if planning takes longer, that is printed
 LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
-         *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
+         *(f"sigma_{k}" for k in "qkvow"))  # fmt: skip
 
 
 class CommandCost(NamedTuple):
@@ -105,6 +104,7 @@ class Target:
     widths: dict[str, float]
     built_in: bool
     coordinate: int | None = None
+    infinite_heads: bool = False  # whose law is a formula
     seconds: float = 0.0  # estimate of the time it will take; 0 if it is not known
 
     def __post_init__(self) -> None:
@@ -113,28 +113,25 @@ class Target:
     @property
     def label(self) -> str:
         """The widths, for a legend."""
+        if self.infinite_heads:
+            return "infinitely many heads"
         shown = {k: "∞" if v == math.inf else str(v) for k, v in self.widths.items()}
         return f"width {shown['n']}" if self.built_in else ", ".join(f"{k} = {v}" for k, v in shown.items())
 
-    def limit(self, keep: tuple[str, ...] = ()) -> Target:
-        """The same with all widths at infinity, except those in `keep`."""
-        return replace(self, widths={k: v if k in keep else math.inf for k, v in self.widths.items()})
+    def limit(self, kept: Mapping[str, float], infinite_heads: bool = False) -> Target:
+        """The same with all widths at infinity, except those that are kept."""
+        return replace(self, widths={**dict.fromkeys(self.widths, math.inf), **kept}, infinite_heads=infinite_heads)
 
     def law(self, draws: int, seed: int, where: Place) -> Law:
         """The law of its one output."""
         options: Any = {"draws": draws, "seed": seed, "coordinates": self.coordinate, **where._asdict(), **self.widths}
+        if self.infinite_heads:
+            options = {"progress": False, **self.widths}
         formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
         with slow_notice("computing the limit") if formula else nullcontext():
-            return cast(Law, self.net.law(**options))
-
-    def plan(self, **place: Any) -> Plan:
-        """What would be drawn and computed for it there."""
-        return self.net.plan(coordinates=self.coordinate, **place, **self.widths)  # type: ignore[arg-type]
-
-    def infinite_heads(self) -> Law:
-        """The law of infinitely many heads at infinite width."""
-        law = self.net.law(progress=False, **self.widths)  # type: ignore[arg-type]
-        return law.infinite_heads() if isinstance(law, HeadSum) else cast(Law, law)  # 1/n scaling is Gaussian already
+            law = self.net.law(**options)
+        # what is no sum over heads, with 1/n scaling, is Gaussian already
+        return cast(Law, law.infinite_heads() if self.infinite_heads and isinstance(law, HeadSum) else law)
 
 
 def subject(
@@ -146,14 +143,13 @@ def subject(
     """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
     if options["program"] is None:
         return _built_in(options, draws, both, backend)
-    for name in LAYER:
-        if _is_given(name):
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
+    for name in filter(_is_given, LAYER):
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = find(options["program"], options["arguments"]).build()
     target = Target(net, bound(net, options["binds"]), built_in=False, coordinate=options["coordinates"])
-    sides = [target.widths, target.limit().widths][: 1 + both]
+    sides = [target.widths, target.limit({}).widths][: 1 + both]
     values = topological_order(net.outputs)
     size = planning_bytes(values, any(math.inf in widths.values() for widths in sides))
     check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
@@ -208,4 +204,4 @@ def _built_in(options: dict[str, Any], draws: int, both: bool, backend: Backend)
     if draws and (both or widths != limit):  # a limit needs no draws
         sampled = sampling_cost(net, [widths, limit][: 1 + both], draws, backend)
         cost = CommandCost(sampled.bytes + size, sampled.seconds).checked(sizes)
-    return Target(net, widths, True, options["coordinates"], cost.seconds)
+    return Target(net, widths, True, options["coordinates"], infinite_heads and not both, cost.seconds)

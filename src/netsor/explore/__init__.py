@@ -4,6 +4,6 @@ A view (settings in; pictures, numbers and code out) knows nothing of the page. 
 answers them: in `netsor explore` through the server of `_server`, on static pages by Python inside the browser.
 """
 
-from ._program_view import Target
+from ._law_views import Target
 
 __all__ = ["Target"]

@@ -34,7 +34,7 @@ FEWER = (8, 4, 2)  # tokens, where those of an audit would not be quick
 VARIES = 20.0  # ratio of largest to smallest value above which a quantity has a logarithmic axis
 CACHED_SUBJECTS = 64  # subjects whose draws are kept, so that a control that leaves them as they are costs nothing
 AT, LIMIT = "at its widths", "all widths ∞"
-LOOKS = (("band", "limit"), ("band", "band-limit"), ("second", "second-limit"))
+LOOKS = {1: [("band", "limit")], 2: [("band", "band-limit"), ("second", "second-limit")]}  # by number of models
 
 _kept: dict[tuple[AuditCase, int], Draws] = {}
 
@@ -51,7 +51,7 @@ class AuditViewRequest:
     gradients: bool = False
     sharp: bool = False  # as many draws as an audit has, rather than the fewest that decide
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...] | None:
         """The numbers of tokens; None for programs, which have their own."""
         if self.tokens is not None or isinstance(self.models[0], ProgramModel):
@@ -75,10 +75,8 @@ class AuditViewRequest:
         return "\n".join([*self.lines, audit, "print(found)", "# found.save('audit') writes a report"])
 
     def _request(self, models: int, tokens: tuple[int, ...] | None, limit: bool) -> Request:
-        widths = "both" if limit else "actual"
-        return Request(
-            self.models[:models], tokens, widths=widths, workers=1, gradients=self.gradients, quick=not self.sharp
-        )
+        given: Any = {"widths": "both" if limit else "actual", "gradients": self.gradients, "quick": not self.sharp}
+        return Request(self.models[:models], tokens, workers=1, **given)
 
     @property
     def steps(self) -> list[Request]:
@@ -110,13 +108,12 @@ class AuditViewRequest:
 
     def _view(self, result: Audit | Comparison) -> View:
         firsts = [audit.lengths[0] for audit in result.audits]
-        sides: list[Side] = []
         names = strip_common_prefix([first.model.name for first in firsts])
-        for k, first in enumerate(firsts):
-            labels = (AT, LIMIT) if len(firsts) == 1 else (names[k], f"{names[k]}, {LIMIT}")
-            looks = LOOKS[0] if len(firsts) == 1 else LOOKS[k + 1]
-            for label, look, measured in zip(labels, looks, (first.actual, first.limit), strict=True):
-                sides += [] if measured is None else [(label, look, measured)]
+        sides: list[Side] = []
+        for first, name, looks in zip(firsts, names, LOOKS[len(firsts)], strict=True):
+            labels = (AT, LIMIT) if len(firsts) == 1 else (name, f"{name}, {LIMIT}")
+            both = zip(labels, looks, (first.actual, first.limit), strict=True)
+            sides += [(label, look, measured) for label, look, measured in both if measured is not None]
         panels = tuple(_panel(q, sides) for q in BLOCKS if any(q.name in measured for _, _, measured in sides))
         return View(panels, {}, self.code, (*self._notes(result),), columns=2, result=result)
 
@@ -167,14 +164,13 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
     curves = []
     for label, look, measured in sides:
-        if quantity.name not in measured:
-            continue
-        blocks, middle, low, high, _ = measured.band(quantity.name)
-        assert blocks is not None
-        if not np.isfinite(middle).all():
-            raise ValueError(f"the {quantity.title} leaves double precision: less extreme values are needed")
-        band: Any = (low, high) if look in ("band", "second") else (None, None)
-        curves.append(Curve(label, look, blocks.astype(float), middle, *band))
+        if quantity.name in measured:
+            blocks, middle, low, high, _ = measured.band(quantity.name)
+            assert blocks is not None
+            if not np.isfinite(middle).all():
+                raise ValueError(f"the {quantity.title} leaves double precision: less extreme values are needed")
+            band = (low, high) if look in ("band", "second") else ()
+            curves.append(Curve(label, look, blocks.astype(float), middle, band))
     every = np.concatenate([c.y for c in curves])
     log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
     floor = None if log or every.min() < 0 else 0.0

@@ -1,4 +1,4 @@
-"""Views of laws: the law at the chosen widths, its limit and a Gaussian; and the view of one layer of the paper.
+"""Views of laws: the law at the chosen widths, its limit and a Gaussian, of one layer of the paper or of your program.
 
 The picture and the moments take some milliseconds; distances take longer, and the page asks for them afterwards.
 """
@@ -10,6 +10,8 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,7 +22,9 @@ from ..engine._draw_cost import Draw
 from ..engine._parallel import cores, in_bytes, memory
 from ..language import inf
 from ..laws import Estimate, HeadSum, Law, kl
+from ..models._metric_program import ProgramModel
 from ..paper import layer
+from ._audit_view import AuditViewRequest
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
 
 DENSITY_POINTS = 241
@@ -32,11 +36,8 @@ SLOW = 3.0  # seconds that even the fewest draws may take
 WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
-INFINITE_HEADS, GAUSSIAN = "infinitely many heads", "the Gaussian of its variance"
 GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
-
-
-Limit = Callable[[int], Law]  # of the number of draws
+IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
 
 
 class Named(NamedTuple):
@@ -54,7 +55,11 @@ class Named(NamedTuple):
 
 
 def law_view(
-    net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str], closed: Limit | None = None
+    net: Program,
+    widths: Mapping[str, float],
+    wanted: int | None,
+    lines: list[str],
+    closed: Callable[[int], Law] | None = None,
 ) -> View:
     """The law at these widths, its limit if it has one, and a Gaussian; `closed` is a limit whose draws cost nothing.
 
@@ -72,10 +77,8 @@ def law_view(
     draws, note = afford(plans, wanted)
 
     def named(label: str, look: str, widths: Mapping[str, float]) -> Named:
-        if look == "limit" and closed is not None:
-            law = closed(draws)
-        else:
-            law = cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
+        free = closed if look == "limit" else None
+        law = free(draws) if free else cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
         sizes = "".join(f"{name}={width_code(width)}, " for name, width in widths.items())
         return Named(label, look, law, f"net.law({sizes}draws={draws:_})")
 
@@ -89,13 +92,14 @@ def law_view(
             laws.append(limit)
     last = laws[-1]
     if isinstance(last.law, HeadSum):
-        laws.append(Named(INFINITE_HEADS, "gaussian", last.law.infinite_heads(), "limit.infinite_heads()"))
+        laws.append(Named("infinitely many heads", "gaussian", last.law.infinite_heads(), "limit.infinite_heads()"))
         # with H heads the excess kurtosis of the limit is that of one head over H
         enough = math.floor(last.law.kurtosis() * last.law.heads / GAUSSIAN_KURTOSIS) + 1
         below = f"it is below {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
         notes.append(f"In the limit the excess kurtosis falls like 1/heads: {below}")
     else:
-        laws.append(Named(GAUSSIAN, "gaussian", last.law.gaussian(), f"{last.variable}.gaussian()"))
+        made = f"{last.variable}.gaussian()"
+        laws.append(Named("the Gaussian of its variance", "gaussian", last.law.gaussian(), made))
     panels, rows = _panels(laws), _rows(laws)
     shown = dict.fromkeys([*filter(None, [note, *notes]), *(each for named in laws for each in named.law.notes)])
 
@@ -104,18 +108,26 @@ def law_view(
         pairs = itertools.pairwise(laws)
         return {f"KL to {other.label}": {one.label: kl(one.law, other.law)} for one, other in pairs}
 
-    return View(panels, rows, _code(laws, lines), tuple(shown), str(plan), more=distances)
+    names = [named.variable for named in laws]
+    drawn = [*laws[:-2], laws[-1], laws[-2]]  # the limit on top
+    code = [
+        *lines,
+        *(f"{named.variable} = {named.source}" for named in laws),
+        f"print({', '.join(f'{name}.with_error.kurtosis()' for name in names[:-1])})",
+        f"print({', '.join(f'ns.kl({one}, {other})' for one, other in itertools.pairwise(names))})",
+        f"ns.plot({', '.join(each.variable for each in drawn)}, labels={[each.label for each in drawn]})",
+        "plt.savefig('laws.png')",
+    ]
+    return View(panels, rows, "\n".join(code), tuple(shown), str(plan), more=distances)
 
 
 def _rows(laws: list[Named]) -> Rows:
     """The numbers of each law; the mean only if one is not 0."""
-    rows: Rows = {
-        "mean": {named.label: named.law.with_error.mean() for named in laws},
-        "variance": {named.label: named.law.with_error.var() for named in laws},
-        "excess kurtosis": {
-            named.label: "0" if named.look == "gaussian" else named.law.with_error.kurtosis() for named in laws
-        },
-    }
+    rows: Rows = {"mean": {}, "variance": {}, "excess kurtosis": {}}
+    for named in laws:
+        known = named.law.with_error
+        rows["mean"][named.label], rows["variance"][named.label] = known.mean(), known.var()
+        rows["excess kurtosis"][named.label] = "0" if named.look == "gaussian" else known.kurtosis()
     if not any(rows["mean"].values()):
         del rows["mean"]
     for named in laws:
@@ -126,22 +138,6 @@ def _rows(laws: list[Named]) -> Rows:
             if isinstance(value, Estimate) and not math.isfinite(value.value):
                 raise ValueError(f"the {name} is {value.value}: this law has none, or it leaves double precision")
     return rows | {"status": {named.label: named.law.status for named in laws}}
-
-
-def _code(laws: list[Named], lines: list[str]) -> str:
-    """Python that makes the laws, prints their numbers and draws them, the limit on top."""
-    names = [named.variable for named in laws]
-    drawn = [*laws[:-2], laws[-1], laws[-2]]
-    return "\n".join(
-        [
-            *lines,
-            *(f"{named.variable} = {named.source}" for named in laws),
-            f"print({', '.join(f'{name}.with_error.kurtosis()' for name in names[:-1])})",
-            f"print({', '.join(f'ns.kl({one}, {other})' for one, other in itertools.pairwise(names))})",
-            f"ns.plot({', '.join(each.variable for each in drawn)}, labels={[each.label for each in drawn]})",
-            "plt.savefig('laws.png')",
-        ]
-    )
 
 
 def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
@@ -180,13 +176,14 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
         value, error = (np.asarray(part, dtype=np.float64) for part in named.law.with_error.pdf(y))
         if not np.isfinite(value).all():
             raise ValueError("the density leaves double precision: less extreme values are needed")
-        band: Any = (value - error, value + error) if error.any() and np.isfinite(error).all() else (None, None)
-        curves.append(Curve(named.label, named.look, y, value, *band))
-    top = Panel("density", "output coordinate y", "density, logarithmic", tuple(curves), log=True)  # tails show there
+        band = (value - error, value + error) if error.any() and np.isfinite(error).all() else ()
+        curves.append(Curve(named.label, named.look, y, value, band))
     base = next((c for c in curves if c.look == "limit"), curves[-1])
-    below = tuple(c.minus(base) for c in curves)
-    label = f"difference from {base.label}"
-    return top, Panel(label, "output coordinate y", "difference", below, share=0.5, legend=False)
+    below = tuple(c._replace(y=c.y - base.y, band=tuple(edge - base.y for edge in c.band)) for c in curves)
+    return (
+        Panel("density", "output coordinate y", "density, logarithmic", tuple(curves), log=True),  # tails show there
+        Panel(f"difference from {base.label}", "output coordinate y", "difference", below, share=0.5, legend=False),
+    )
 
 
 def text(width: float) -> str:
@@ -195,35 +192,26 @@ def text(width: float) -> str:
 
 
 def width_code(width: float) -> str:
+    """A width as Python."""
     return "ns.inf" if width == inf else f"{width:_}"
 
 
-IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
-
-
-def layer_view(
-    width: float = 256,
-    head_dim: float | None = None,
-    draws: int | None = None,
-    tokens: int = 4,
-    heads: int = 2,
-    **others: Any,
-) -> View:
+def layer_view(width: float = 256, head_dim: float | None = None, draws: int | None = None, **given: Any) -> View:
     """The law of one layer of the paper at these widths, its limit, and the Gaussian of infinitely many heads.
 
-    The head dimension is the width if None, and draws are as many as are quick; `others` are arguments of
+    The head dimension is the width if None, and draws are as many as are quick; the others are arguments of
     `ns.paper.layer`.
     """
     if head_dim is not None and head_dim > width:
         raise ValueError(f"head dimension {text(head_dim)} must be at most the width {text(width)}")
     default = inspect.signature(layer).parameters
-    changed = {name: value for name, value in others.items() if value != default[name].default}
-    low_rank = {} if head_dim is None else {"low_rank": True}
-    arguments = {"tokens": tokens, "heads": heads, **changed, **low_rank}
+    arguments = {name: given.pop(name, default[name].default) for name in ("tokens", "heads")}
+    arguments |= {name: value for name, value in given.items() if value != default[name].default}
+    arguments |= {} if head_dim is None else {"low_rank": True}
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
-    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     limit = functools.partial(_limit, tuple(arguments.items()))
-    return law_view(layer(**arguments), widths, draws, [*IMPORTS, f"net = ns.paper.layer({given})"], limit)
+    return law_view(layer(**arguments), widths, draws, [*IMPORTS, f"net = ns.paper.layer({call})"], limit)
 
 
 @functools.lru_cache(maxsize=64)
@@ -231,3 +219,101 @@ def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
     """The limit law, kept while the width slider is moved, because it does not change then."""
     net: Program = layer(**dict(arguments))
     return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
+
+
+class Slider(NamedTuple):
+    """A numeric argument: where its slider begins and ends, and its steps."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+    step: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program as FILE:PROGRAM names it: what was found there, the part of it, and arguments for its function."""
+
+    module: str  # a file or a module
+    name: str
+    found: Callable[..., Program] | Program
+    part: int | tuple[int, ...] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, arguments: Mapping[str, Any]) -> Program:
+        """The program with these arguments in addition to its own."""
+        if isinstance(self.found, Program):
+            return self.found
+        net = self.found(**{**self.arguments, **arguments})
+        if not isinstance(net, Program):
+            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
+        return net
+
+    @functools.cached_property
+    def net(self) -> Program:
+        """The program with its own arguments."""
+        return self.build({})
+
+    @property
+    def sliders(self) -> list[Slider]:
+        """A slider for each argument that is a number, about the value that it has."""
+        try:
+            parameters = {} if isinstance(self.found, Program) else inspect.signature(self.found).parameters
+        except ValueError:  # some functions written in C have no signature
+            return []
+        numeric = []
+        for name, parameter in parameters.items():
+            value = self.arguments.get(name, parameter.default)
+            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if not named or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            if isinstance(value, int):
+                low, high = (1, max(4 * value, 8)) if value > 0 else (4 * value, 8)
+                numeric.append(Slider(name, value, low, high, 1))
+            else:
+                size = abs(value) or 1.0
+                numeric.append(Slider(name, value, 0.0 if value >= 0 else -4 * size, 4 * size, size / 20))
+        return numeric
+
+    def view(
+        self, arguments: Mapping[str, Any], widths: Mapping[str, float], output: int = 0, draws: int | None = None
+    ) -> View:
+        """The law of one output at these widths, its limit if it has one, and a Gaussian.
+
+        Outputs are those of the part that FILE:PROGRAM[i] names, or of the whole; draws are as many as are quick, if
+        None.
+        """
+        net = self.build(arguments)
+        part = net if self.part is None else net[self.part]
+        several = isinstance(part.output, tuple)
+        places: list[tuple[Any, ...]] = [
+            (*([i] if several else []), *([at] if at else []))
+            for i, value in enumerate(part.outputs)
+            for at in itertools.product(*map(range, value.shape))
+        ]
+        if not 0 <= output < len(places):
+            raise ValueError(f"output {output} is not there: the program has {len(places)}, from 0 on")
+        keys = [*([] if self.part is None else [self.part]), *places[output]]
+        lines = self._lines(arguments, "".join(f"[{str(key).strip('(,)')}]" for key in keys))
+        return law_view(functools.reduce(Program.__getitem__, keys, net), widths, draws, lines)
+
+    def audit(self, arguments: Mapping[str, Any], widths: Mapping[str, float], sharp: bool = False) -> AuditViewRequest:
+        """What its probes watch, block by block, with findings."""
+        for name, width in widths.items():
+            if width == inf:
+                raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
+        model = ProgramModel(self.build(arguments), widths)
+        at = (f"{name}={width_code(width)}" for name, width in widths.items())
+        return AuditViewRequest((model,), (*self._lines(arguments),), ("net", *at), sharp=sharp)
+
+    def _lines(self, arguments: Mapping[str, Any], key: str = "") -> list[str]:
+        """Python that finds the program and makes it, or a part of it."""
+        lines = [f"from {self.module} import {self.name}"]
+        if self.module.endswith(".py"):
+            path = Path(self.module).resolve()
+            lines = ["import runpy", "import sys", "", f"sys.path.insert(0, {str(path.parent)!r})"]
+            lines.append(f"{self.name} = runpy.run_path({str(path)!r})[{self.name!r}]")
+        given = ", ".join(f"{k}={v!r}" for k, v in {**self.arguments, **arguments}.items())
+        call = "" if isinstance(self.found, Program) else f"({given})"
+        return [*lines, *IMPORTS, f"net = {self.name}{call}{key}"]

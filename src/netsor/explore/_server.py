@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from ._forms import AUDITS, answer, local_page
-from ._program_view import Target
+from ._law_views import Target
 from ._view import View, as_csv, as_file
 
 HOST = "127.0.0.1"

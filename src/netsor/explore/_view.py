@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._array_api import Floats
-from .._html import ticks
-from .._mpl_style import BLACK, BLUE, DOTTED, VERMILLION, rendered, styled
+from .._html import template, ticks
+from .._mpl_style import BLACK, BLUE, COLUMN, DOTTED, VERMILLION, rendered, styled
 from ..laws import Estimate
 
 if TYPE_CHECKING:
@@ -39,19 +38,13 @@ ENTRY = 0.11  # of a panel's height: room for one entry of the legend in a file
 
 
 class Curve(NamedTuple):
-    """A line, and a band about it where `low` and `high` are given."""
+    """A line, and the lower and upper edge of a band about it, if it has one."""
 
     label: str
     look: str  # one of LOOKS
     x: Floats
     y: Floats
-    low: Floats | None = None
-    high: Floats | None = None
-
-    def minus(self, other: Curve) -> Curve:
-        """What it differs by from another curve over the same points."""
-        low, high = (None if edge is None else edge - other.y for edge in (self.low, self.high))
-        return self._replace(y=self.y - other.y, low=low, high=high)
+    band: tuple[Floats, ...] = ()
 
 
 class Panel(NamedTuple):
@@ -68,27 +61,20 @@ class Panel(NamedTuple):
 
     def up(self, y: Floats) -> Floats:
         """Where a number is on the vertical axis."""
-        if not self.log:
-            return y
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.log10(y))
+            return np.log10(y) if self.log else y
 
     def reach(self) -> tuple[float, float, float, float]:
         """The ends of both axes, as `up` places numbers: all that is finite, and a little room above."""
-        xs = np.concatenate([curve.x for curve in self.curves])
-        ys = [self.up(edge) for c in self.curves for edge in (c.y, c.low, c.high) if edge is not None]
-        every = np.concatenate(ys)
+        every = np.concatenate([self.up(line) for curve in self.curves for line in (curve.y, *curve.band)])
         every = every[np.isfinite(every)]
         low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
-        if self.floor is not None:
-            low = min(low, self.floor)
-        if self.log:
-            low = max(low, high - MOST_DECADES)
+        low = low if self.floor is None else min(low, self.floor)
+        low = max(low, high - MOST_DECADES) if self.log else low
         room = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
-        left, right = float(xs.min()), float(xs.max())
-        if left == right:
-            left, right = left - 0.5, right + 0.5
-        return left, right, low if low == self.floor else low - room, high + room
+        left, right = min(float(c.x.min()) for c in self.curves), max(float(c.x.max()) for c in self.curves)
+        aside = 0.5 if left == right else 0.0
+        return left - aside, right + aside, low if low == self.floor else low - room, high + room
 
 
 Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
@@ -114,9 +100,8 @@ def as_csv(panels: Sequence[Panel]) -> bytes:
     rows.writerow(["panel", "curve", "x", "y", "low", "high"])
     for panel in panels:
         for curve in panel.curves:
-            edges = [[""] * len(curve.x) if e is None else map(repr, e.tolist()) for e in (curve.low, curve.high)]
-            for x, y, low, high in zip(curve.x.tolist(), curve.y.tolist(), *edges, strict=True):
-                rows.writerow([panel.title, curve.label, repr(x), repr(y), low, high])
+            columns = [map(repr, line.tolist()) for line in (curve.x, curve.y, *curve.band)]
+            rows.writerows([panel.title, curve.label, *point, "", ""][:6] for point in zip(*columns, strict=True))
     return text.getvalue().encode()
 
 
@@ -127,7 +112,7 @@ def as_file(panels: Sequence[Panel], kind: str, columns: int = 1) -> bytes:
     rows = -(-len(panels) // columns)
     shares = [panel.share for panel in panels] if columns == 1 else [1.0] * rows
     with styled():
-        figure = Figure(figsize=(3.4 * columns, 0.5 + 2.1 * sum(shares)), layout="constrained")
+        figure = Figure(figsize=(COLUMN * columns, 0.5 + 2.1 * sum(shares)), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, height_ratios=shares).ravel()
         for axes, panel in zip(grid, panels, strict=False):
             _draw(axes, panel)
@@ -138,20 +123,19 @@ def as_file(panels: Sequence[Panel], kind: str, columns: int = 1) -> bytes:
 
 def _draw(axes: Any, panel: Panel) -> None:
     left, right, bottom, top = panel.reach()
-    if panel.legend:
-        top += ENTRY * (top - bottom) * len(panel.curves)  # room for the names, above the curves
     for curve in panel.curves:
         colour, line, thick = LOOKS[curve.look]
         marker = "o" if len(curve.x) == 1 else None
         axes.plot(curve.x, curve.y, linestyle=line, color=colour, lw=thick, label=curve.label, marker=marker)
-        if curve.low is not None and curve.high is not None:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, lw=0)
+        if curve.band:
+            axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.2, lw=0)
+    if panel.legend:
+        top += ENTRY * (top - bottom) * len(panel.curves)  # room for the names, above the curves
+        axes.legend(loc="upper left")
     if panel.log:
         axes.set_yscale("log")
         bottom, top = 10**bottom, 10**top
     axes.set(xlabel=panel.across, ylabel=panel.unit, xlim=(left, right), ylim=(bottom, top), title=panel.title)
-    if panel.legend:
-        axes.legend(loc="upper left")
 
 
 WIDE, HIGH = 480.0, 220.0  # size of the axes of a panel with share 1, in SVG units
@@ -159,34 +143,27 @@ LEFT, RIGHT, ABOVE, BELOW = 58.0, 10.0, 24.0, 34.0  # margins around the axes, i
 LINE = 15.0  # height of a line of text, in SVG units
 
 
-@functools.cache
 def markup() -> Any:
     """The macros of `_page.html`, each of which returns HTML."""
-    from jinja2 import Environment  # slow to import
-
-    source = Path(__file__).with_name("_page.html").read_text(encoding="utf-8")
-    return Environment(autoescape=True).from_string(source).module
+    return template(Path(__file__).with_name("_page.html")).module
 
 
 def as_svg(panels: Sequence[Panel]) -> str:
     """Every panel as an image of its own, which the page arranges."""
-    return "".join(markup().panel(_drawing(panel)) for panel in panels)
+    return "".join(markup().panel(panel, LOOKS, **_places(panel)) for panel in panels)
 
 
 def decades(low: float, high: float) -> list[float]:
     """Logarithms to mark between two ends: of powers of ten; of 1, 2 and 5 times them, if there are fewer than two."""
     step = math.ceil((high - low) / 4)
     powers = [float(k) for k in range(math.ceil(low), math.floor(high) + 1) if k % step == 0]
-    if len(powers) > 1:
-        return powers
     parts = [k + math.log10(m) for k in range(math.floor(low), math.floor(high) + 1) for m in (1, 2, 5)]
-    return [part for part in parts if low <= part <= high]
+    return powers if len(powers) > 1 else [part for part in parts if low <= part <= high]
 
 
-def _drawing(panel: Panel) -> dict[str, Any]:
+def _places(panel: Panel) -> dict[str, Any]:
     """Where everything is in an image, in SVG units."""
-    entries = [k for k, curve in enumerate(panel.curves) if curve.label] if panel.legend else []
-    above = ABOVE + LINE * len(entries)
+    above = ABOVE + LINE * len(panel.curves) * panel.legend
     floor = round(HIGH * panel.share + above, 1)
     left, right, bottom, top = panel.reach()
 
@@ -197,31 +174,23 @@ def _drawing(panel: Panel) -> dict[str, Any]:
         return np.round(floor - (y - bottom) / (top - bottom) * (floor - above), 1)
 
     curves = []
-    for k, curve in enumerate(panel.curves):
-        colour, line, thick = LOOKS[curve.look]
+    for curve in panel.curves:
         at = panel.up(curve.y)
         x, y, band = across(curve.x), up(np.where(at < bottom, np.nan, at)), ""
-        if curve.low is not None and curve.high is not None:  # a band ends at the axis
-            edges = np.concatenate([curve.low, curve.high[::-1]])
-            edges = np.maximum(np.nan_to_num(panel.up(edges), nan=bottom, neginf=bottom), bottom)
+        if curve.band:  # it ends at the axis
+            edges = panel.up(np.concatenate([curve.band[0], curve.band[1][::-1]]))
+            edges = np.maximum(np.nan_to_num(edges, nan=bottom, neginf=bottom), bottom)
             band = _path(np.concatenate([x, x[::-1]]), up(edges))
-        look = {
-            "look": curve.look,
-            "label": curve.label,
-            "colour": "currentColor" if colour == BLACK else colour,
-            "thick": f"{1.4 * thick:g}",
-            "dashes": "" if line == "-" else " ".join(f"{1.4 * thick * part:g}" for part in line[1]),
-            "entry": round(ABOVE + LINE * (entries.index(k) - 0.2) + 6, 1) if k in entries else None,
-        }
-        curves.append({**look, "band": band, "line": _path(x, y), "point": (x[0], y[0]) if len(x) == 1 else None})
+        curves.append((curve.label, curve.look, _path(x, y), band, (x[0], y[0]) if len(x) == 1 else None))
     marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)
-    axes = {
+    return {
+        "curves": curves,
         "ticks_x": [(across(value), _number(value)) for value in ticks(left, right)],
         "ticks_y": [(up(value), _number(10**value if panel.log else value)) for value in marks],
+        "box": {"left": LEFT, "right": WIDE - RIGHT, "above": above, "floor": floor},
+        "size": (WIDE, round(floor + BELOW)),
+        "entries": [round(ABOVE + LINE * (k - 0.2) + 6, 1) for k in range(len(curves))] if panel.legend else [],
     }
-    sizes = {"wide": WIDE, "high": round(floor + BELOW), "left": LEFT, "right": WIDE - RIGHT}
-    words = {"title": panel.title, "across": panel.across, "unit": panel.unit}
-    return {"above": above, "floor": floor, "curves": curves, **axes, **sizes, **words}
 
 
 def _path(x: Floats, y: Floats) -> str:
