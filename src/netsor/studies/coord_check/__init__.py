@@ -15,9 +15,7 @@ import numpy as np
 from ..._array_api import Floats
 from ..._program import Program
 from ..._validate import Rng, also_spelled
-from ...engine._draw_cost import Draw
 from ...engine._parallel import Progress
-from ...engine._quadrature_error import FEW
 from ...models import Transformer
 from ...optim import NAMED
 from .._parametrisation import Parametrisation
@@ -168,12 +166,6 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     request: Request
     task_type = CheckTask
 
-    def extra_seconds(self, case: CheckCase, draw: Draw) -> float:
-        """For the quadrature error at infinite width."""
-        if math.isinf(case.width) and not case.empty and case.plan.expects:
-            return 3 * FEW * draw.seconds + 2 * draw.planning
-        return 0.0
-
     def result(self, run: Run) -> CoordCheck:
         """A check of each parametrisation."""
         run.wait()
@@ -188,7 +180,7 @@ def _check(request: Request, rule: Parametrisation, numbers: dict[CheckCase, Flo
     finite = [s for s in cases if math.isfinite(s.width)]
     every = [_sizes(s.entries, numbers[s]) for s in finite]
     if request.axis == "depth":
-        every = [_select_depths(sizes, s.depth) for sizes, s in zip(every, finite, strict=True)]
+        every = [_select_depths(sizes, s.model.layers) for sizes, s in zip(every, finite, strict=True)]
     draws = {entry: [sizes[entry] for sizes in every] for entry in every[0]}
     infinite = next((s for s in cases if math.isinf(s.width)), None)
     if infinite is None:
