@@ -142,6 +142,7 @@ class TrainingRequest(_study.Request):
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
     rates: ClassVar[Any] = 1  # how many learning rates a draw has, about
+    rates_text: ClassVar[Any] = ""
     case_type: ClassVar[type[TrainingCase]]
     default_widths: ClassVar[tuple[float, ...]]
     # options that only models have, or only programs, and why the others have none
@@ -209,9 +210,20 @@ class TrainingRequest(_study.Request):
         return not isinstance(self.model, Transformer)
 
     @property
+    def title(self) -> str:
+        """What is done, in a few words."""
+        names = " and ".join(check.name for check in self.checks)
+        return f"{self.name}, {names}: {self.rates_text}{self.draws:,} draws at {self.sizes}"
+
+    @property
     def axis(self) -> str:
         """What changes."""
         return "width"
+
+    @property
+    def sizes(self) -> str:
+        """The widths or depths that are drawn, in words."""
+        return f"{self.axis}s {', '.join(map(width_text, self.widths if self.axis == 'width' else self.at))}"
 
     @property
     def at(self) -> tuple[float, ...]:
@@ -345,6 +357,11 @@ def call_build(build: Build, width: float) -> Any:
     except ValueError:  # some functions written in C have no signature
         pass
     return build(Width("n") if math.isinf(width) else int(width))
+
+
+def width_text(width: float) -> str:
+    """A width, as reports have it."""
+    return "∞" if width == math.inf else f"{width:,.0f}"
 
 
 def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:

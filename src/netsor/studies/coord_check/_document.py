@@ -14,7 +14,7 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
-from .._training_report import GROWTH, ByParametrisation, Content, batch_text, panels, steps_text, svg_figure
+from .._training_report import ByParametrisation, panels, steps_text, svg_figure
 from ._measurements import Check
 from ._network import CHANGE, UPDATE
 from ._request import Request
@@ -129,20 +129,6 @@ def _entry_name(verdict: Verdict, axis: str) -> str:
     return f"{verdict.entry.name}, {('first', 'middle', 'last')[block - 1] if axis == 'depth' else block}"
 
 
-def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
-    r = checks[0].request
-    if what == UPDATE:
-        caption = f"√(mean square) of ΔW x, against the {r.axis}."
-    else:
-        limit = any(check.limit is not None for check in checks)
-        caption = (
-            f"√(mean square) of what {steps_text(r)} of {r.optimiser} changes, against the {r.axis}: geometric "
-            "means over initialisations with two standard errors, in the block that the verdict is about. Maximal "
-            f"updates ask for flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
-        )
-    return svg_figure("coord-check" if what == CHANGE else "updates", caption, partial(figure, checks, what))
-
-
 def figure(checks: Sequence[Check], what: str) -> Any:
     """Sizes of changes, or of updates, against width or depth: a panel for each parametrisation."""
     r = checks[0].request
@@ -209,23 +195,25 @@ class CoordCheck(ByParametrisation[Check]):
     def _verdict(self) -> str:
         return "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.parts)
 
-    def _content(self) -> Content:
-        r, checks = self.request, self.parts
+    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        r, checks, steps = self.request, self.parts, steps_text(self.request)
         counts = [doc.count_statuses([v.status for v in (*c.verdicts, *c.updates)]) for c in checks]
         verdict = "; ".join(f"{check.name}: {count}" for check, count in zip(checks, counts, strict=True))
-        scale = "" if r.own or r.axis == "depth" else f"; {GROWTH[r.grow]}"
-        at = ", ".join(f"{v:,}" for v in r.at)
-        done = f"{steps_text(r).capitalize()} of {r.optimiser}{batch_text(r)}"
-        headline = f"{done}, {r.draws} initialisations at {r.axis}s {at}{scale}"
+        caption = (
+            f"√(mean square) of what {steps} of {r.optimiser} changes, against the {r.axis}: geometric means over "
+            "initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
+            f"flat lines{'; a dashed line is the limit, in the band of its error' * (math.inf in r.widths)}."
+        )
         sections = [Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)])]
         if r.steps > 1:
             sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
         sections += [section for check in checks for section in _details(check)]
-        updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([_picture(checks, UPDATE)])]
+        drawn = svg_figure("updates", f"√(mean square) of ΔW x, against the {r.axis}.", partial(figure, checks, UPDATE))
+        updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([drawn])]
         sections.append(Section("What each learning rate does", updates, "html"))
         rule = RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + (LIMIT if math.inf in r.widths else "")
-        items = [_item(check) for check in checks]
-        return Content(f"{r.name}, {verdict}", headline, items, _picture(checks, CHANGE), sections, rule)
+        done, items = f"{steps.capitalize()} of {r.optimiser}{{batch}}", [_item(check) for check in checks]
+        return self._assembled(manifest, f"{r.name}, {verdict}", done, items, caption, sections, rule)
 
     def _figure(self) -> Any:
         return figure(self.parts, CHANGE)

@@ -156,12 +156,6 @@ class Request(TrainingRequest):
         return {kind: float(rates.get(kind, own)) for kind in KINDS}
 
     @property
-    def title(self) -> str:
-        """What is done, in a few words."""
-        names, at = " and ".join(check.name for check in self.checks), ", ".join(f"{v:,}" for v in self.at)
-        return f"{self.name}, {names}: {self.draws:,} draws at {self.axis}s {at}"
-
-    @property
     def axis(self) -> str:
         """What changes."""
         return "depth" if len(self.depths or ()) > 1 else "width"

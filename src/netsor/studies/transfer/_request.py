@@ -161,11 +161,9 @@ class Request(TrainingRequest):
         return len(self.grid) + (ADDED if self.lr is None else 0)
 
     @property
-    def title(self) -> str:
-        """What is done, in a few words."""
-        names, at = " and ".join(rule.name for rule in self.checks), ", ".join(map(width_text, self.widths))
-        about = "about " if self.lr is None else ""
-        return f"{self.name}, {names}: {about}{self.rates} learning rates, {self.draws:,} draws at widths {at}"
+    def rates_text(self) -> str:
+        """How many learning rates there are, in words."""
+        return f"{'about ' if self.lr is None else ''}{self.rates} learning rates, "
 
     @cached_property
     def factors(self) -> tuple[float, ...]:
@@ -177,8 +175,3 @@ class Request(TrainingRequest):
         """The schedule, the norm of clipping, and the learning rates of each kind of weight."""
         factors = () if self.own else tuple((kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS)
         return {"schedule": self.factors, "clip_norm": self.clip_norm, "factors": factors}
-
-
-def width_text(width: float) -> str:
-    """A width, as reports have it."""
-    return "∞" if width == math.inf else f"{width:,.0f}"
