@@ -26,7 +26,7 @@ from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
 from ._cost import Cost
-from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path
+from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path, to_csv, to_dataframe
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
@@ -206,6 +206,33 @@ class Result(ABC):
         }
         folder.put({"report.html": to_page(self._document(manifest)).encode(), **self._files()}, manifest)
         return path / "report.html"
+
+
+class TableResult(Result):
+    """A result with one table, as CSV and JSON."""
+
+    random_numbers: Any
+    seconds: Any  # of one core
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """All numbers, one row each, as in the CSV file."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """What the command prints with --json."""
+
+    def to_dataframe(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return to_dataframe(self.rows())
+
+    def _files(self) -> dict[str, bytes]:
+        table, name = to_csv(self.rows()), self.request.command.split()[1]
+        content = json.dumps(self.as_dict(), indent=1, allow_nan=False).encode()
+        return {f"{name}.csv": table, f"{name}.json": content}
+
+    def _spent(self) -> dict[str, Any]:
+        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
 
 
 class Study(ABC, Generic[Found]):

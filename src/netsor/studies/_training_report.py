@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -10,8 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from .._document import Document, Figure, Figures, Item, Items, Paragraph, Section
 from .._html import provenance
 from .._mpl_style import COLUMN, rendered, styled
-from ._output_dir import to_csv, to_dataframe
-from ._study import Result
+from ._study import TableResult
 from ._training import TrainingRequest
 
 PANELS = 3  # in a row of a figure
@@ -22,7 +20,7 @@ GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the 
 Part = TypeVar("Part", bound=Any)
 
 
-class ByParametrisation(Result, Generic[Part]):
+class ByParametrisation(TableResult, Generic[Part]):
     """A result with a part for each parametrisation, by its name or its place."""
 
     request: TrainingRequest
@@ -76,12 +74,8 @@ class ByParametrisation(Result, Generic[Part]):
 
     def _files(self) -> dict[str, bytes]:
         with styled():
-            pdf, png = rendered(self._figure(), "pdf", "png")
-        text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
-        return dict(zip(self.request.files[1:], (to_csv(self.rows()), text.encode(), pdf, png), strict=True))
-
-    def _spent(self) -> dict[str, Any]:
-        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
+            pictures = rendered(self._figure(), "pdf", "png")
+        return super()._files() | dict(zip(self.request.files[3:], pictures, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """What the command prints with --json."""
@@ -108,10 +102,6 @@ class ByParametrisation(Result, Generic[Part]):
     def rows(self) -> list[dict[str, Any]]:
         """All numbers, one row each, as in the CSV file."""
         return [row for part in self.parts for row in part.rows()]
-
-    def to_dataframe(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return to_dataframe(self.rows())
 
 
 def trained(vectors: Sequence[str]) -> str:

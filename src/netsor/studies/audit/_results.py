@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -11,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ..._document import FLAG, NOT_APPLICABLE, OK, Document
-from .._output_dir import to_csv, to_dataframe
-from .._study import Result
+from .._study import TableResult
 from . import _ranges
 from ._baseline import Baseline, Departure
-from ._cases import Model
 from ._differences import Differences, differences
 from ._document import document
 from ._findings import Finding, lengths_text
-from ._measurements import BandsByName, Draws, LengthResult, merged
+from ._measurements import Draws, LengthResult, merged
 from ._plots import plot_quantity
 from ._quantities import FINAL
 from ._request import Request
 
 
-class AuditResult(Result):
+class AuditResult(TableResult):
     """What an `Audit` and a `Comparison` have in common: they are printed, saved and tested alike."""
 
     audits: tuple[Audit, ...]
@@ -47,9 +44,9 @@ class AuditResult(Result):
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         return document([audit.lengths for audit in self.audits], self.differences, manifest)
 
-    def _files(self) -> dict[str, bytes]:
-        rows = (row for result in self._lengths for row in result.rows())
-        return {"audit.csv": to_csv(rows), "audit.json": json.dumps(self.as_dict(), indent=1).encode()}
+    def rows(self) -> list[dict[str, Any]]:
+        """Medians and bands as data: a row for each model, length, set of widths, quantity and block."""
+        return [row for result in self._lengths for row in result.rows()]
 
     def _spent(self) -> dict[str, Any]:
         parts = [
@@ -58,12 +55,8 @@ class AuditResult(Result):
              "precision": each.precision}
             for each in self._measured
         ]  # fmt: skip
-        return {
-            "random_numbers": self.random_numbers,
-            "seconds": {"sampling": round(self.seconds, 3)},
-            "parts": parts,
-            "findings": [[dataclasses.asdict(f) for f in audit.findings] for audit in self.audits],
-        }
+        findings = [[dataclasses.asdict(f) for f in audit.findings] for audit in self.audits]
+        return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints."""
@@ -107,10 +100,6 @@ class AuditResult(Result):
         if lines:
             raise AssertionError("\n".join(lines))
 
-    def to_dataframe(self) -> Any:
-        """Medians and bands as a pandas DataFrame: a row for each model, length, set of widths, quantity and block."""
-        return to_dataframe(row for result in self._lengths for row in result.rows())
-
     def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
         """Plot a quantity against depth: medians, 5–95 % bands, and dashed lines at infinite width.
 
@@ -124,7 +113,7 @@ class AuditResult(Result):
         return plot_quantity([audit.lengths[0] for audit in self.audits], quantity, ax)
 
 
-class Audit(AuditResult, BandsByName):
+class Audit(AuditResult, LengthResult):
     """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
@@ -155,33 +144,13 @@ class Audit(AuditResult, BandsByName):
     """
 
     def __init__(self, request: Request, lengths: Sequence[LengthResult]) -> None:
-        self.request, self.lengths = request, tuple(lengths)
-        self.audits = (self,)
+        first, self.lengths, self.audits = lengths[0], tuple(lengths), (self,)
+        LengthResult.__init__(self, request, first.model, first.tokens, first.actual, first.limit)
 
     def __repr__(self) -> str:
         flagged = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
-        draws = self.request.draws_of(self.lengths[0].tokens)
-        return f"<Audit of {self.model.name}: {draws} draws; flagged: {flagged}; print it for the table>"
-
-    @property
-    def best(self) -> Draws:
-        """The draws of the first length at the model's own widths, or at infinity if nothing else was asked."""
-        return self.lengths[0].best
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.lengths[0].model
-
-    @property
-    def actual(self) -> Draws | None:
-        """The draws of the first length at the model's own widths, or None."""
-        return self.lengths[0].actual
-
-    @property
-    def limit(self) -> Draws | None:
-        """The draws of the first length at infinite widths, or None."""
-        return self.lengths[0].limit
+        drawn = f"{self.request.draws_of(self.tokens)} draws; flagged: {flagged}"
+        return f"<Audit of {self.model.name}: {drawn}; print it for the table>"
 
     def at(self, tokens: int) -> LengthResult:
         """The measurements at one length, with `findings` and quantities by name."""
@@ -195,11 +164,6 @@ class Audit(AuditResult, BandsByName):
     def findings(self) -> tuple[Finding, ...]:
         """The verdict of each rule at the length where it is worst."""
         return merged(self.lengths)
-
-    def finding(self, name: str) -> Finding:
-        """The verdict of one rule, at the length where it is worst."""
-        self.lengths[0].finding(name)  # which knows the names
-        return next(finding for finding in self.findings if finding.name == name)
 
     def departures(self, baseline: str | Path | Mapping[str, Any] | Baseline) -> list[Departure]:
         """The numbers whose medians have left the bands of an earlier audit, the largest change first.
