@@ -349,7 +349,7 @@ def test_any_name_can_be_drawn(inline, tmp_path, monkeypatch):
     names = ("$\\frac{1}$ _", "_hidden", "模型", "x" * 500, "a, b=1", "_")
     request = Request(tuple(TINY.replace(name=name) for name in names), widths="actual", gradients=False, **SMALL)
     drawn = ns.audit(TINY, widths="actual", gradients=False, **SMALL).actual  # a name is nothing to its draws
-    audits = [Audit(request, [LengthResult(request, model, 3, drawn, None)]) for model in request.models]
+    audits = [Audit([LengthResult(request, model, 3, drawn, None)]) for model in request.models]
     page = Comparison(audits).save(tmp_path).read_text()
     assert all(name in page for name in names)
     assert page.count("<svg") == 2  # in the summary and in its section

@@ -290,7 +290,7 @@ def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
         actual, limit = (measured.get((model, tokens, infinite)) for infinite in (False, True))
         return LengthResult(request, model, tokens, actual, limit)
 
-    audits = [Audit(request, [at(model, tokens) for tokens in request.lengths]) for model in request.models]
+    audits = [Audit([at(model, tokens) for tokens in request.lengths]) for model in request.models]
     return audits[0] if len(audits) == 1 else Comparison(audits)
 
 

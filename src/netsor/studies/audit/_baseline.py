@@ -26,7 +26,7 @@ from ..._files import fields
 from ..._validate import ArgumentError, shown, whole
 from ._cases import Model
 from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, join_words
-from ._measurements import Lengths
+from ._measurements import ModelResult
 from ._quantities import BLOCKS, EVERY, FINAL, at_embedding
 from ._request import Request
 
@@ -147,11 +147,11 @@ class Baseline:
         """How many numbers are compared."""
         return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
 
-    def departures(self, lengths: Lengths) -> list[Departure]:
+    def departures(self, audit: ModelResult) -> list[Departure]:
         """The numbers of a checked audit that have left their bands, the largest change first."""
-        level = LEVEL / (2 * self.compared(lengths[0].request, lengths[0].model))
+        level = LEVEL / (2 * self.compared(audit.request, audit.model))
         left = []
-        for result in lengths:
+        for result in audit.lengths:
             earlier = self.lengths[result.tokens]
             k = _rank(result.best.draws, earlier.draws, level)
             for quantity in result.best.measured:

@@ -219,12 +219,28 @@ class LengthResult(Mapping[str, Band]):
         ]  # fmt: skip
 
 
-Lengths = Sequence[LengthResult]  # one model, the shortest input first
+class ModelResult(LengthResult):
+    """What was measured of one model: the result of its first length, and in `lengths` those of all, short ones first.
 
+    Its findings are those of the length where a rule is worst, with all lengths that have this verdict.
+    """
 
-def merged(lengths: Lengths) -> tuple[Finding, ...]:
-    """A verdict for each rule: that of the length where it is worst, with all lengths that have it."""
-    return tuple(map(worst, zip(*(result.findings for result in lengths), strict=True)))
+    def __init__(self, lengths: Sequence[LengthResult]) -> None:
+        first, self.lengths = lengths[0], tuple(lengths)
+        super().__init__(first.request, first.model, first.tokens, first.actual, first.limit)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The verdict of each rule at the length where it is worst."""
+        return tuple(map(worst, zip(*(result.findings for result in self.lengths), strict=True)))
+
+    def at(self, tokens: int) -> LengthResult:
+        """The measurements at one length, with `findings` and quantities by name."""
+        for result in self.lengths:
+            if result.tokens == tokens:
+                return result
+        known = ", ".join(str(result.tokens) for result in self.lengths)
+        raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
 
 
 def rule_name(name: str) -> str:

@@ -15,8 +15,8 @@ from . import _ranges
 from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
 from ._document import document
-from ._findings import Finding, lengths_text
-from ._measurements import Draws, LengthResult, merged
+from ._findings import lengths_text
+from ._measurements import Draws, LengthResult, ModelResult
 from ._plots import plot_quantity
 from ._quantities import FINAL
 from ._request import Request
@@ -42,7 +42,7 @@ class AuditResult(TableResult):
         return [draws for result in self._lengths for draws in result.measured]
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
-        return document([audit.lengths for audit in self.audits], self.differences, manifest)
+        return document(self.audits, self.differences, manifest)
 
     def rows(self) -> list[dict[str, Any]]:
         """Medians and bands as data: a row for each model, length, set of widths, quantity and block."""
@@ -110,10 +110,10 @@ class AuditResult(TableResult):
         ax : matplotlib.axes.Axes, optional
             Where to plot; pyplot's current axes by default.
         """
-        return plot_quantity([audit.lengths[0] for audit in self.audits], quantity, ax)
+        return plot_quantity(self.audits, quantity, ax)
 
 
-class Audit(AuditResult, LengthResult):
+class Audit(AuditResult, ModelResult):
     """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
@@ -123,8 +123,6 @@ class Audit(AuditResult, LengthResult):
 
     Parameters
     ----------
-    request : Request
-        The arguments of the audit.
     lengths : sequence of LengthResult
         The measurements at each length.
 
@@ -143,27 +141,14 @@ class Audit(AuditResult, LengthResult):
     'mean_square'
     """
 
-    def __init__(self, request: Request, lengths: Sequence[LengthResult]) -> None:
-        first, self.lengths, self.audits = lengths[0], tuple(lengths), (self,)
-        LengthResult.__init__(self, request, first.model, first.tokens, first.actual, first.limit)
+    def __init__(self, lengths: Sequence[LengthResult]) -> None:
+        super().__init__(lengths)
+        self.audits = (self,)
 
     def __repr__(self) -> str:
         flagged = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
         drawn = f"{self.request.draws_of(self.tokens)} draws; flagged: {flagged}"
         return f"<Audit of {self.model.name}: {drawn}; print it for the table>"
-
-    def at(self, tokens: int) -> LengthResult:
-        """The measurements at one length, with `findings` and quantities by name."""
-        for result in self.lengths:
-            if result.tokens == tokens:
-                return result
-        known = ", ".join(str(result.tokens) for result in self.lengths)
-        raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
-
-    @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The verdict of each rule at the length where it is worst."""
-        return merged(self.lengths)
 
     def departures(self, baseline: str | Path | Mapping[str, Any] | Baseline) -> list[Departure]:
         """The numbers whose medians have left the bands of an earlier audit, the largest change first.
@@ -174,7 +159,7 @@ class Audit(AuditResult, LengthResult):
         """
         earlier = Baseline.of(baseline)
         earlier.check(self.request, self.model)
-        return earlier.departures(self.lengths)
+        return earlier.departures(self)
 
     @property
     def changing(self) -> tuple[str, ...]:
@@ -226,7 +211,7 @@ class Comparison(AuditResult):
     @cached_property
     def differences(self) -> Differences:
         """The fields, verdicts and quantities in which the models differ."""
-        return differences([audit.lengths for audit in self.audits])
+        return differences(self.audits)
 
     @property
     def preferred(self) -> str | None:
@@ -236,7 +221,7 @@ class Comparison(AuditResult):
 
 def _model_json(audit: Audit) -> dict[str, Any]:
     """The numbers of the first length and the verdicts of all; the numbers of each, if there are more."""
-    content = {**_of(audit.lengths[0]), "findings": [dataclasses.asdict(finding) for finding in audit.findings]}
+    content = _of(audit)
     if len(audit.lengths) > 1:
         content |= {"lengths": [_of(result) for result in audit.lengths], "changing": list(audit.changing)}
     return content
