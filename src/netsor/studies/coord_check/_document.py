@@ -96,7 +96,7 @@ def _details(check: Check) -> list[Section]:
 
 def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
     """Sizes at each width, a row for each of these verdicts."""
-    at = check.request.at
+    at, deep = check.request.at, check.request.axis == "depth"
     few = len(at) <= MAX_WIDTH_COLUMNS
     shown = list(range(len(at))) if few else [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
     head = [title, *(f"{check.request.letter} = {at[k]:,}" for k in shown)]
@@ -104,29 +104,20 @@ def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
     table: list[list[str | Cell]] = []
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
-        if check.limit is not None:
-            numbers.append(_limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
+        if check.limit is not None and v.entry not in check.limit:
+            numbers.append("–")
+        elif check.limit is not None:
+            value, low, high = check.limit_size(v.entry)
+            error = max(value - low, high - value)
+            text = str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
+            numbers.append(f"≤ {high:.2g}" if low == 0 < high else text)
+        block = v.entry.block
+        name = "" if block is None else f", {('first', 'middle', 'last')[block - 1] if deep else block}"
         promised = "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         word = Cell(f"FLAG {v.verdict}" if v.status == FLAG else v.status, status=COLOUR_CLASSES[v.status])
         exponent = "–" if v.fit is None else f"{v.exponent}{' (bends)' * v.fit.bends}"
-        table.append([_entry_name(v, check.request.axis), *numbers, exponent, promised, word])
+        table.append([v.entry.name + name, *numbers, exponent, promised, word])
     return Table(head, table)
-
-
-def _limit_text(value: float, low: float, high: float) -> str:
-    """A size at infinite width, with its error if that shows in three digits."""
-    if low == 0 < high:
-        return f"≤ {high:.2g}"
-    error = max(value - low, high - value)
-    return str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
-
-
-def _entry_name(verdict: Verdict, axis: str) -> str:
-    """The activation or kind of weight, with its block."""
-    block = verdict.entry.block
-    if block is None:
-        return verdict.entry.name
-    return f"{verdict.entry.name}, {('first', 'middle', 'last')[block - 1] if axis == 'depth' else block}"
 
 
 def figure(checks: Sequence[Check], what: str) -> Any:
@@ -174,18 +165,6 @@ class CoordCheck(ByParametrisation[Check]):
         The result for each parametrisation.
     random_numbers, seconds : float
         About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-    >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
-    >>> found
-    <CoordCheck of gpt2: sp not as expected; print it for the table>
-    >>> found["sp"]["logits"].verdict
-    'grows'
-    >>> row = found.rows()[-1]
-    >>> row["what"], row["name"], row["width"]
-    ('change', 'loss', 64)
     """
 
     request: Request

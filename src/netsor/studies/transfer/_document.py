@@ -73,14 +73,6 @@ def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
     return Table(["", *(sweep.name for sweep in sweeps)], rows)
 
 
-def _losses(sweep: Sweep) -> Table:
-    """Losses, a column for each width."""
-    columns = [dict(zip(curve.lr.tolist(), curve.loss.tolist(), strict=True)) for curve in sweep.curves.values()]
-    every = sorted({lr for column in columns for lr in column})
-    rows = [[f"{lr:.3g}", *(f"{column[lr]:.3g}" if lr in column else "" for column in columns)] for lr in every]
-    return Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
-
-
 def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
     """Loss against learning rate: a panel for each parametrisation, a line for each width."""
     top = SEEN * max(curve.loss[0] for sweep in sweeps for curve in sweep.curves.values())
@@ -129,17 +121,6 @@ class Transfer(ByParametrisation[Sweep]):
         The curves of each parametrisation.
     random_numbers, seconds : float
         About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-    >>> found = ns.transfer(tiny, widths=[8, 64], steps=1, parametrisation="sp", lr=2.0 ** np.arange(-7, 2))
-    >>> found
-    <Transfer of gpt2: sp shifts like n^-0.6; print it for the table>
-    >>> print(found["sp"].best(8))
-    0.186 (0.13, 0.26)
-    >>> found.rows()[0]["lr"]
-    0.0078125
     """
 
     request: Request
@@ -160,8 +141,11 @@ class Transfer(ByParametrisation[Sweep]):
         )
         sections = [Section("Best learning rates with 99 % intervals", [_best(r, sweeps)])]
         for sweep in sweeps:
-            title = f"{sweep.name}: loss at each learning rate"
-            sections.append(Section(title, [_losses(sweep)], "verbose", folded=True))
+            columns = [dict(zip(c.lr.tolist(), c.loss.tolist(), strict=True)) for c in sweep.curves.values()]
+            every = sorted({lr for column in columns for lr in column})
+            rows = [[f"{lr:.3g}", *(f"{col[lr]:.3g}" if lr in col else "" for col in columns)] for lr in every]
+            losses = Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
+            sections.append(Section(f"{sweep.name}: loss at each learning rate", [losses], "verbose", folded=True))
         verdict, items = f"{r.name}: {self._verdict}", [_item(sweep) for sweep in sweeps]
         return self._assembled(manifest, verdict, done, items, caption, sections, RULE)
 

@@ -56,7 +56,7 @@ class SweepCase(TrainingCase):
             kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
             by = {parameter: NAMED[self.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
             logits = train(network.logits, network.loss, by, self.steps, network.parameters, **how)[-1]
-            return Program(_finite(network.loss_of(logits)))
+            return Program(apply(_finite, network.loss_of(logits), name="finite"))
         net = call_build(self.own.model, self.width)
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
@@ -66,7 +66,7 @@ class SweepCase(TrainingCase):
         given = self.own.optimiser
         optimiser = NAMED[given].memory(1.0, 0.0) if isinstance(given, str) else given
         last = train(loss, loss, optimiser, self.own.steps, moves, **how)[-1]
-        return Program(last if math.isinf(self.width) else _finite(last))
+        return Program(last if math.isinf(self.width) else apply(_finite, last, name="finite"))
 
     @property
     @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
@@ -93,11 +93,8 @@ class SweepCase(TrainingCase):
         return losses
 
 
-def _finite(loss: Scalar) -> Scalar:
-    return apply(_replaced, loss, name="finite")
-
-
-def _replaced(loss: Any) -> Any:
+def _finite(loss: Any) -> Any:
+    """DIVERGED in place of losses that overflow."""
     xp = array_namespace(loss)
     return xp.where(xp.isfinite(loss), xp.clip(loss, None, DIVERGED), DIVERGED)
 
