@@ -68,7 +68,7 @@ def audit(
     ranges: bool = False,
     **sizes: int,
 ) -> Audit | Comparison:
-    """What a transformer does at initialisation, block by block, over many initialisations.
+    """What a transformer does at initialisation, block by block; of several models, a comparison.
 
     Parameters
     ----------
@@ -124,11 +124,6 @@ def audit(
         smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.
     **sizes : int
         The widths of a program, by their names: `ns.audit(net(), n=256)`.
-
-    Returns
-    -------
-    Audit or Comparison
-        A comparison, if there is more than one model.
 
     Examples
     --------

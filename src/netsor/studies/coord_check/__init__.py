@@ -112,11 +112,6 @@ def coord_check(
     precision : str
         Of numbers, "float64" or "float32".
 
-    Returns
-    -------
-    CoordCheck
-        A `Check` for each parametrisation, with exponents, verdicts and what to change.
-
     Examples
     --------
     >>> @ns.program

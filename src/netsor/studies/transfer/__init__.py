@@ -82,11 +82,6 @@ def transfer(
     draws : int
         Initialisations at each width. All learning rates see the same ones.
 
-    Returns
-    -------
-    Transfer
-        A `Sweep` for each parametrisation, with the best learning rate at each width, its exponent and a verdict.
-
     Examples
     --------
     >>> inputs, targets = ns.data([[1.0, 0.0], [0.6, 0.8]]), np.array([1.0, -1.0])
