@@ -236,8 +236,9 @@ class AuditStudy(Study[Audit | Comparison]):
             if case.infinite:  # its quadrature error: a few draws of plans with moved expectations
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            count = parts.get(case.planned, (0, 0.0))[0] + math.ceil(draws / case.part_draws)
-            parts[case.planned] = count, draw.planning
+            planned = case if case.infinite else case.shared
+            count = parts.get(planned, (0, 0.0))[0] + math.ceil(draws / case.part_draws)
+            parts[planned] = count, draw.planning
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
         workers = worker_count(request.workers, sum(count for count, _ in parts.values()), one, request.backend, held)
