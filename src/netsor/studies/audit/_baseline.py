@@ -72,7 +72,7 @@ class Departure(NamedTuple):
         )
 
 
-class _Earlier(NamedTuple):
+class EarlierLength(NamedTuple):
     """What was measured at one length."""
 
     draws: int
@@ -86,7 +86,7 @@ class Baseline:
 
     source: Any  # the path, or what was given instead of a file
     sizes: str
-    lengths: dict[int, _Earlier]
+    lengths: dict[int, EarlierLength]
 
     @classmethod
     def of(cls, given: str | Path | Mapping[str, Any] | Baseline) -> Baseline:
@@ -184,7 +184,7 @@ def _places(request: Request, model: Model, tokens: int) -> list[Place]:
     return [*((0, q) for q in first), *inside, *((None, q.name) for q in FINAL if q.name in names)]
 
 
-def _earlier(content: Mapping[str, Any]) -> _Earlier:
+def _earlier(content: Mapping[str, Any]) -> EarlierLength:
     """What the JSON object of an audit says of one length."""
     bands: dict[Place, tuple[float, float]] = {}
     final = {name: band for name, band in content["final"].items() if band is not None}  # as without logits
@@ -197,7 +197,7 @@ def _earlier(content: Mapping[str, Any]) -> _Earlier:
     draws = whole(content["draws"], "draws", least=DECIDE)
     if content["widths"] not in ("actual", "inf"):
         raise ValueError("no widths")
-    return _Earlier(draws, content["widths"], bands)
+    return EarlierLength(draws, content["widths"], bands)
 
 
 def _rank(draws: int, before: int, level: float) -> int:

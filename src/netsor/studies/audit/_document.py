@@ -64,15 +64,11 @@ def document(
     else:
         swept = first.request.swept
         what = f"{names[0].partition(', ')[0]}, {swept[0]} swept" if swept else what
-        verdict, subject = f"{_capital(compared.verdict)}.", f"{join_words(names)}. {subject}"
+        verdict, subject = f"{compared.verdict[0].upper()}{compared.verdict[1:]}.", f"{join_words(names)}. {subject}"
         sections = _comparison_sections(audits, compared)
     if manifest is not None:
         sections.append(Section("How", [Paragraph(RULE_NOTE), _provenance(audits, manifest)], "html"))
     return doc.Document(f"Audit of {what}", verdict, subject, sections)
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def headline(audit: ModelResult) -> str:
@@ -91,7 +87,7 @@ def unavailable(result: LengthResult) -> dict[str, str]:
 
 
 def _reasons(result: LengthResult) -> list[Paragraph]:
-    return [Paragraph(f"{_capital(what)}: {why}.") for what, why in unavailable(result).items()]
+    return [Paragraph(f"N{what[1:]}: {why}.") for what, why in unavailable(result).items()]
 
 
 def _audit_sections(audit: ModelResult) -> list[Section]:
@@ -183,7 +179,7 @@ def _block_table(result: LengthResult, quantities: Sequence[Quantity], bands: bo
     chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
     head = [f"{result.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
     columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
-    if result.limit is not None and result.limit is not result.best:
+    if result.actual is not None and result.limit is not None:
         head.append(f"block {chosen[-1]}, n = ∞" if bands else "n = ∞")
         columns.append((result.limit, chosen[-1]))
     return Table(head, _quantity_rows(quantities, columns, bands))
@@ -272,8 +268,11 @@ def _comparison_sections(audits: Sequence[ModelResult], differences: Differences
         head = ["largest differences", *short.values(), "bands apart"]
         sections.append(Section("", [Table(head, [_difference_row(q, names) for q in differences.quantities])]))
     if differences.fields:
-        table = Table(["field", *short.values()], _field_rows(differences))
-        sections.append(Section("Fields that differ", [table]))
+        alike: dict[tuple[str, ...], list[str]] = {}  # fields with the same values share a row
+        for name, row in differences.fields.items():
+            alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
+        fields = [[", ".join(some), *row] for row, some in alike.items()]
+        sections.append(Section("Fields that differ", [Table(["field", *short.values()], fields)]))
     if request.swept is not None:
         against_field = doc.Figures(swept_figures(audits, *request.swept))
         sections.append(Section(f"Against {request.swept[0]}", [against_field], "html"))
@@ -302,14 +301,6 @@ def _difference_row(parting: SeparatedMetric, names: Sequence[str]) -> list[str]
     return [f"{quantity.title}, {place}", *cells, f"{parting.distance:.2g} ± {parting.error:.1g}"]
 
 
-def _field_rows(differences: Differences) -> list[list[str]]:
-    """The fields that differ; fields with the same values share a row."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name, row in differences.fields.items():
-        alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
-    return [[", ".join(some), *row] for row, some in alike.items()]
-
-
 def _main_figure(results: Sequence[LengthResult], findings: Sequence[Finding]) -> doc.Figures:
     """The quantity of the first flagged rule, or the mean square of the stream."""
     quantities = {"branches": "attention_share", "rank": "effective_rank", "entropy": "entropy", "load": "largest_load",
@@ -327,20 +318,14 @@ def _provenance(audits: Sequence[ModelResult], manifest: dict[str, Any]) -> Para
         "conjectured": "drawn from the conjectured limit where widths are infinite",
     }
     exactness = ", ".join(text for status, text in words.items() if status in statuses)
+    single = [part for part in manifest["parts"] if part["precision"] == "float32"]
+    precision = f"{'single' if single else 'double'} precision"
+    if 0 < len(single) < len(manifest["parts"]):
+        finite = not any(part["infinite"] for part in single)
+        precision += f"{' at finite widths' if finite else ''} where that is enough, else double"
     first = (
-        f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {_precision(manifest['parts'])}, "
+        f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {precision}, "
         f"{manifest['seconds']['sampling']:.1f} core-seconds."
     )
     files = {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
     return provenance(manifest, first, files)
-
-
-def _precision(parts: Sequence[dict[str, Any]]) -> str:
-    """The precision of every part, or of each kind where they differ."""
-    single = [part for part in parts if part["precision"] == "float32"]
-    if not single:
-        return "double precision"
-    if len(single) == len(parts):
-        return "single precision"
-    finite = all(not part["infinite"] for part in single)
-    return f"single precision{' at finite widths' if finite else ''} where that is enough, else double"
