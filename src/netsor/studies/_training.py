@@ -58,6 +58,8 @@ class TrainingCase:
     own: Any = None  # the request, for a program of the user: it has what trains it
 
     hyperparameters: ClassVar[Mapping[str, float]] = {}  # for which it is planned
+    program: ClassVar[Any]  # what is measured
+    empty: ClassVar[Any]  # whether there is no law of anything at this width
 
     @property
     def widths(self) -> dict[str, float]:
@@ -67,19 +69,9 @@ class TrainingCase:
         return {"n": math.inf} if math.isinf(self.width) else {}
 
     @property
-    @abstractmethod
-    def program(self) -> Program:
-        """What is measured."""
-
-    @property
     def plan(self) -> Plan:
         """What a draw takes, whatever the learning rate of a sweep."""
-        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[arg-type]
-
-    @property
-    @abstractmethod
-    def empty(self) -> bool:
-        """Whether there is no law of anything at this width."""
+        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[no-any-return]
 
     @property
     def key(self) -> dict[str, Any]:
@@ -143,6 +135,7 @@ class TrainingRequest(_study.Request):
     __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
     rates: ClassVar[Any] = 1  # how many learning rates a draw has, about
     rates_text: ClassVar[Any] = ""
+    axis: ClassVar[Any] = "width"  # what changes
     case_type: ClassVar[type[TrainingCase]]
     default_widths: ClassVar[tuple[float, ...]]
     # options that only models have, or only programs, and why the others have none
@@ -214,11 +207,6 @@ class TrainingRequest(_study.Request):
         """What is done, in a few words."""
         names = " and ".join(check.name for check in self.checks)
         return f"{self.name}, {names}: {self.rates_text}{self.draws:,} draws at {self.sizes}"
-
-    @property
-    def axis(self) -> str:
-        """What changes."""
-        return "width"
 
     @property
     def sizes(self) -> str:

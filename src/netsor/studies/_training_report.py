@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,23 +26,13 @@ class ByParametrisation(TableResult, Generic[Part]):
     heading: ClassVar[str]  # what is done
     data: ClassVar[str]  # what the CSV file has
     key: ClassVar[str]  # of the parts, in JSON
+    _verdict: ClassVar[Any]  # the parametrisations and what was found, in a few words
+    _figure: ClassVar[Any]  # draws the main figure
+    _settings: ClassVar[Any]  # the options, for JSON: a property
 
     def __init__(self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float) -> None:
         self.request, self.parts = request, tuple(parts)
         self.random_numbers, self.seconds = random_numbers, seconds
-
-    @property
-    @abstractmethod
-    def _verdict(self) -> str:
-        """The parametrisations and what was found, in a few words."""
-
-    @abstractmethod
-    def _figure(self) -> Any:
-        """The main figure."""
-
-    @abstractmethod
-    def _settings(self) -> dict[str, Any]:
-        """The options, for JSON."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
@@ -82,7 +71,7 @@ class ByParametrisation(TableResult, Generic[Part]):
         r = self.request
         batch = {"ids": r.ids, "targets": r.targets, "draws": r.draws, "grow": None if r.own else r.grow}
         parts = {self.key: [part.as_dict() for part in self.parts], "random_numbers": self.random_numbers}
-        settings = {"model": r.name, "steps": r.steps, **self._settings()}
+        settings = {"model": r.name, "steps": r.steps, **self._settings}
         return {**settings, **batch, **parts, "seconds": round(self.seconds, 3)}
 
     def __len__(self) -> int:

@@ -60,9 +60,14 @@ class AuditResult(TableResult):
 
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints."""
-        content, *others = (_model_json(audit) for audit in self.audits)
+        every = []
+        for audit in self.audits:  # the numbers of the first length and the verdicts of all; then those of each
+            every.append(_of(audit))
+            if len(audit.lengths) > 1:
+                every[-1] |= {"lengths": list(map(_of, audit.lengths)), "changing": list(audit.changing)}
+        content = every[0]
         if self.differences is not None:
-            content["compare"] = others
+            content["compare"] = every[1:]
             if self.request.swept is not None:
                 field, values = self.request.swept
                 content["sweep"] = {"field": field, "values": list(values)}
@@ -177,13 +182,6 @@ class Comparison(AuditResult):
     ----------
     audits : sequence of Audit
         Of the models, at the same lengths.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True)
-    >>> found.preferred, found.differences.verdict
-    ('gpt2, std=0.02', 'prefer “std=0.02”, by entropy and loss')
     """
 
     def __init__(self, audits: Sequence[Audit]) -> None:
@@ -219,14 +217,6 @@ class Comparison(AuditResult):
         return self.differences.preferred
 
 
-def _model_json(audit: Audit) -> dict[str, Any]:
-    """The numbers of the first length and the verdicts of all; the numbers of each, if there are more."""
-    content = _of(audit)
-    if len(audit.lengths) > 1:
-        content |= {"lengths": [_of(result) for result in audit.lengths], "changing": list(audit.changing)}
-    return content
-
-
 def _differences_json(differences: Differences) -> dict[str, Any]:
     rules = [
         {"rule": rule.rule, "preferred": list(rule.preferred), "changes": rule.changes, "why": rule.why,
@@ -234,13 +224,9 @@ def _differences_json(differences: Differences) -> dict[str, Any]:
          "values": [finding.value for finding in rule.findings], "tokens": rule.findings[0].tokens[0]}
         for rule in differences.rules
     ]  # fmt: skip
-    return {
-        "fields": {name: list(values) for name, values in differences.fields.items()},
-        "preferred": differences.preferred,
-        "verdict": differences.verdict,
-        "rules": rules,
-        "quantities": [parting._asdict() for parting in differences.quantities],
-    }
+    fields = {name: list(values) for name, values in differences.fields.items()}
+    said = {"fields": fields, "preferred": differences.preferred, "verdict": differences.verdict}
+    return {**said, "rules": rules, "quantities": [parting._asdict() for parting in differences.quantities]}
 
 
 def _of(result: LengthResult) -> dict[str, Any]:

@@ -197,14 +197,10 @@ class CoordCheck(ByParametrisation[Check]):
     def _figure(self) -> Any:
         return figure(self.parts, CHANGE)
 
+    @property
     def _settings(self) -> dict[str, Any]:
         r = self.request
         plain = isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own)
-        return {
-            "axis": r.axis,
-            "at": list(r.at),
-            "optimiser": r.optimiser,
-            "eps": r.eps if isinstance(r.eps, int | float) else None,
-            "lr": r.lr if plain else None,
-            "tolerance": r.tolerance,
-        }
+        eps, lr = r.eps if isinstance(r.eps, int | float) else None, r.lr if plain else None
+        settings = {"axis": r.axis, "at": list(r.at), "optimiser": r.optimiser}
+        return {**settings, "eps": eps, "lr": lr, "tolerance": r.tolerance}

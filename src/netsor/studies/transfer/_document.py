@@ -155,5 +155,6 @@ class Transfer(ByParametrisation[Sweep]):
 
     _figure = plot
 
+    @property
     def _settings(self) -> dict[str, Any]:
         return {"optimiser": self.request.optimiser if isinstance(self.request.optimiser, str) else None}
