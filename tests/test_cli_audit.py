@@ -16,7 +16,8 @@ from netsor.cli import _run_study
 from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
-from netsor.studies.audit import CHEAPER, AuditStudy, _cases, _plots, _request
+from netsor.studies.audit import CHEAPER, AuditStudy, _plots, _request
+from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
@@ -316,7 +317,7 @@ def unplanned(monkeypatch):
         raise ValueError("a plan is begun")
 
     monkeypatch.setattr(Probes, "plan", begins)
-    monkeypatch.setattr(_cases, "_planned", lru_cache(_cases._planned.__wrapped__))
+    monkeypatch.setattr(AuditCase, "planned", lru_cache(AuditCase.planned.__wrapped__))
 
 
 def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
@@ -360,7 +361,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
         return made(self, **widths)
 
     monkeypatch.setattr(Probes, "plan", refuses)
-    monkeypatch.setattr(_cases, "_planned", lru_cache(_cases._planned.__wrapped__))
+    monkeypatch.setattr(AuditCase, "planned", lru_cache(AuditCase.planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
     assert "no limit (--verbose says why)" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())

@@ -148,11 +148,6 @@ def rate(
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 
-    Returns
-    -------
-    Rate
-        With `kl`, `slope`, `slopes` and `plot()`.
-
     Examples
     --------
     >>> print(ns.rate(ns.paper.layer(), [64, 256], draws=20_000))
@@ -294,11 +289,6 @@ def width_needed(
     draws
         As in `Program.law`; more draws give a smaller interval.
 
-    Returns
-    -------
-    WidthNeeded
-        With the interval `low` to `high`, and all `differences`.
-
     Examples
     --------
     >>> print(ns.width_needed(ns.paper.layer(), 0.5, of="kurtosis", draws=20_000).summary)
@@ -391,10 +381,17 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
             cdf = [scipy.special.ndtr(np.nan_to_num((q - mean) / np.sqrt(v))) for mean, v in (rows[:2], rows[2:])]
         each = (cdf[0] - cdf[1]) / (limit.pdf(q) * std)  # F_n − F over the density: the quantile moves by minus that
         return Estimate(abs(float(each.mean())), float(each.std(ddof=1)) / math.sqrt(size))
-    statistic = _variance if of == "variance" else _excess_kurtosis
     true = float(limit.var() if of == "variance" else limit.kurtosis())
     if abs(true) < 1e-9:
         raise ArgumentError("of", of, "a quantity that is not 0 in the limit, such as 'kl' or 'tv'")
+
+    def statistic(mean: Any, var: Any) -> float:
+        """The variance, or the excess kurtosis, of a mixture of Gaussians."""
+        variance = float(var.mean() + mean.var())
+        if of == "variance":
+            return variance
+        away = mean - mean.mean()
+        return float(np.mean(3 * var**2 + 6 * var * away**2 + away**4) / variance**2) - 3
 
     def gap(some: Any) -> float:
         m, v, m0, v0 = (row[some] for row in rows)
@@ -405,13 +402,3 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
     left_out = np.array([gap(np.delete(np.arange(size), block)) for block in blocks])  # the jackknife
     error = math.sqrt((BLOCKS - 1) / BLOCKS * float(np.sum((left_out - left_out.mean()) ** 2)))
     return Estimate(abs(whole / true), error / abs(true))
-
-
-def _variance(mean: Any, var: Any) -> float:
-    return float(var.mean() + mean.var())
-
-
-def _excess_kurtosis(mean: Any, var: Any) -> float:
-    away = mean - mean.mean()
-    fourth = np.mean(3 * var**2 + 6 * var * away**2 + away**4)
-    return float(fourth / _variance(mean, var) ** 2) - 3

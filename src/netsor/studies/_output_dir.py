@@ -16,8 +16,8 @@ import platform
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -71,7 +71,13 @@ class Folder:
         before or all after. The manifest comes first and knows what it replaces too, so that a run that is ended here
         leaves nothing which the next takes for somebody else's.
         """
-        with self._locked():
+        lock = FileLock(self.path / ".netsor.lock")
+        try:
+            held = lock.acquire(blocking=False)
+        except Timeout:
+            LOG.warning("waiting for another run to leave %s", self.path)
+            held = lock.acquire()
+        with held:
             old = self._manifest()
             self._refuse_foreign(files, old)
             known = _hashes(old)
@@ -115,18 +121,6 @@ class Folder:
                 return hashlib.sha256(file.read()).hexdigest()
         except (OSError, ValueError):
             return ""
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock of the folder; wait if another run holds it."""
-        lock = FileLock(self.path / ".netsor.lock")
-        try:
-            held = lock.acquire(blocking=False)
-        except Timeout:
-            LOG.warning("waiting for another run to leave %s", self.path)
-            held = lock.acquire()
-        with held:
-            yield
 
 
 def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:

@@ -26,7 +26,7 @@ from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
 from ._cost import Cost
-from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path
+from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path, to_csv, to_dataframe
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
@@ -81,7 +81,7 @@ def part_sizes(draws: int, most: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(ABC):
+class Request:
     """The options of a study, validated; these are the ones that all studies have."""
 
     command: ClassVar[str]  # such as "netsor audit": a folder takes manifests that begin with it for its own
@@ -89,6 +89,10 @@ class Request(ABC):
     smaller: ClassVar[str]  # what takes less time, such as "fewer draws"
     side_by_side: ClassVar[tuple[str, ...]] = ()  # options in which two runs may differ and share a folder
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    title: ClassVar[Any]  # what is done, in a few words
+    files: ClassVar[Any]  # the names of the files that it writes, but for the manifest
+    remark: ClassVar[Any] = ""  # what else is printed before the study begins
+    own: ClassVar[Any] = False  # whether it runs programs of the user, in this process: nothing of them is kept on disk
     out: Path | None = None
     seed: Seed = 0
     workers: Positive | None = None
@@ -114,26 +118,6 @@ class Request(ABC):
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # while it is validated; later on it is frozen
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What is done, in a few words."""
-
-    @property
-    def remark(self) -> str:
-        """What else is printed before the study begins."""
-        return ""
-
-    @property
-    def own(self) -> bool:
-        """Whether it runs programs of the user: they stay in this process, and nothing of them is kept on disk."""
-        return False
-
-    @property
-    @abstractmethod
-    def files(self) -> Sequence[str]:
-        """The names of the files that it writes, but for the manifest."""
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options: those that are the study's own."""
@@ -206,6 +190,33 @@ class Result(ABC):
         }
         folder.put({"report.html": to_page(self._document(manifest)).encode(), **self._files()}, manifest)
         return path / "report.html"
+
+
+class TableResult(Result):
+    """A result with one table, as CSV and JSON."""
+
+    random_numbers: Any
+    seconds: Any  # of one core
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """All numbers, one row each, as in the CSV file."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """What the command prints with --json."""
+
+    def to_dataframe(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return to_dataframe(self.rows())
+
+    def _files(self) -> dict[str, bytes]:
+        table, name = to_csv(self.rows()), self.request.command.split()[1]
+        content = json.dumps(self.as_dict(), indent=1, allow_nan=False).encode()
+        return {f"{name}.csv": table, f"{name}.json": content}
+
+    def _spent(self) -> dict[str, Any]:
+        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
 
 
 class Study(ABC, Generic[Found]):
@@ -313,9 +324,13 @@ class Run:
         `meanwhile` is other work, piece by piece: one is done here after each task, as the next takes its time.
         """
         left = [task for task in dict.fromkeys(self.tasks if tasks is None else tasks) if task not in self._found]
+        wanted = set(left)
 
         def done() -> Iterator[None]:
-            for task, arrays in self._finished(left):
+            begun = [future for future, task in self._begun.items() if task in wanted]
+            here = ((task, compute(task)) for task in left)
+            there = ((self._begun[future], future.result()) for future in as_completed(begun))
+            for task, arrays in here if self.workers is None else there:
                 if self.store is not None and arrays is not None:
                     self.store.save(task.key, arrays)
                     arrays = None
@@ -325,14 +340,6 @@ class Run:
 
         what = title or self.request.title.partition(":")[0]
         _process_pool.with_progress(done(), len(left), what, self.request.progress)
-
-    def _finished(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Arrays | None]]:
-        if self.workers is None:
-            yield from ((task, compute(task)) for task in tasks)
-        else:
-            wanted = set(tasks)
-            for future in as_completed([future for future, task in self._begun.items() if task in wanted]):
-                yield self._begun[future], future.result()
 
 
 def compute(task: Task, folder: Path | None = None) -> Arrays | None:

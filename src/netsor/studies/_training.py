@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
 import math
 import time
@@ -21,6 +22,7 @@ from ..engine import Plan
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._parallel import check_memory
 from ..engine._precision import LEAST, PATIENCE, resolve_precision
+from ..engine._quadrature_error import FEW
 from ..engine.backends import Backend, Numpy
 from ..language import Width
 from ..language._graph import topological_order
@@ -30,7 +32,7 @@ from ..optim import NAMED
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._output_dir import derive_seed
-from ._parametrisation import GROW, Parametrisation, parametrisation
+from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
 
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
 FEWEST = 4  # draws: an error needs some
@@ -40,17 +42,6 @@ NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 NOT_IN_KEYS = ("width", "own")  # the model has its width; nothing of a program is kept on disk
 
 Build = Callable[[Any], Program]
-
-
-@dataclass(frozen=True, eq=False)
-class OwnNetwork:
-    """A program of the user with what trains it; two of these are equal if they are one."""
-
-    build: Build
-    lr: Any = None  # of a coordinate check, as `ns.step` takes it; and eps
-    eps: Any = 0.0
-    optimiser: Any = None  # of a sweep, as `ns.train` takes it; and the weights that move
-    weights: Callable[[Program], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,9 +55,11 @@ class TrainingCase:
     optimiser: Any = "sgd"
     steps: int = 1
     vectors: tuple[str, ...] = ()  # that are trained
-    own: OwnNetwork | None = None
+    own: Any = None  # the request, for a program of the user: it has what trains it
 
     hyperparameters: ClassVar[Mapping[str, float]] = {}  # for which it is planned
+    program: ClassVar[Any]  # what is measured
+    empty: ClassVar[Any]  # whether there is no law of anything at this width
 
     @property
     def widths(self) -> dict[str, float]:
@@ -76,19 +69,9 @@ class TrainingCase:
         return {"n": math.inf} if math.isinf(self.width) else {}
 
     @property
-    @abstractmethod
-    def program(self) -> Program:
-        """What is measured."""
-
-    @property
     def plan(self) -> Plan:
         """What a draw takes, whatever the learning rate of a sweep."""
-        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[arg-type]
-
-    @property
-    @abstractmethod
-    def empty(self) -> bool:
-        """Whether there is no law of anything at this width."""
+        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[no-any-return]
 
     @property
     def key(self) -> dict[str, Any]:
@@ -106,22 +89,19 @@ class TrainingCase:
         draws = PART_SECONDS / (rates * self.draw().seconds)
         return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, draws)))))
 
+    @lru_cache(maxsize=256)  # noqa: B019 (cases are equal if their fields are)
     def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
-        """What a draw takes; for a deep network, from the plans of shallow ones."""
-        return _draw(self, dataclasses.replace(backend, precision="float64"))
+        """What a draw takes, whatever the precision; for a deep network, from the plans of shallow ones."""
 
+        def planned(model: Transformer | None) -> Draw:
+            start, same = time.process_time(), dataclasses.replace(self, model=model)
+            plan = same.plan
+            seconds = time.process_time() - start
+            return Draw.of(plan, backend, seconds, planning_bytes(topological_order(same.program.outputs), False))
 
-@lru_cache(maxsize=256)
-def _draw(case: TrainingCase, backend: Backend) -> Draw:
-    def planned(model: Transformer | None) -> Draw:
-        start, same = time.process_time(), dataclasses.replace(case, model=model)
-        plan = same.plan
-        seconds = time.process_time() - start
-        return Draw.of(plan, backend, seconds, planning_bytes(topological_order(same.program.outputs), False))
-
-    if case.empty:
-        return NO_DRAW
-    return planned(None) if case.model is None else at_depth(case.model, planned)
+        if self.empty:
+            return NO_DRAW
+        return planned(None) if self.model is None else at_depth(self.model, planned)
 
 
 @dataclass(frozen=True)
@@ -136,7 +116,7 @@ class TrainingTask(_study.DrawTask):
         return derive_seed(self.seed, self.place, self.index)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainingRequest(_study.Request):
     """A model or a function of the width, parametrisations, an optimiser and a batch, validated."""
 
@@ -152,7 +132,11 @@ class TrainingRequest(_study.Request):
     grow: Annotated[str, choice(*GROW)] = "heads"
     vectors: Any = ()
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
     rates: ClassVar[Any] = 1  # how many learning rates a draw has, about
+    rates_text: ClassVar[Any] = ""
+    axis: ClassVar[Any] = "width"  # what changes
+    case_type: ClassVar[type[TrainingCase]]
     default_widths: ClassVar[tuple[float, ...]]
     # options that only models have, or only programs, and why the others have none
     of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -172,8 +156,11 @@ class TrainingRequest(_study.Request):
                 raise ArgumentError(name, getattr(self, name), f"left out: {why}")
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
-        else:
-            self._check_program()
+        elif not callable(self.model):
+            raise ArgumentError("model", self.model, "a model, or a function of the width")
+        elif self.rules:
+            allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
+            raise ArgumentError("parametrisation", self.rules[0].name, allowed)
         if len(self.at) < 2:
             raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
 
@@ -200,13 +187,6 @@ class TrainingRequest(_study.Request):
         self._set("targets", targets)
         self.cases(self.rules[0])  # which refuses widths that the heads do not divide
 
-    def _check_program(self) -> None:
-        if not callable(self.model):
-            raise ArgumentError("model", self.model, "a model, or a function of the width")
-        if self.rules:
-            allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
-            raise ArgumentError("parametrisation", self.rules[0].name, allowed)
-
     @property
     def name(self) -> str:
         """What is trained."""
@@ -223,9 +203,15 @@ class TrainingRequest(_study.Request):
         return not isinstance(self.model, Transformer)
 
     @property
-    def axis(self) -> str:
-        """What changes."""
-        return "width"
+    def title(self) -> str:
+        """What is done, in a few words."""
+        names = " and ".join(check.name for check in self.checks)
+        return f"{self.name}, {names}: {self.rates_text}{self.draws:,} draws at {self.sizes}"
+
+    @property
+    def sizes(self) -> str:
+        """The widths or depths that are drawn, in words."""
+        return f"{self.axis}s {', '.join(map(width_text, self.widths if self.axis == 'width' else self.at))}"
 
     @property
     def at(self) -> tuple[float, ...]:
@@ -238,8 +224,20 @@ class TrainingRequest(_study.Request):
         return self.rules or (Parametrisation("program", "as it is written"),)
 
     @abstractmethod
+    def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
+        """What else a case has, for ratios of its width and depth to those of the model."""
+
     def cases(self, rule: Parametrisation) -> tuple[Any, ...]:
-        """One for each width."""
+        """One for each width, or depth."""
+        model = self.model
+        if not isinstance(model, Transformer):
+            return tuple(self.case_type(n, None, own=self, **self.case_options(rule, 1.0, 1.0)) for n in self.widths)
+        trained = self.ids, self.targets, self.optimiser, self.steps, self.vectors
+        cases = []
+        for width, depth in itertools.product(self.widths, getattr(self, "depths", (model.layers,))):
+            own = self.case_options(rule, width / model.width, depth / model.layers)
+            cases.append(self.case_type(width, scaled(model, int(width), depth, rule, self.grow), *trained, **own))
+        return tuple(cases)
 
     @cached_property
     def part_draws(self) -> tuple[int, ...]:
@@ -272,23 +270,20 @@ class TrainingStudy(_study.Study[_study.Found]):
         every = [task for place, case in self.cases if not case.empty for task in self.tasks_of(case, place)]
         return sorted(every, key=lambda task: -task.case.width)
 
-    def extra_seconds(self, case: Any, draw: Draw) -> float:
-        """What a network takes besides its draws."""
-        return 0.0
-
     def estimate(self) -> Cost:
         """What it takes, by the plans; refuses what cannot fit in memory at all."""
-        request = self.request
+        request, where = self.request, dataclasses.replace(self.request.backend, precision="float64")
         draws, rates, rules = request.draws, request.rates, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
         for place, case in enumerate(request.cases(request.checks[0])):
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(request.backend), len(request.parts(place))
+            draw, count = case.draw(where), len(request.parts(place))
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             plans = rates if math.isinf(case.width) else count if alone else 1
             seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
-            seconds += self.extra_seconds(case, draw)
+            if math.isinf(case.width) and not case.empty and case.plan.expects:  # quadrature errors
+                seconds += rates * (3 * FEW * draw.seconds + 2 * draw.planning)
             numbers += draw.numbers * draws * rates
             one = max(one, draw.in_worker(min(draws, request.part_draws[place]), request.backend))
             parts += rules * count
@@ -350,6 +345,11 @@ def call_build(build: Build, width: float) -> Any:
     except ValueError:  # some functions written in C have no signature
         pass
     return build(Width("n") if math.isinf(width) else int(width))
+
+
+def width_text(width: float) -> str:
+    """A width, as reports have it."""
+    return "∞" if width == math.inf else f"{width:,.0f}"
 
 
 def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from .._document import Document, Figure, Figures, Item, Items, Paragraph, Section
 from .._html import provenance
 from .._mpl_style import COLUMN, rendered, styled
-from ._output_dir import to_csv, to_dataframe
-from ._study import Result
+from ._study import TableResult
 from ._training import TrainingRequest
 
 PANELS = 3  # in a row of a figure
@@ -19,85 +16,63 @@ TITLES = {"sp": "SP", "mup": "µP", "ntk": "NTK"}  # of panels
 WORDS_OF_VECTORS = {"bias": "biases", "gain": "gains of norms"}
 GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the head dimension grows with the width"}
 
-Part = TypeVar("Part")
+Part = TypeVar("Part", bound=Any)
 
 
-class Content(NamedTuple):
-    """What differs between the documents of a check and a sweep."""
-
-    verdict: str
-    headline: str
-    items: Sequence[Item]  # a conclusion for each parametrisation
-    figure: Figure
-    sections: Sequence[Section]
-    rule: str  # how verdicts are reached
-
-
-class ByParametrisation(Result, Generic[Part]):
+class ByParametrisation(TableResult, Generic[Part]):
     """A result with a part for each parametrisation, by its name or its place."""
 
     request: TrainingRequest
     heading: ClassVar[str]  # what is done
     data: ClassVar[str]  # what the CSV file has
     key: ClassVar[str]  # of the parts, in JSON
+    _verdict: ClassVar[Any]  # the parametrisations and what was found, in a few words
+    _figure: ClassVar[Any]  # draws the main figure
+    _settings: ClassVar[Any]  # the options, for JSON: a property
 
     def __init__(self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float) -> None:
         self.request, self.parts = request, tuple(parts)
         self.random_numbers, self.seconds = random_numbers, seconds
 
-    @property
-    @abstractmethod
-    def _verdict(self) -> str:
-        """The parametrisations and what was found, in a few words."""
-
-    @abstractmethod
-    def _figure(self) -> Any:
-        """The main figure."""
-
-    @abstractmethod
-    def _content(self) -> Content:
-        """What differs in the document."""
-
-    @abstractmethod
-    def _settings(self) -> dict[str, Any]:
-        """The options, for JSON."""
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
 
-    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+    def _assembled(
+        self, manifest: dict[str, Any] | None, verdict: str, done: str, items: Sequence[Item], caption: str,
+        sections: Sequence[Section], rule: str,
+    ) -> Document:  # fmt: skip
         """Conclusions and the main figure, then what is the study's own, then how it was done."""
-        request, content = self.request, self._content()
-        sections = [
-            Section("", [Items(content.items)]),
-            Section("", [Figures([content.figure])], "html"),
-            *content.sections,
-            Section("How verdicts are reached", [Paragraph(content.rule)], "verbose"),
+        request = self.request
+        every = [
+            Section("", [Items(items)]),
+            Section("", [Figures([svg_figure(request.command.split()[1], caption, self._figure)])], "html"),
+            *sections,
+            Section("How verdicts are reached", [Paragraph(rule)], "verbose"),
         ]
         if manifest is not None:
             said = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
             numbers, seconds = manifest["random_numbers"], manifest["seconds"]["sampling"]
             said += f"About {numbers:,} random numbers, {seconds:.1f} core-seconds."
             names = dict(zip(request.files[1:], (self.data, "", "", "the figure"), strict=True))
-            sections.append(Section("How", [provenance(manifest, said, {**names, "manifest.json": ""})], "html"))
-        return Document(f"{self.heading} of {request.name}", content.verdict, content.headline, sections)
+            every.append(Section("How", [provenance(manifest, said, {**names, "manifest.json": ""})], "html"))
+        batch = "" if request.ids is None else f", {len(request.ids)} token{'s' * (len(request.ids) > 1)}"
+        drawn = f"{request.draws} initialisations at {request.sizes}"
+        scale = "" if request.own or request.axis == "depth" else f"; {GROWTH[request.grow]}"
+        headline = f"{done.format(batch=batch)}, {drawn}{scale}"
+        return Document(f"{self.heading} of {request.name}", verdict, headline, every)
 
     def _files(self) -> dict[str, bytes]:
         with styled():
-            pdf, png = rendered(self._figure(), "pdf", "png")
-        text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
-        return dict(zip(self.request.files[1:], (to_csv(self.rows()), text.encode(), pdf, png), strict=True))
-
-    def _spent(self) -> dict[str, Any]:
-        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
+            pictures = rendered(self._figure(), "pdf", "png")
+        return super()._files() | dict(zip(self.request.files[3:], pictures, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """What the command prints with --json."""
         r = self.request
         batch = {"ids": r.ids, "targets": r.targets, "draws": r.draws, "grow": None if r.own else r.grow}
-        parts = {self.key: [part.as_dict() for part in self.parts]}  # type: ignore[attr-defined]
-        spent = {"random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
-        return {"model": r.name, "steps": r.steps, **self._settings(), **batch, **parts, **spent}
+        parts = {self.key: [part.as_dict() for part in self.parts], "random_numbers": self.random_numbers}
+        settings = {"model": r.name, "steps": r.steps, **self._settings}
+        return {**settings, **batch, **parts, "seconds": round(self.seconds, 3)}
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -108,18 +83,14 @@ class ByParametrisation(Result, Generic[Part]):
     def __getitem__(self, key: str | int) -> Part:
         if isinstance(key, int):
             return self.parts[key]
-        names: list[str] = [part.name for part in self.parts]  # type: ignore[attr-defined]
+        names = [part.name for part in self.parts]
         if key not in names:
             raise KeyError(f"{key!r} was not asked for; {', '.join(names)} were")
         return self.parts[names.index(key)]
 
     def rows(self) -> list[dict[str, Any]]:
         """All numbers, one row each, as in the CSV file."""
-        return [row for part in self.parts for row in part.rows()]  # type: ignore[attr-defined]
-
-    def to_dataframe(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return to_dataframe(self.rows())
+        return [row for part in self.parts for row in part.rows()]
 
 
 def trained(vectors: Sequence[str]) -> str:
@@ -135,11 +106,6 @@ def trained(vectors: Sequence[str]) -> str:
 def steps_text(request: TrainingRequest) -> str:
     """How many steps, in words."""
     return "one step" if request.steps == 1 else f"{request.steps} steps"
-
-
-def batch_text(request: TrainingRequest) -> str:
-    """The size of the batch; a program has its batch in it."""
-    return "" if request.ids is None else f", {len(request.ids)} token{'s' * (len(request.ids) > 1)}"
 
 
 def svg_figure(name: str, caption: str, draw: Callable[[], Any]) -> Figure:

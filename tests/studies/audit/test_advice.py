@@ -50,9 +50,8 @@ def test_what_speaks_against_the_preferred_model():
     models = made(GROWN, {"effective_rank": [2.0] * 4}, {**GROWN, "effective_rank": [6.0] * 4})
     found = differences(models)
     assert found.preferred == "b"
-    firsts = [lengths[0] for lengths in models]
-    assert drawbacks(firsts, "b") == ["effective rank 2 (5 to 6 in the others)"]
-    assert drawbacks(firsts, "a") == drawbacks(firsts, None) == []
+    assert drawbacks(models, "b") == ["effective rank 2 (5 to 6 in the others)"]
+    assert drawbacks(models, "a") == drawbacks(models, None) == []
     assert "Against “b”: effective rank 2 (5 to 6 in the others)." in to_text(document(models, found))
     assert GRADIENT_NOTE not in to_text(document(models, found))
 

@@ -349,7 +349,7 @@ def test_any_name_can_be_drawn(inline, tmp_path, monkeypatch):
     names = ("$\\frac{1}$ _", "_hidden", "模型", "x" * 500, "a, b=1", "_")
     request = Request(tuple(TINY.replace(name=name) for name in names), widths="actual", gradients=False, **SMALL)
     drawn = ns.audit(TINY, widths="actual", gradients=False, **SMALL).actual  # a name is nothing to its draws
-    audits = [Audit(request, [LengthResult(request, model, 3, drawn, None)]) for model in request.models]
+    audits = [Audit([LengthResult(request, model, 3, drawn, None)]) for model in request.models]
     page = Comparison(audits).save(tmp_path).read_text()
     assert all(name in page for name in names)
     assert page.count("<svg") == 2  # in the summary and in its section
@@ -432,7 +432,7 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
         monkeypatch.setattr(f"netsor.{name}", 0.0)
     together = min(block_of(subject.plan), 64)
     assert together > 2
-    plan, (_, _, planning) = subject.plan, _cases._planned(subject)
+    plan, (_, _, planning) = subject.plan, subject.planned()
     found = AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)

@@ -11,7 +11,7 @@ from scipy import stats
 import netsor as ns
 from netsor.studies import _process_pool
 from netsor.studies.audit import _plots
-from netsor.studies.audit._baseline import Baseline, Departure, _beyond, _Earlier, _places, _rank
+from netsor.studies.audit._baseline import Baseline, Departure, EarlierLength, _beyond, _places, _rank
 from netsor.studies.audit._request import Request
 
 from ...inline import Inline
@@ -144,7 +144,7 @@ def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
     for draws, said in ((16, "must be comparable with 16 draws of 16 tokens, and has 16: give 17 or more"), (17, None)):
         request = Request((model,), quick=True, draws=draws)
         bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
-        old = Baseline("old.json", model.sizes, {16: _Earlier(16, "actual", bands)})
+        old = Baseline("old.json", model.sizes, {16: EarlierLength(16, "actual", bands)})
         if said is None:
             old.check(request, model)
         else:

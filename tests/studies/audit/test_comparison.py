@@ -14,8 +14,8 @@ from netsor._html import to_cell
 from netsor.studies import _process_pool
 from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
 from netsor.studies.audit._document import document
-from netsor.studies.audit._findings import join_words, lengths_text, number, worst
-from netsor.studies.audit._measurements import Draws, LengthResult
+from netsor.studies.audit._findings import join_words, lengths_text, number
+from netsor.studies.audit._measurements import Draws, LengthResult, ModelResult
 from netsor.studies.audit._request import Request
 
 from ...inline import Inline
@@ -38,10 +38,14 @@ def made(*columns, lengths=(8,)):
     for model, given in zip(models, columns, strict=True):
         every = given if isinstance(given, list) else [given] * len(lengths)
         found.append(
-            [
-                LengthResult(request, model, n, Draws(request.subject(model, n, False), facts(**each).draws, 0.0), None)
-                for n, each in zip(lengths, every, strict=True)
-            ]
+            ModelResult(
+                [
+                    LengthResult(
+                        request, model, n, Draws(request.subject(model, n, False), facts(**each).draws, 0.0), None
+                    )
+                    for n, each in zip(lengths, every, strict=True)
+                ]
+            )
         )
     return found
 
@@ -55,7 +59,7 @@ def test_rounding_is_no_difference(name, precision, rounding):
     parted = []
     for apart in (0.5 * rounding, 5 * rounding):
         found = made({}, {})
-        for (each,), value in zip(found, (1.0, 1.0 + apart), strict=True):
+        for each, value in zip(found, (1.0, 1.0 + apart), strict=True):
             each.actual.arrays[name][:] = value
             object.__setattr__(each.actual, "precision", precision)
         parted.append([part.quantity for part in differences(found).quantities])
@@ -115,11 +119,11 @@ def test_verdicts_at_the_length_where_they_are_worst():
     (rule,) = differences(models).rules
     assert [f.tokens for f in rule.findings] == [(8,), (8,)]
     assert "at 8 tokens" in rule.why
-    merged = worst(found.finding("growth") for found in models[0])
+    merged = models[0].finding("growth")
     assert (merged.verdict, merged.tokens, lengths_text(merged)) == (FLAG, (8,), "at 8 tokens")
-    assert lengths_text(worst(found.finding("growth") for found in models[1])) == "at 4 and 8 tokens"
+    assert lengths_text(models[1].finding("growth")) == "at 4 and 8 tokens"
     open_ = made([{"mean_square": [1, 4, 8, 1001]}, {}], lengths=(4, 8))[0]
-    assert worst(found.finding("growth") for found in open_).verdict == UNDECIDED
+    assert open_.finding("growth").verdict == UNDECIDED
 
 
 def test_quantities_that_part():

@@ -9,7 +9,7 @@ from scipy import stats
 import netsor as ns
 from netsor.engine import Sampling, lower
 from netsor.studies.audit import AuditStudy
-from netsor.studies.audit._cases import _planned, probes_of
+from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._request import Request, sweep
 
 from ...keep import keep
@@ -39,7 +39,7 @@ def requested(model, field, values=(0.1, 0.3), **how):
 
 
 def drawn(case, seed, draws=300):
-    found = probes_of(case.shared).named(case.at().unchecked(Sampling(draws, seed, workers=1, progress=False)))
+    found = case.shared.probes().named(case.at().unchecked(Sampling(draws, seed, workers=1, progress=False)))
     return {(name, k): x for name, a in found.items() for k, x in enumerate(a.reshape(draws, -1).T)}
 
 
@@ -68,7 +68,7 @@ def test_another_std_is_seen():
 def test_a_sweep_is_planned_once(monkeypatch):
     made, new = [], lower.PlanQuery.made
     monkeypatch.setattr(lower.PlanQuery, "made", lambda *args: made.append(args) or new(*args))
-    for cache in (lower._kept, _planned, probes_of):
+    for cache in (lower._kept, AuditCase.planned, AuditCase.probes):
         cache.cache_clear()
     study = AuditStudy(requested(MODELS["gpt2"], "std", np.linspace(0.1, 0.5, 8).tolist(), widths="actual", draws=16))
     study.estimate()

@@ -68,7 +68,7 @@ def audit(
     ranges: bool = False,
     **sizes: int,
 ) -> Audit | Comparison:
-    """What a transformer does at initialisation, block by block, over many initialisations.
+    """What a transformer does at initialisation, block by block; of several models, a comparison.
 
     Parameters
     ----------
@@ -124,11 +124,6 @@ def audit(
         smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.
     **sizes : int
         The widths of a program, by their names: `ns.audit(net(), n=256)`.
-
-    Returns
-    -------
-    Audit or Comparison
-        A comparison, if there is more than one model.
 
     Examples
     --------
@@ -241,8 +236,9 @@ class AuditStudy(Study[Audit | Comparison]):
             if case.infinite:  # its quadrature error: a few draws of plans with moved expectations
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            count = parts.get(case.planned, (0, 0.0))[0] + math.ceil(draws / case.part_draws)
-            parts[case.planned] = count, draw.planning
+            planned = case if case.infinite else case.shared
+            count = parts.get(planned, (0, 0.0))[0] + math.ceil(draws / case.part_draws)
+            parts[planned] = count, draw.planning
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
         workers = worker_count(request.workers, sum(count for count, _ in parts.values()), one, request.backend, held)
@@ -290,7 +286,7 @@ def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
         actual, limit = (measured.get((model, tokens, infinite)) for infinite in (False, True))
         return LengthResult(request, model, tokens, actual, limit)
 
-    audits = [Audit(request, [at(model, tokens) for tokens in request.lengths]) for model in request.models]
+    audits = [Audit([at(model, tokens) for tokens in request.lengths]) for model in request.models]
     return audits[0] if len(audits) == 1 else Comparison(audits)
 
 

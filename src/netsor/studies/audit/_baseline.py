@@ -26,7 +26,7 @@ from ..._files import fields
 from ..._validate import ArgumentError, shown, whole
 from ._cases import Model
 from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, join_words
-from ._measurements import Lengths
+from ._measurements import ModelResult
 from ._quantities import BLOCKS, EVERY, FINAL, at_embedding
 from ._request import Request
 
@@ -72,7 +72,7 @@ class Departure(NamedTuple):
         )
 
 
-class _Earlier(NamedTuple):
+class EarlierLength(NamedTuple):
     """What was measured at one length."""
 
     draws: int
@@ -86,7 +86,7 @@ class Baseline:
 
     source: Any  # the path, or what was given instead of a file
     sizes: str
-    lengths: dict[int, _Earlier]
+    lengths: dict[int, EarlierLength]
 
     @classmethod
     def of(cls, given: str | Path | Mapping[str, Any] | Baseline) -> Baseline:
@@ -147,11 +147,11 @@ class Baseline:
         """How many numbers are compared."""
         return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
 
-    def departures(self, lengths: Lengths) -> list[Departure]:
+    def departures(self, audit: ModelResult) -> list[Departure]:
         """The numbers of a checked audit that have left their bands, the largest change first."""
-        level = LEVEL / (2 * self.compared(lengths[0].request, lengths[0].model))
+        level = LEVEL / (2 * self.compared(audit.request, audit.model))
         left = []
-        for result in lengths:
+        for result in audit.lengths:
             earlier = self.lengths[result.tokens]
             k = _rank(result.best.draws, earlier.draws, level)
             for quantity in result.best.measured:
@@ -184,7 +184,7 @@ def _places(request: Request, model: Model, tokens: int) -> list[Place]:
     return [*((0, q) for q in first), *inside, *((None, q.name) for q in FINAL if q.name in names)]
 
 
-def _earlier(content: Mapping[str, Any]) -> _Earlier:
+def _earlier(content: Mapping[str, Any]) -> EarlierLength:
     """What the JSON object of an audit says of one length."""
     bands: dict[Place, tuple[float, float]] = {}
     final = {name: band for name, band in content["final"].items() if band is not None}  # as without logits
@@ -197,7 +197,7 @@ def _earlier(content: Mapping[str, Any]) -> _Earlier:
     draws = whole(content["draws"], "draws", least=DECIDE)
     if content["widths"] not in ("actual", "inf"):
         raise ValueError("no widths")
-    return _Earlier(draws, content["widths"], bands)
+    return EarlierLength(draws, content["widths"], bands)
 
 
 def _rank(draws: int, before: int, level: float) -> int:

@@ -54,11 +54,6 @@ class AuditCase:
         return dataclasses.replace(self, model=self.model.replace(name=self.model.family, **{self.swept: 1.0}))
 
     @property
-    def planned(self) -> AuditCase:
-        """The case whose plan serves: at infinite width Gaussian expectations depend on what is swept."""
-        return self if self.infinite else self.shared
-
-    @property
     def numbers(self) -> dict[str, float]:
         """The inputs of the plan."""
         name = "std_q" if self.swept == STD else self.swept  # which STD sets too
@@ -82,6 +77,7 @@ class AuditCase:
         """How its law relates to the model."""
         return self.model.status(**self.widths)
 
+    @lru_cache(maxsize=4)  # noqa: B019 (what is planned first is then drawn, by the same plan if that is here)
     def probes(self) -> Probes:
         """The program of all that is measured."""
         given: dict[str, Any] = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
@@ -92,24 +88,40 @@ class AuditCase:
 
     def at(self) -> AtWidths:
         """That program at its widths."""
-        return probes_of(self.shared)._at(self.widths)._at({**self.widths, **self.numbers})
+        return self.shared.probes()._at(self.widths)._at({**self.widths, **self.numbers})
 
     @property
     def names(self) -> tuple[str, ...]:
         """What is measured of it, but for ranges."""
-        probes = probes_of(self.shared)
+        probes = self.shared.probes()
         return (*probes.names, *probes.final, *probes.starts)
+
+    @lru_cache(maxsize=64)  # noqa: B019 (a plan of a hundred blocks takes seconds to make)
+    def planned(self) -> tuple[Plan, float, float]:
+        """A plan, and the seconds and bytes that it takes to make it: every worker does so again."""
+        case = self if self.infinite else self.shared  # at infinity Gaussian expectations depend on what is swept
+        if case != self:
+            plan, seconds, size = case.planned()
+            return plan.bind(self.numbers), seconds, size
+        start = time.process_time()
+        try:
+            widths: dict[str, Any] = {**self.widths, **self.numbers}
+            plan = self.shared.probes().plan(backend=self.backend, **widths)
+            seconds = time.process_time() - start
+            return plan, seconds, planning_bytes(topological_order(self.at().outputs), self.infinite)
+        except TraceError as error:
+            raise ValueError(f"{self.model.name}: {error.plain}") from None
 
     @property
     def plan(self) -> Plan:
         """What a draw of it takes."""
-        return _planned(self)[0]
+        return self.planned()[0]
 
     @property
     def refused(self) -> str:
         """Why the engine has no law of it; "" if it has one."""
         try:
-            _planned(self)
+            self.planned()
         except ExactError as error:
             return error.plain
         return ""
@@ -117,7 +129,7 @@ class AuditCase:
     @property
     def draw(self) -> Draw:
         """What a draw of it takes, in numbers."""
-        plan, seconds, size = _planned(self)
+        plan, seconds, size = self.planned()
         return Draw.of(plan, self.backend, seconds, size)
 
     @property
@@ -152,28 +164,6 @@ class AuditCase:
         return plain
 
 
-@lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
-def probes_of(subject: AuditCase) -> Probes:
-    """The program of all that is measured, for a subject that comes again."""
-    return subject.probes()
-
-
-@lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
-def _planned(subject: AuditCase) -> tuple[Plan, float, float]:
-    """A plan, and the seconds and bytes that it takes to make it: every worker does so again."""
-    if subject.planned != subject:
-        plan, seconds, size = _planned(subject.planned)
-        return plan.bind(subject.numbers), seconds, size
-    start = time.process_time()
-    try:
-        widths: dict[str, Any] = {**subject.widths, **subject.numbers}
-        plan = probes_of(subject.shared).plan(backend=subject.backend, **widths)
-        seconds = time.process_time() - start
-        return plan, seconds, planning_bytes(topological_order(subject.at().outputs), subject.infinite)
-    except TraceError as error:
-        raise ValueError(f"{subject.model.name}: {error.plain}") from None
-
-
 @dataclass(frozen=True)
 class AuditTask(DrawTask):
     """Some draws of a subject: parts of a model and of its limit have the same seed, as they are compared."""
@@ -182,7 +172,7 @@ class AuditTask(DrawTask):
 
     def run(self, progress: Progress = False) -> Arrays:
         """Draw; the first task of a subject at infinite width also has the quadrature error of all."""
-        probes, at = probes_of(self.case.shared), self.case.at()
+        probes, at = self.case.shared.probes(), self.case.at()
         arrays: Arrays = dict(probes.named(at.unchecked(self.sampling(workers=1, progress=progress))))
         if self.case.infinite and self.index == 0:
             moves = at.moves(self.backend)

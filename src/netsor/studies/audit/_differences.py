@@ -13,7 +13,7 @@ from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
 from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding, join_words, lengths_text, number
-from ._measurements import Draws, LengthResult, Lengths, merged
+from ._measurements import Draws, LengthResult, ModelResult
 from ._quantities import EVERY
 
 SHOWN = 6  # largest differences
@@ -112,11 +112,11 @@ class Differences(NamedTuple):
         return tuple(rule for rule in self.rules if rule.changes)
 
 
-def differences(models: Sequence[Lengths]) -> Differences:
+def differences(models: Sequence[ModelResult]) -> Differences:
     """Between models that were measured at the same lengths."""
-    names = [lengths[0].model.name for lengths in models]
+    names = [each.model.name for each in models]
     brief = {name: f"“{short}”" for name, short in zip(names, strip_common_prefix(names), strict=True)}
-    rows = list(zip(*map(merged, models), strict=True))
+    rows = list(zip(*(each.findings for each in models), strict=True))
     rules = [_preference(brief, list(row), models) for row in rows]
     telling = [rule for rule in rules if len(rule.preferred) < len(names) or rule.changes]
     telling.sort(key=lambda rule: not rule.changes)
@@ -148,10 +148,10 @@ def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[st
     return said
 
 
-def _fields(models: Sequence[Lengths]) -> dict[str, tuple[Any, ...]]:
-    every = [lengths[0].model.fields() for lengths in models]
+def _fields(models: Sequence[ModelResult]) -> dict[str, tuple[Any, ...]]:
+    every = [each.model.fields() for each in models]
     rows = {name: tuple(each[name] for each in every) for name in every[0] if name not in ("name", "program")}
-    unread = [idle(model) if isinstance(model := lengths[0].model, Transformer) else () for lengths in models]
+    unread = [idle(each.model) if isinstance(each.model, Transformer) else () for each in models]
     differ = [name for name, row in rows.items() if len(set(map(str, row))) > 1]
     return {name: rows[name] for name in differ if not all(name in fields for fields in unread)}
 
@@ -166,11 +166,10 @@ def strip_common_prefix(names: Sequence[str]) -> list[str]:
     return [name if len(name) <= WIDTH else f"{name[: WIDTH - 1]}…" for name in names]
 
 
-def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Lengths]) -> RulePreference:
+def _preference(names: dict[str, str], row: list[Finding], models: Sequence[ModelResult]) -> RulePreference:
     verdicts = [finding.verdict for finding in row]
     bad = min(row, key=lambda finding: STATUSES.index(finding.verdict))
-    same = tuple(next(result for result in lengths if result.tokens == bad.tokens[0]) for lengths in models)
-    findings = tuple(result.finding(bad.name) for result in same)
+    findings = tuple(each.at(bad.tokens[0]).finding(bad.name) for each in models)
     changes = {FLAG, OK} <= set(verdicts)
     if bad.name in NEUTRAL or bad.verdict != FLAG or NOT_APPLICABLE in verdicts:
         return RulePreference(bad.name, findings, tuple(names), changes, "")
@@ -218,11 +217,11 @@ def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[st
     return (best[0] if len(best) == 1 else None), words
 
 
-def _partings(models: Sequence[Lengths]) -> tuple[SeparatedMetric, ...]:
+def _partings(models: Sequence[ModelResult]) -> tuple[SeparatedMetric, ...]:
     """One for each quantity, where two models are the farthest apart; the farthest first."""
     farthest: dict[str, tuple[float, Any]] = {}
     for first, second in combinations(models, 2):
-        for here, there in zip(first, second, strict=True):
+        for here, there in zip(first.lengths, second.lengths, strict=True):
             rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
             for name in here.best.measured:
                 for block, x, y in _places(here.best, there.best, name) if name in there.best else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from ...models._description import idle
 from . import _ranges
 from ._cases import Model
 from ._differences import Differences, SeparatedMetric, drawbacks, strip_common_prefix
-from ._findings import Finding, join_words, lengths_text
-from ._measurements import Draws, LengthResult, Lengths, merged
+from ._findings import Finding, join_words, lengths_text, number
+from ._measurements import Draws, LengthResult, ModelResult
 from ._plots import figure, figures, swept_figures
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity
 from ._rules import BACKWARD_RULES
@@ -53,33 +53,29 @@ BLOCK_NOTE = (
 
 
 def document(
-    models: Sequence[Lengths], compared: Differences | None = None, manifest: dict[str, Any] | None = None
+    audits: Sequence[ModelResult], compared: Differences | None = None, manifest: dict[str, Any] | None = None
 ) -> doc.Document:
     """The document of an audit of one model, or of the comparison of several; with its manifest, for a folder."""
-    names = [lengths[0].model.name for lengths in models]
-    what, subject = " and ".join(names), headline(models[0])
+    names, first = [audit.model.name for audit in audits], audits[0]
+    what, subject = " and ".join(names), headline(first)
     if compared is None:
-        verdict = f"{what}: {doc.count_statuses([finding.verdict for finding in merged(models[0])])}"
-        sections = _audit_sections(models[0])
+        verdict = f"{what}: {doc.count_statuses([finding.verdict for finding in first.findings])}"
+        sections = _audit_sections(first)
     else:
-        swept = models[0][0].request.swept
+        swept = first.request.swept
         what = f"{names[0].partition(', ')[0]}, {swept[0]} swept" if swept else what
-        verdict, subject = f"{_capital(compared.verdict)}.", f"{join_words(names)}. {subject}"
-        sections = _comparison_sections(models, compared)
+        verdict, subject = f"{compared.verdict[0].upper()}{compared.verdict[1:]}.", f"{join_words(names)}. {subject}"
+        sections = _comparison_sections(audits, compared)
     if manifest is not None:
-        sections.append(Section("How", [Paragraph(RULE_NOTE), _provenance(models, manifest)], "html"))
+        sections.append(Section("How", [Paragraph(RULE_NOTE), _provenance(audits, manifest)], "html"))
     return doc.Document(f"Audit of {what}", verdict, subject, sections)
 
 
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def headline(lengths: Lengths) -> str:
+def headline(audit: ModelResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
-    drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in lengths])
-    missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(lengths[0]))
-    return f"{lengths[0].model.sizes}; {drawn}; {lengths[0].best.subject.status}{missing}"
+    drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in audit.lengths])
+    missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
+    return f"{audit.model.sizes}; {drawn}; {audit.best.subject.status}{missing}"
 
 
 def unavailable(result: LengthResult) -> dict[str, str]:
@@ -91,36 +87,35 @@ def unavailable(result: LengthResult) -> dict[str, str]:
 
 
 def _reasons(result: LengthResult) -> list[Paragraph]:
-    return [Paragraph(f"{_capital(what)}: {why}.") for what, why in unavailable(result).items()]
+    return [Paragraph(f"N{what[1:]}: {why}.") for what, why in unavailable(result).items()]
 
 
-def _audit_sections(lengths: Lengths) -> list[Section]:
-    first, findings = lengths[0], merged(lengths)
-    advice = [Paragraph(text) for text in (*recipe_notes([first.model]), adam_note(first.model)) if text]
-    drawn = f", {first.tokens:,} tokens"
-    items = _finding_items(findings, lengths)
+def _audit_sections(audit: ModelResult) -> list[Section]:
+    advice = [Paragraph(text) for text in (*recipe_notes([audit.model]), adam_note(audit.model)) if text]
+    drawn = f", {audit.tokens:,} tokens"
+    items = _finding_items(audit)
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
     sections = [  # the figure before the rules that are ok, so that the first screen has it
         Section("", [doc.Items(urgent)] if urgent else []),
-        Section("", [_main_figure(lengths, findings)], "html"),
+        Section("", [_main_figure(audit.lengths, audit.findings)], "html"),
         Section("", [doc.Items(items[len(urgent) :]), *advice]),
-        Section("", [_block_table(first, [EVERY[name] for name in SUMMARY], bands=False)], "text"),
-        Section(f"Output{drawn}", [_output_table([first])], "verbose"),
-        Section(f"Blocks{drawn}: median and 5–95 % band", [_block_table(first, BLOCKS)], "verbose"),
+        Section("", [_block_table(audit, [EVERY[name] for name in SUMMARY], bands=False)], "text"),
+        Section(f"Output{drawn}", [_output_table([audit])], "verbose"),
+        Section(f"Blocks{drawn}: median and 5–95 % band", [_block_table(audit, BLOCKS)], "verbose"),
     ]
-    if reasons := _reasons(first):
+    if reasons := _reasons(audit):
         sections.append(Section("Not computed", reasons, "verbose"))
-    if len(lengths) > 1:
-        head = ["status", *(f"{result.tokens:,} tokens" for result in lengths)]
-        sections.append(Section("Lengths", [_status_table(head, [each.findings for each in lengths])], "verbose"))
-    if first.request.ranges:
-        sections.append(Section("Activation ranges and short formats", _ranges.blocks(first.best.arrays)))
+    if len(audit.lengths) > 1:
+        lengths = {f"{result.tokens:,} tokens": result for result in audit.lengths}
+        sections.append(Section("Lengths", [_status_table("status", lengths)], "verbose"))
+    if audit.request.ranges:
+        sections.append(Section("Activation ranges and short formats", _ranges.blocks(audit.best.arrays)))
     rules: list[doc.Row] = [
-        [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in findings
+        [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in audit.findings
     ]
     return [
         *sections,
-        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(lengths))], "html"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(audit.lengths))], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
 
@@ -160,20 +155,20 @@ def recipe_notes(models: Sequence[Model]) -> list[str]:
     return [f"{name}: {RECIPES[name].words} ({RECIPES[name].source})." for name in names if name in RECIPES]
 
 
-def _finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[doc.Item]:
+def _finding_items(audit: ModelResult) -> list[doc.Item]:
     """Flagged rules with advice first, then undecided ones, then a line for each other."""
     items, absent = [], dict[str, list[str]]()
-    for finding in sorted(findings, key=lambda each: STATUSES.index(each.verdict)):
+    for finding in sorted(audit.findings, key=lambda each: STATUSES.index(each.verdict)):
         text, more = f"{finding.brief} ({finding.limit_text})", []
         if finding.verdict == NOT_APPLICABLE:
             absent.setdefault(finding.measured, []).append(finding.name)
             continue
         if finding.verdict != OK:
-            where = f"{lengths_text(finding).removeprefix('at ')}: " if len(lengths) > 1 else ""
+            where = f"{lengths_text(finding).removeprefix('at ')}: " if len(audit.lengths) > 1 else ""
             text = f"{where}{finding.measured} ({finding.limit_text})"
         if finding.verdict == FLAG:
             more = [finding.advice] if finding.advice else []
-            fine = [f"{each.tokens:,}" for each in lengths if each.finding(finding.name).verdict == OK]
+            fine = [f"{each.tokens:,}" for each in audit.lengths if each.finding(finding.name).verdict == OK]
             more += [f"It is ok at {join_words(fine)} tokens: audit the length you train on."] if fine else []
         items.append(doc.Item(finding.verdict, finding.name, text, more))
     return [*items, *(doc.Item(NOT_APPLICABLE, ", ".join(names), why) for why, names in absent.items())]
@@ -184,7 +179,7 @@ def _block_table(result: LengthResult, quantities: Sequence[Quantity], bands: bo
     chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
     head = [f"{result.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
     columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
-    if result.limit is not None and result.limit is not result.best:
+    if result.actual is not None and result.limit is not None:
         head.append(f"block {chosen[-1]}, n = ∞" if bands else "n = ∞")
         columns.append((result.limit, chosen[-1]))
     return Table(head, _quantity_rows(quantities, columns, bands))
@@ -230,20 +225,20 @@ def _output_table(firsts: Sequence[LengthResult]) -> Table:
     return Table(head, rows or [["no logits", *("–" for _ in measured)]])
 
 
-def _status_table(head: Sequence[str], columns: Sequence[Sequence[Finding]]) -> Table:
+def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
     """A row for each rule that was measured somewhere, with its status in each column."""
     rows: list[doc.Row] = [
         [row[0].name, *(Cell(f.verdict, status=COLOUR_CLASSES[f.verdict]) for f in row)]
-        for row in zip(*columns, strict=True)
+        for row in zip(*(result.findings for result in columns.values()), strict=True)
         if {finding.verdict for finding in row} != {NOT_APPLICABLE}
     ]
-    return Table(head, rows)
+    return Table([corner, *columns], rows)
 
 
-def _comparison_sections(models: Sequence[Lengths], differences: Differences) -> list[Section]:
-    names, firsts = [lengths[0].model.name for lengths in models], [lengths[0] for lengths in models]
+def _comparison_sections(audits: Sequence[ModelResult], differences: Differences) -> list[Section]:
+    names = [audit.model.name for audit in audits]
     short = dict(zip(names, strip_common_prefix(names), strict=True))
-    request, sections = firsts[0].request, []
+    request, sections = audits[0].request, []
     if differences.rules:
         preferences = [
             Paragraph(
@@ -253,52 +248,47 @@ def _comparison_sections(models: Sequence[Lengths], differences: Differences) ->
             for rule in differences.rules
             if rule.why
         ]
-        rows: list[doc.Row] = [
-            [f"{rule.rule} ({rule.findings[0].limit_text})", *map(_verdict_cell, rule.findings)]
-            for rule in differences.rules
-        ]
-        table = Table(["rule", *short.values()], rows)
-        sections.append(Section("Rules that separate them", [table, *preferences]))
-    main = _main_figure(firsts, [f for rule in differences.rules for f in rule.findings])
-    sections.append(Section("", [main], "html"))
-    if advice := _comparison_advice(firsts, differences, short):
+        rows: list[doc.Row] = []
+        for rule in differences.rules:
+            said = [(f.verdict, "" if f.value is None else f" {number(f.value)}") for f in rule.findings]
+            cells = [Cell(verdict + value, status=COLOUR_CLASSES[verdict]) for verdict, value in said]
+            rows.append([f"{rule.rule} ({rule.findings[0].limit_text})", *cells])
+        sections.append(Section("Rules that separate them", [Table(["rule", *short.values()], rows), *preferences]))
+    sections.append(
+        Section("", [_main_figure(audits, [f for rule in differences.rules for f in rule.findings])], "html")
+    )
+    preferred = differences.preferred or ""
+    against = drawbacks(audits, preferred)
+    advice = [f"Against “{short[preferred]}”: {'; '.join(against)}."] if against else []
+    deciding = {rule.rule for rule in differences.rules if preferred in rule.preferred and rule.why}
+    advice += [GRADIENT_NOTE] if preferred and deciding <= set(BACKWARD_RULES) else []
+    if advice := [*advice, *recipe_notes([audit.model for audit in audits])]:
         sections.append(Section("", [Paragraph(text) for text in advice]))
     if differences.quantities:
         head = ["largest differences", *short.values(), "bands apart"]
         sections.append(Section("", [Table(head, [_difference_row(q, names) for q in differences.quantities])]))
     if differences.fields:
-        table = Table(["field", *short.values()], _field_rows(differences))
-        sections.append(Section("Fields that differ", [table]))
+        alike: dict[tuple[str, ...], list[str]] = {}  # fields with the same values share a row
+        for name, row in differences.fields.items():
+            alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
+        fields = [[", ".join(some), *row] for row, some in alike.items()]
+        sections.append(Section("Fields that differ", [Table(["field", *short.values()], fields)]))
     if request.swept is not None:
-        against = doc.Figures(swept_figures(firsts, *request.swept))
-        sections.append(Section(f"Against {request.swept[0]}", [against], "html"))
-    last = _quantity_rows(BLOCKS, [(result.best, result.blocks) for result in firsts], bands=False)
+        against_field = doc.Figures(swept_figures(audits, *request.swept))
+        sections.append(Section(f"Against {request.swept[0]}", [against_field], "html"))
+    last = _quantity_rows(BLOCKS, [(audit.best, audit.blocks) for audit in audits], bands=False)
+    by_name = dict(zip(short.values(), audits, strict=True))
     sections += [
-        Section("Status of every rule", [_status_table(["rule", *short.values()], list(map(merged, models)))]),
-        Section("Output", [_output_table(firsts)], "verbose"),
+        Section("Status of every rule", [_status_table("rule", by_name)]),
+        Section("Output", [_output_table(audits)], "verbose"),
         Section("After the last block", [Table(["median", *short.values()], last)], "verbose"),
-        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(firsts))], "html"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(audits))], "html"),
     ]
-    for name, lengths in zip(names, models, strict=True):
-        items = doc.Items(_finding_items(merged(lengths), lengths))
-        ranges = _ranges.blocks(lengths[0].best.arrays) if request.ranges else []
-        blocks = [Paragraph(headline(lengths)), items, *ranges, *_reasons(lengths[0])]
-        sections.append(Section(name, blocks, "verbose"))
+    for audit in audits:
+        ranges = _ranges.blocks(audit.best.arrays) if request.ranges else []
+        blocks = [Paragraph(headline(audit)), doc.Items(_finding_items(audit)), *ranges, *_reasons(audit)]
+        sections.append(Section(audit.model.name, blocks, "verbose"))
     return sections
-
-
-def _verdict_cell(finding: Finding) -> Cell:
-    return Cell(f"{finding.verdict} {finding.value_text}".strip(), status=COLOUR_CLASSES[finding.verdict])
-
-
-def _comparison_advice(firsts: Lengths, differences: Differences, short: dict[str, str]) -> list[str]:
-    """What is against the preferred model, whether only SGD would prefer it, and the recipes."""
-    preferred = differences.preferred or ""
-    against = drawbacks(firsts, preferred)
-    advice = [f"Against “{short[preferred]}”: {'; '.join(against)}."] if against else []
-    deciding = {rule.rule for rule in differences.rules if preferred in rule.preferred and rule.why}
-    advice += [GRADIENT_NOTE] if preferred and deciding <= set(BACKWARD_RULES) else []
-    return [*advice, *recipe_notes([first.model for first in firsts])]
 
 
 def _difference_row(parting: SeparatedMetric, names: Sequence[str]) -> list[str]:
@@ -311,45 +301,31 @@ def _difference_row(parting: SeparatedMetric, names: Sequence[str]) -> list[str]
     return [f"{quantity.title}, {place}", *cells, f"{parting.distance:.2g} ± {parting.error:.1g}"]
 
 
-def _field_rows(differences: Differences) -> list[list[str]]:
-    """The fields that differ; fields with the same values share a row."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name, row in differences.fields.items():
-        alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
-    return [[", ".join(some), *row] for row, some in alike.items()]
-
-
-def _main_figure(lengths: Lengths, findings: Sequence[Finding]) -> doc.Figures:
+def _main_figure(results: Sequence[LengthResult], findings: Sequence[Finding]) -> doc.Figures:
     """The quantity of the first flagged rule, or the mean square of the stream."""
     quantities = {"branches": "attention_share", "rank": "effective_rank", "entropy": "entropy", "load": "largest_load",
                   "vanishing": "grad_mean_square", "exploding": "grad_mean_square"}  # fmt: skip
     names = [quantities.get(finding.name) for finding in findings if finding.verdict == FLAG]
-    name = next((name for name in names if name in lengths[0].best), None) or "mean_square"
-    return doc.Figures([figure(lengths, name, "summary-")])
+    name = next((name for name in names if name in results[0].best), None) or "mean_square"
+    return doc.Figures([figure(results, name, "summary-")])
 
 
-def _provenance(models: Sequence[Lengths], manifest: dict[str, Any]) -> Paragraph:
-    statuses = {each.subject.status for lengths in models for result in lengths for each in result.measured}
+def _provenance(audits: Sequence[ModelResult], manifest: dict[str, Any]) -> Paragraph:
+    statuses = {each.subject.status for audit in audits for result in audit.lengths for each in result.measured}
     words = {
         "exact": "exact in law at finite width",
         "same limit": "drawn with Gaussian weights where the model's are not Gaussian (the limit is the same)",
         "conjectured": "drawn from the conjectured limit where widths are infinite",
     }
     exactness = ", ".join(text for status, text in words.items() if status in statuses)
+    single = [part for part in manifest["parts"] if part["precision"] == "float32"]
+    precision = f"{'single' if single else 'double'} precision"
+    if 0 < len(single) < len(manifest["parts"]):
+        finite = not any(part["infinite"] for part in single)
+        precision += f"{' at finite widths' if finite else ''} where that is enough, else double"
     first = (
-        f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {_precision(manifest['parts'])}, "
+        f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {precision}, "
         f"{manifest['seconds']['sampling']:.1f} core-seconds."
     )
     files = {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
     return provenance(manifest, first, files)
-
-
-def _precision(parts: Sequence[dict[str, Any]]) -> str:
-    """The precision of every part, or of each kind where they differ."""
-    single = [part for part in parts if part["precision"] == "float32"]
-    if not single:
-        return "double precision"
-    if len(single) == len(parts):
-        return "single precision"
-    finite = all(not part["infinite"] for part in single)
-    return f"single precision{' at finite widths' if finite else ''} where that is enough, else double"

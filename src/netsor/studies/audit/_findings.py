@@ -78,11 +78,6 @@ class Finding:
         """The side of the threshold that is flagged, as "flag > 10,000"."""
         return f"flag\N{NO-BREAK SPACE}{'>' if self.above else '<'}\N{NO-BREAK SPACE}{number(self.threshold or 0.0)}"
 
-    @property
-    def value_text(self) -> str:
-        """The median in three digits."""
-        return "" if self.value is None else number(self.value)
-
 
 class RuleInput(NamedTuple):
     """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and more."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,30 +126,8 @@ class Draws(Mapping[str, Floats]):
         return [{q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()} for sign, way in signed]
 
 
-class BandsByName(Mapping[str, Band]):
-    """A mapping of quantities to their bands, of the draws in `best`."""
-
-    @property
-    @abstractmethod
-    def best(self) -> Draws:
-        """What was measured at its own widths, or at infinity if nothing else was asked."""
-
-    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
-
-    def __getitem__(self, name: str) -> Band:
-        if name not in self.best:
-            raise KeyError(f"{name!r} was not measured; what was: {', '.join(self.best)}")
-        return self.best.band(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.best)
-
-    def __len__(self) -> int:
-        return len(self.best)
-
-
 @dataclass(frozen=True, eq=False)
-class LengthResult(BandsByName):
+class LengthResult(Mapping[str, Band]):
     """What was measured of a model on so many tokens: a mapping of quantities to a `Band`, as `found["entropy"]`.
 
     Parameters
@@ -171,9 +148,22 @@ class LengthResult(BandsByName):
     actual: Draws | None
     limit: Draws | None
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
+    def __getitem__(self, name: str) -> Band:
+        if name not in self.best:
+            raise KeyError(f"{name!r} was not measured; what was: {', '.join(self.best)}")
+        return self.best.band(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.best)
+
+    def __len__(self) -> int:
+        return len(self.best)
+
     @property
     def best(self) -> Draws:
-        """What was measured at its own widths, or at infinity if nothing else was asked."""
+        """The draws at the model's own widths, or at infinity if nothing else was asked."""
         draws = self.actual or self.limit
         assert draws is not None
         return draws
@@ -192,18 +182,17 @@ class LengthResult(BandsByName):
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
-        both = self.actual is not None and self.limit is not None
-        findings = self._judged(self.best.arrays, self.limit.arrays if both and self.limit else None)
-        shifted = [] if self.limit is None else self.limit.shifted
-        others = [self._judged(self.best.arrays, s) if both else self._judged(s, None) for s in shifted]
-        return tuple(within_error(*same) for same in zip(findings, *others, strict=True))
-
-    def _judged(self, draws: Mapping[str, Floats], limit: Mapping[str, Floats] | None) -> tuple[Finding, ...]:
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
-        return judged(RuleInput(draws, limit, self.distinct, uniform, self.stacks, self.tokens, self.best.precision))
+        facts = RuleInput(self.best.arrays, None, self.distinct, uniform, self.stacks, self.tokens, self.best.precision)
+        if self.limit is None:
+            return judged(facts)
+        # each verdict as it is, and for each way in which Gaussian expectations may be wrong
+        infinite = [self.limit.arrays, *self.limit.shifted]
+        every = [judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s)) for s in infinite]
+        return tuple(within_error(*same) for same in zip(*every, strict=True))
 
     def finding(self, name: str) -> Finding:
-        """The verdict of one rule."""
+        """The verdict of one rule; of an audit, at the length where it is worst."""
         return {finding.name: finding for finding in self.findings}[rule_name(name)]
 
     @property
@@ -230,12 +219,28 @@ class LengthResult(BandsByName):
         ]  # fmt: skip
 
 
-Lengths = Sequence[LengthResult]  # one model, the shortest input first
+class ModelResult(LengthResult):
+    """What was measured of one model: the result of its first length, and in `lengths` those of all, short ones first.
 
+    Its findings are those of the length where a rule is worst, with all lengths that have this verdict.
+    """
 
-def merged(lengths: Lengths) -> tuple[Finding, ...]:
-    """A verdict for each rule: that of the length where it is worst, with all lengths that have it."""
-    return tuple(map(worst, zip(*(result.findings for result in lengths), strict=True)))
+    def __init__(self, lengths: Sequence[LengthResult]) -> None:
+        first, self.lengths = lengths[0], tuple(lengths)
+        super().__init__(first.request, first.model, first.tokens, first.actual, first.limit)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The verdict of each rule at the length where it is worst."""
+        return tuple(map(worst, zip(*(result.findings for result in self.lengths), strict=True)))
+
+    def at(self, tokens: int) -> LengthResult:
+        """The measurements at one length, with `findings` and quantities by name."""
+        for result in self.lengths:
+            if result.tokens == tokens:
+                return result
+        known = ", ".join(str(result.tokens) for result in self.lengths)
+        raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
 
 
 def rule_name(name: str) -> str:

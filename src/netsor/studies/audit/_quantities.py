@@ -32,6 +32,14 @@ KINDS = {  # of weights, and which they are
 END_KINDS = ("embedding", "head")  # those outside of blocks
 
 
+LOG = ("mean_square", "score_std", "grad_mean_square", "grad", "grad_ratio")  # besides gradients of kinds of weights
+
+
+def _quantities(**words: tuple[str, str]) -> tuple[Quantity, ...]:
+    """Quantities by their names, each with its title and its meaning."""
+    return tuple(Quantity(name, *said, name in LOG, 4 if name == "loss" else 3) for name, said in words.items())
+
+
 def _gradients(*kinds: str) -> Iterator[Quantity]:
     """The squared gradient of each kind of weight, and its ratio to the squared weights."""
     for kind in kinds:
@@ -40,92 +48,70 @@ def _gradients(*kinds: str) -> Iterator[Quantity]:
         yield Quantity(f"grad_{kind}_ratio", ratio, f"{square}, over the mean of |W|²", log=True, kind=kind)
 
 
-FORWARD = (
-    Quantity(
-        "mean_square",
-        "mean square of the stream",
-        "of the residual stream after the block, over tokens and coordinates",
-        log=True,
-    ),
-    Quantity(
-        "attention_share",
+FORWARD = _quantities(
+    mean_square=("mean square of the stream", "of the residual stream after the block, over tokens and coordinates"),
+    attention_share=(
         "attention's share",
         "the mean square of what attention adds, as a share of the sum of the mean squares of the stream and of all "
         "that is added to it in the block (products between them are left out)",
     ),
-    Quantity("cross_share", "cross-attention's share", "the same of attention to the encoder; 0 in the encoder itself"),
-    Quantity("mlp_share", "MLP's share", "the mean square of what the MLP adds, as a share of that sum"),
-    Quantity(
-        "cosine",
+    cross_share=("cross-attention's share", "the same of attention to the encoder; 0 in the encoder itself"),
+    mlp_share=("MLP's share", "the mean square of what the MLP adds, as a share of that sum"),
+    cosine=(
         "cosine of tokens",
         "between the stream's vectors of two tokens, mean over pairs; 0 if one of the vectors is 0, as padding may be",
     ),
-    Quantity(
-        "effective_rank",
+    effective_rank=(
         "effective rank",
         "exp of the entropy of the eigenvalues of the tokens' Gram matrix, divided by their sum: how many directions "
         "the tokens fill, a longer vector counting for more",
     ),
-    Quantity(
-        "score_std",
-        "standard deviation of scores",
-        "of what the softmax is given, over heads and pairs of tokens",
-        log=True,
-    ),
-    Quantity("score_max", "largest score", "over heads and pairs of tokens"),
-    Quantity(
-        "entropy",
-        "entropy of attention",
-        "of a row of weights, over that of uniform weights, mean over heads and tokens",
-    ),
-    Quantity("largest_weight", "largest weight", "of attention, over heads and the rows of tokens that have a choice"),
+    score_std=("standard deviation of scores", "of what the softmax is given, over heads and pairs of tokens"),
+    score_max=("largest score", "over heads and pairs of tokens"),
+    entropy=("entropy of attention", "of a row of weights, over that of uniform weights, mean over heads and tokens"),
+    largest_weight=("largest weight", "of attention, over heads and the rows of tokens that have a choice"),
 )
 # of mixtures of experts
-ROUTING = (
-    Quantity(
-        "largest_load",
+ROUTING = _quantities(
+    largest_load=(
         "load of the busiest expert",
         "how many of the tokens are sent to it, over the number that an even load would be",
     ),
-    Quantity("least_load", "load of the idlest expert", "likewise; 0 if no token is sent to it"),
+    least_load=("load of the idlest expert", "likewise; 0 if no token is sent to it"),
 )
 # of L, the loss of the first step, or a random readout if there are no logits
 BACKWARD = (
-    Quantity(
-        "grad_mean_square",
-        "mean square of its gradient",
-        "of ∂L/∂x, x the residual stream after the block, over tokens and coordinates",
-        log=True,
+    *_quantities(
+        grad_mean_square=(
+            "mean square of its gradient",
+            "of ∂L/∂x, x the residual stream after the block, over tokens and coordinates",
+        )
     ),
     *_gradients(*(kind for kind in KINDS if kind not in END_KINDS)),
 )
 BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
-TOGETHER = (  # figures with a curve for each kind
-    Quantity("grad", "squared gradients", "|∂L/∂W|² of the matrices of the block, by kind", log=True),
-    Quantity(
-        "grad_ratio",
+TOGETHER = _quantities(  # figures with a curve for each kind
+    grad=("squared gradients", "|∂L/∂W|² of the matrices of the block, by kind"),
+    grad_ratio=(
         "squared gradients over squared weights",
         "|∂L/∂W|² of the matrices of the block over the mean of |W|², by kind",
-        log=True,
     ),
 )
 FINAL = (
-    Quantity("logit_std", "standard deviation of logits", "over the vocabulary and the tokens that predict one"),
-    Quantity(
-        "loss",
-        "loss of the first step",
-        "mean cross-entropy in nats: of the next token, of a token itself where nothing is masked, of a class",
-        digits=4,
-    ),
-    Quantity(
-        "max_probability",
-        "largest probability",
-        "that the untrained model gives to any one token, at a token that predicts one",
-    ),
-    Quantity(
-        "grad_input",
-        "gradient at the embeddings",
-        "mean square of ∂L/∂x, x the stream before the first block, over tokens and coordinates",
+    *_quantities(
+        logit_std=("standard deviation of logits", "over the vocabulary and the tokens that predict one"),
+        loss=(
+            "loss of the first step",
+            "mean cross-entropy in nats: of the next token, of a token itself where nothing is masked, of a class",
+        ),
+        max_probability=(
+            "largest probability",
+            "that the untrained model gives to any one token, at a token that predicts one",
+        ),
+        grad_input=(
+            "gradient at the embeddings",
+            "mean square of ∂L/∂x, x the stream before the first block, over tokens and coordinates",
+        ),
     ),
     *_gradients(*END_KINDS),
 )

@@ -9,10 +9,11 @@ import numpy as np
 
 from ..._array_api import Floats
 from ..._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
-from ...models._metrics import BLOCK, ENDS, FORMATS, Format
+from ...models._metrics import BLOCK, ENDS, FORMATS
 from ._findings import above, band
 
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
+PARTS = ("below", "scaled")  # shares of numbers below the smallest of a format, as they are and with a scale
 TITLES = {
     "stream": "stream",
     "query": "queries",
@@ -63,16 +64,15 @@ def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
             block = None if blocks.ndim == 1 else int(np.argmax(np.median(blocks, axis=0))) + 1
             largest = blocks.reshape(len(blocks), -1).max(axis=1)
             ends = dict(zip(("median", "low", "high"), map(float, band(largest)), strict=True))
-            ranges.append(Range(name, block, ends, [_fit(name, f, arrays, largest) for f in FORMATS]))
+            fits = []
+            for f in FORMATS:
+                below, scaled = (arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1) for kind in PARTS)
+                below = below[:, np.argmax(np.median(below, axis=0))]
+                verdicts = above(largest, f.largest), above(below, UNDERFLOW_SHARE)
+                scale, left = int(f.scale(np.asarray(ends["high"]))), float(np.median(scaled, axis=0).max())
+                fits.append(FormatFit(f.title, *verdicts, float(np.median(below)), scale, left))
+            ranges.append(Range(name, block, ends, fits))
     return ranges
-
-
-def _fit(name: str, f: Format, arrays: Mapping[str, Floats], largest: Floats) -> FormatFit:
-    below, scaled = (arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1) for kind in ("below", "scaled"))
-    below = below[:, np.argmax(np.median(below, axis=0))]
-    overflow, underflow = above(largest, f.largest), above(below, UNDERFLOW_SHARE)
-    scale, left = int(f.scale(np.asarray(band(largest)[2]))), float(np.median(scaled, axis=0).max())
-    return FormatFit(f.title, overflow, underflow, float(np.median(below)), scale, left)
 
 
 def blocks(arrays: Mapping[str, Floats]) -> list[Block]:
@@ -83,10 +83,8 @@ def blocks(arrays: Mapping[str, Floats]) -> list[Block]:
     rows: list[list[str | Cell]] = []
     for each in ranges:
         median, low, high = (f"{value:.3g}" for value in each.largest.values())
-        where = "" if each.block is None else f", in block {each.block}"
-        rows.append(
-            [Cell(TITLES[each.activation], f"{median} ({low}–{high}){where}"), median, *map(_cell, each.formats)]
-        )
+        band_text = f"{median} ({low}–{high})" + ("" if each.block is None else f", in block {each.block}")
+        rows.append([Cell(TITLES[each.activation], band_text), median, *map(_cell, each.formats)])
     head = ["activation", "largest", *(fit.format for fit in ranges[0].formats)]
     return [Table(head, rows), Paragraph(NOTE)]
 

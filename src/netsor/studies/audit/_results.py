@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -11,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ..._document import FLAG, NOT_APPLICABLE, OK, Document
-from .._output_dir import to_csv, to_dataframe
-from .._study import Result
+from .._study import TableResult
 from . import _ranges
 from ._baseline import Baseline, Departure
-from ._cases import Model
 from ._differences import Differences, differences
 from ._document import document
-from ._findings import Finding, lengths_text
-from ._measurements import BandsByName, Draws, LengthResult, merged
+from ._findings import lengths_text
+from ._measurements import Draws, LengthResult, ModelResult
 from ._plots import plot_quantity
 from ._quantities import FINAL
 from ._request import Request
 
 
-class AuditResult(Result):
+class AuditResult(TableResult):
     """What an `Audit` and a `Comparison` have in common: they are printed, saved and tested alike."""
 
     audits: tuple[Audit, ...]
@@ -45,11 +42,11 @@ class AuditResult(Result):
         return [draws for result in self._lengths for draws in result.measured]
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
-        return document([audit.lengths for audit in self.audits], self.differences, manifest)
+        return document(self.audits, self.differences, manifest)
 
-    def _files(self) -> dict[str, bytes]:
-        rows = (row for result in self._lengths for row in result.rows())
-        return {"audit.csv": to_csv(rows), "audit.json": json.dumps(self.as_dict(), indent=1).encode()}
+    def rows(self) -> list[dict[str, Any]]:
+        """Medians and bands as data: a row for each model, length, set of widths, quantity and block."""
+        return [row for result in self._lengths for row in result.rows()]
 
     def _spent(self) -> dict[str, Any]:
         parts = [
@@ -58,18 +55,19 @@ class AuditResult(Result):
              "precision": each.precision}
             for each in self._measured
         ]  # fmt: skip
-        return {
-            "random_numbers": self.random_numbers,
-            "seconds": {"sampling": round(self.seconds, 3)},
-            "parts": parts,
-            "findings": [[dataclasses.asdict(f) for f in audit.findings] for audit in self.audits],
-        }
+        findings = [[dataclasses.asdict(f) for f in audit.findings] for audit in self.audits]
+        return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints."""
-        content, *others = (_model_json(audit) for audit in self.audits)
+        every = []
+        for audit in self.audits:  # the numbers of the first length and the verdicts of all; then those of each
+            every.append(_of(audit))
+            if len(audit.lengths) > 1:
+                every[-1] |= {"lengths": list(map(_of, audit.lengths)), "changing": list(audit.changing)}
+        content = every[0]
         if self.differences is not None:
-            content["compare"] = others
+            content["compare"] = every[1:]
             if self.request.swept is not None:
                 field, values = self.request.swept
                 content["sweep"] = {"field": field, "values": list(values)}
@@ -107,10 +105,6 @@ class AuditResult(Result):
         if lines:
             raise AssertionError("\n".join(lines))
 
-    def to_dataframe(self) -> Any:
-        """Medians and bands as a pandas DataFrame: a row for each model, length, set of widths, quantity and block."""
-        return to_dataframe(row for result in self._lengths for row in result.rows())
-
     def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
         """Plot a quantity against depth: medians, 5–95 % bands, and dashed lines at infinite width.
 
@@ -121,10 +115,10 @@ class AuditResult(Result):
         ax : matplotlib.axes.Axes, optional
             Where to plot; pyplot's current axes by default.
         """
-        return plot_quantity([audit.lengths[0] for audit in self.audits], quantity, ax)
+        return plot_quantity(self.audits, quantity, ax)
 
 
-class Audit(AuditResult, BandsByName):
+class Audit(AuditResult, ModelResult):
     """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
@@ -134,8 +128,6 @@ class Audit(AuditResult, BandsByName):
 
     Parameters
     ----------
-    request : Request
-        The arguments of the audit.
     lengths : sequence of LengthResult
         The measurements at each length.
 
@@ -154,52 +146,14 @@ class Audit(AuditResult, BandsByName):
     'mean_square'
     """
 
-    def __init__(self, request: Request, lengths: Sequence[LengthResult]) -> None:
-        self.request, self.lengths = request, tuple(lengths)
+    def __init__(self, lengths: Sequence[LengthResult]) -> None:
+        super().__init__(lengths)
         self.audits = (self,)
 
     def __repr__(self) -> str:
         flagged = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
-        draws = self.request.draws_of(self.lengths[0].tokens)
-        return f"<Audit of {self.model.name}: {draws} draws; flagged: {flagged}; print it for the table>"
-
-    @property
-    def best(self) -> Draws:
-        """The draws of the first length at the model's own widths, or at infinity if nothing else was asked."""
-        return self.lengths[0].best
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.lengths[0].model
-
-    @property
-    def actual(self) -> Draws | None:
-        """The draws of the first length at the model's own widths, or None."""
-        return self.lengths[0].actual
-
-    @property
-    def limit(self) -> Draws | None:
-        """The draws of the first length at infinite widths, or None."""
-        return self.lengths[0].limit
-
-    def at(self, tokens: int) -> LengthResult:
-        """The measurements at one length, with `findings` and quantities by name."""
-        for result in self.lengths:
-            if result.tokens == tokens:
-                return result
-        known = ", ".join(str(result.tokens) for result in self.lengths)
-        raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
-
-    @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The verdict of each rule at the length where it is worst."""
-        return merged(self.lengths)
-
-    def finding(self, name: str) -> Finding:
-        """The verdict of one rule, at the length where it is worst."""
-        self.lengths[0].finding(name)  # which knows the names
-        return next(finding for finding in self.findings if finding.name == name)
+        drawn = f"{self.request.draws_of(self.tokens)} draws; flagged: {flagged}"
+        return f"<Audit of {self.model.name}: {drawn}; print it for the table>"
 
     def departures(self, baseline: str | Path | Mapping[str, Any] | Baseline) -> list[Departure]:
         """The numbers whose medians have left the bands of an earlier audit, the largest change first.
@@ -210,7 +164,7 @@ class Audit(AuditResult, BandsByName):
         """
         earlier = Baseline.of(baseline)
         earlier.check(self.request, self.model)
-        return earlier.departures(self.lengths)
+        return earlier.departures(self)
 
     @property
     def changing(self) -> tuple[str, ...]:
@@ -228,13 +182,6 @@ class Comparison(AuditResult):
     ----------
     audits : sequence of Audit
         Of the models, at the same lengths.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True)
-    >>> found.preferred, found.differences.verdict
-    ('gpt2, std=0.02', 'prefer “std=0.02”, by entropy and loss')
     """
 
     def __init__(self, audits: Sequence[Audit]) -> None:
@@ -262,20 +209,12 @@ class Comparison(AuditResult):
     @cached_property
     def differences(self) -> Differences:
         """The fields, verdicts and quantities in which the models differ."""
-        return differences([audit.lengths for audit in self.audits])
+        return differences(self.audits)
 
     @property
     def preferred(self) -> str | None:
         """The model that the rules prefer; None if they prefer none or disagree."""
         return self.differences.preferred
-
-
-def _model_json(audit: Audit) -> dict[str, Any]:
-    """The numbers of the first length and the verdicts of all; the numbers of each, if there are more."""
-    content = {**_of(audit.lengths[0]), "findings": [dataclasses.asdict(finding) for finding in audit.findings]}
-    if len(audit.lengths) > 1:
-        content |= {"lengths": [_of(result) for result in audit.lengths], "changing": list(audit.changing)}
-    return content
 
 
 def _differences_json(differences: Differences) -> dict[str, Any]:
@@ -285,13 +224,9 @@ def _differences_json(differences: Differences) -> dict[str, Any]:
          "values": [finding.value for finding in rule.findings], "tokens": rule.findings[0].tokens[0]}
         for rule in differences.rules
     ]  # fmt: skip
-    return {
-        "fields": {name: list(values) for name, values in differences.fields.items()},
-        "preferred": differences.preferred,
-        "verdict": differences.verdict,
-        "rules": rules,
-        "quantities": [parting._asdict() for parting in differences.quantities],
-    }
+    fields = {name: list(values) for name, values in differences.fields.items()}
+    said = {"fields": fields, "preferred": differences.preferred, "verdict": differences.verdict}
+    return {**said, "rules": rules, "quantities": [parting._asdict() for parting in differences.quantities]}
 
 
 def _of(result: LengthResult) -> dict[str, Any]:

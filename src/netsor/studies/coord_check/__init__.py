@@ -15,9 +15,7 @@ import numpy as np
 from ..._array_api import Floats
 from ..._program import Program
 from ..._validate import Rng, also_spelled
-from ...engine._draw_cost import Draw
 from ...engine._parallel import Progress
-from ...engine._quadrature_error import FEW
 from ...models import Transformer
 from ...optim import NAMED
 from .._parametrisation import Parametrisation
@@ -114,11 +112,6 @@ def coord_check(
     precision : str
         Of numbers, "float64" or "float32".
 
-    Returns
-    -------
-    CoordCheck
-        A `Check` for each parametrisation, with exponents, verdicts and what to change.
-
     Examples
     --------
     >>> @ns.program
@@ -133,17 +126,12 @@ def coord_check(
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0
     """
-    step: Any = optimiser
+    options, step = {**locals()}, optimiser
+    del options["executor"], options["model"], options["parametrisation"]
     if is_function(model):
-        model, step, lr, ids = of_module(model, widths, step, lr, ids)
-    described, rules = subject_of(model, parametrisation, step)
-    run = {"seed": seed, "rng": rng, "workers": workers, "out": out, "progress": progress}
-    place = {"backend": backend, "device": device, "precision": precision}
-    batch = {"ids": ids, "targets": targets, "tokens": tokens, "grow": grow, "vectors": vectors, "depths": depths}
-    training = {"steps": steps, "optimiser": step, "lr": lr, "eps": eps, "promise": promise, "tolerance": tolerance}
-    count = DRAWS if draws is None else draws
-    request = Request.of(described, rules, widths, draws=count, **training, **batch, **run, **place)
-    return CoordCheckStudy(request).run(executor)
+        model, step, options["lr"], options["ids"] = of_module(model, widths, optimiser, lr, ids)
+    options |= {"optimiser": step, "draws": DRAWS if draws is None else draws}
+    return CoordCheckStudy(Request.of(*subject_of(model, parametrisation, step), **options)).run(executor)
 
 
 def of_module(
@@ -168,12 +156,6 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     request: Request
     task_type = CheckTask
 
-    def extra_seconds(self, case: CheckCase, draw: Draw) -> float:
-        """For the quadrature error at infinite width."""
-        if math.isinf(case.width) and not case.empty and case.plan.expects:
-            return 3 * FEW * draw.seconds + 2 * draw.planning
-        return 0.0
-
     def result(self, run: Run) -> CoordCheck:
         """A check of each parametrisation."""
         run.wait()
@@ -185,36 +167,30 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
 
 def _check(request: Request, rule: Parametrisation, numbers: dict[CheckCase, Floats]) -> Check:
     cases = request.cases(rule)
-    finite = [s for s in cases if math.isfinite(s.width)]
-    every = [_sizes(s.entries, numbers[s]) for s in finite]
+    finite = [case for case in cases if math.isfinite(case.width)]
+    every = [_sizes(case, numbers) for case in finite]
     if request.axis == "depth":
-        every = [_select_depths(sizes, s.depth) for sizes, s in zip(every, finite, strict=True)]
+        every = [_select_depths(sizes, case.model.layers) for sizes, case in zip(every, finite, strict=True)]
     draws = {entry: [sizes[entry] for sizes in every] for entry in every[0]}
-    infinite = next((s for s in cases if math.isinf(s.width)), None)
-    if infinite is None:
+    if len(finite) == len(cases):
         return Check(request, rule, draws, None, {})
+    infinite = cases[-1]
     if infinite not in numbers:
         return Check(request, rule, draws, {}, infinite.refused)
-    limit = _sizes(infinite.entries, numbers[infinite])
-    return Check(request, rule, draws, _zero_rounding(limit), infinite.refused, infinite.errors)
+    limit = _sizes(infinite, numbers)
+    for entry, size in limit.items():  # changes that are 0 but for rounding are 0
+        before = limit.get(entry._replace(what=SIZE, step=None))
+        if entry.what == CHANGE and before is not None:
+            limit[entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
+    return Check(request, rule, draws, limit, infinite.refused, infinite.errors)
 
 
-def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:
+def _sizes(case: CheckCase, numbers: dict[CheckCase, Floats]) -> dict[Entry, Floats]:
     """√(mean square) of everything, and |loss|."""
     return {
         entry: np.abs(column) if entry.name == "loss" else np.sqrt(np.maximum(column, 0.0))
-        for entry, column in zip(entries, numbers.T, strict=True)
+        for entry, column in zip(case.entries, numbers[case].T, strict=True)
     }
-
-
-def _zero_rounding(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
-    """Changes that are 0 but for rounding are 0."""
-    rounded = dict(limit)
-    for entry, draws in limit.items():
-        before = limit.get(entry._replace(what=SIZE, step=None))
-        if entry.what == CHANGE and before is not None:
-            rounded[entry] = np.where(draws > SIZE_RTOL * before, draws, 0.0)
-    return rounded
 
 
 def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:

@@ -14,7 +14,7 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
-from .._training_report import GROWTH, ByParametrisation, Content, batch_text, panels, steps_text, svg_figure
+from .._training_report import ByParametrisation, panels, steps_text, svg_figure
 from ._measurements import Check
 from ._network import CHANGE, UPDATE
 from ._request import Request
@@ -96,7 +96,7 @@ def _details(check: Check) -> list[Section]:
 
 def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
     """Sizes at each width, a row for each of these verdicts."""
-    at = check.request.at
+    at, deep = check.request.at, check.request.axis == "depth"
     few = len(at) <= MAX_WIDTH_COLUMNS
     shown = list(range(len(at))) if few else [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
     head = [title, *(f"{check.request.letter} = {at[k]:,}" for k in shown)]
@@ -104,43 +104,20 @@ def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
     table: list[list[str | Cell]] = []
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
-        if check.limit is not None:
-            numbers.append(_limit_text(*check.limit_size(v.entry)) if v.entry in check.limit else "–")
+        if check.limit is not None and v.entry not in check.limit:
+            numbers.append("–")
+        elif check.limit is not None:
+            value, low, high = check.limit_size(v.entry)
+            error = max(value - low, high - value)
+            text = str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
+            numbers.append(f"≤ {high:.2g}" if low == 0 < high else text)
+        block = v.entry.block
+        name = "" if block is None else f", {('first', 'middle', 'last')[block - 1] if deep else block}"
         promised = "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         word = Cell(f"FLAG {v.verdict}" if v.status == FLAG else v.status, status=COLOUR_CLASSES[v.status])
         exponent = "–" if v.fit is None else f"{v.exponent}{' (bends)' * v.fit.bends}"
-        table.append([_entry_name(v, check.request.axis), *numbers, exponent, promised, word])
+        table.append([v.entry.name + name, *numbers, exponent, promised, word])
     return Table(head, table)
-
-
-def _limit_text(value: float, low: float, high: float) -> str:
-    """A size at infinite width, with its error if that shows in three digits."""
-    if low == 0 < high:
-        return f"≤ {high:.2g}"
-    error = max(value - low, high - value)
-    return str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
-
-
-def _entry_name(verdict: Verdict, axis: str) -> str:
-    """The activation or kind of weight, with its block."""
-    block = verdict.entry.block
-    if block is None:
-        return verdict.entry.name
-    return f"{verdict.entry.name}, {('first', 'middle', 'last')[block - 1] if axis == 'depth' else block}"
-
-
-def _picture(checks: Sequence[Check], what: str) -> doc.Figure:
-    r = checks[0].request
-    if what == UPDATE:
-        caption = f"√(mean square) of ΔW x, against the {r.axis}."
-    else:
-        limit = any(check.limit is not None for check in checks)
-        caption = (
-            f"√(mean square) of what {steps_text(r)} of {r.optimiser} changes, against the {r.axis}: geometric "
-            "means over initialisations with two standard errors, in the block that the verdict is about. Maximal "
-            f"updates ask for flat lines{'; a dashed line is the limit, in the band of its error' if limit else ''}."
-        )
-    return svg_figure("coord-check" if what == CHANGE else "updates", caption, partial(figure, checks, what))
 
 
 def figure(checks: Sequence[Check], what: str) -> Any:
@@ -188,18 +165,6 @@ class CoordCheck(ByParametrisation[Check]):
         The result for each parametrisation.
     random_numbers, seconds : float
         About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-    >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
-    >>> found
-    <CoordCheck of gpt2: sp not as expected; print it for the table>
-    >>> found["sp"]["logits"].verdict
-    'grows'
-    >>> row = found.rows()[-1]
-    >>> row["what"], row["name"], row["width"]
-    ('change', 'loss', 64)
     """
 
     request: Request
@@ -209,35 +174,33 @@ class CoordCheck(ByParametrisation[Check]):
     def _verdict(self) -> str:
         return "; ".join(f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}" for c in self.parts)
 
-    def _content(self) -> Content:
-        r, checks = self.request, self.parts
+    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        r, checks, steps = self.request, self.parts, steps_text(self.request)
         counts = [doc.count_statuses([v.status for v in (*c.verdicts, *c.updates)]) for c in checks]
         verdict = "; ".join(f"{check.name}: {count}" for check, count in zip(checks, counts, strict=True))
-        scale = "" if r.own or r.axis == "depth" else f"; {GROWTH[r.grow]}"
-        at = ", ".join(f"{v:,}" for v in r.at)
-        done = f"{steps_text(r).capitalize()} of {r.optimiser}{batch_text(r)}"
-        headline = f"{done}, {r.draws} initialisations at {r.axis}s {at}{scale}"
+        caption = (
+            f"√(mean square) of what {steps} of {r.optimiser} changes, against the {r.axis}: geometric means over "
+            "initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
+            f"flat lines{'; a dashed line is the limit, in the band of its error' * (math.inf in r.widths)}."
+        )
         sections = [Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)])]
         if r.steps > 1:
             sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
         sections += [section for check in checks for section in _details(check)]
-        updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([_picture(checks, UPDATE)])]
+        drawn = svg_figure("updates", f"√(mean square) of ΔW x, against the {r.axis}.", partial(figure, checks, UPDATE))
+        updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([drawn])]
         sections.append(Section("What each learning rate does", updates, "html"))
         rule = RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + (LIMIT if math.inf in r.widths else "")
-        items = [_item(check) for check in checks]
-        return Content(f"{r.name}, {verdict}", headline, items, _picture(checks, CHANGE), sections, rule)
+        done, items = f"{steps.capitalize()} of {r.optimiser}{{batch}}", [_item(check) for check in checks]
+        return self._assembled(manifest, f"{r.name}, {verdict}", done, items, caption, sections, rule)
 
     def _figure(self) -> Any:
         return figure(self.parts, CHANGE)
 
+    @property
     def _settings(self) -> dict[str, Any]:
         r = self.request
         plain = isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own)
-        return {
-            "axis": r.axis,
-            "at": list(r.at),
-            "optimiser": r.optimiser,
-            "eps": r.eps if isinstance(r.eps, int | float) else None,
-            "lr": r.lr if plain else None,
-            "tolerance": r.tolerance,
-        }
+        eps, lr = r.eps if isinstance(r.eps, int | float) else None, r.lr if plain else None
+        settings = {"axis": r.axis, "at": list(r.at), "optimiser": r.optimiser}
+        return {**settings, "eps": eps, "lr": lr, "tolerance": r.tolerance}

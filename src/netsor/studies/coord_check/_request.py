@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from ...models import Transformer
 from ...models._training import KINDS
 from ...optim import NAMED
 from .._output_dir import Arrays
-from .._parametrisation import Parametrisation, scaled
-from .._training import FEWEST, OwnNetwork, TrainingCase, TrainingRequest, TrainingTask, call_build, sizes_of
+from .._parametrisation import Parametrisation
+from .._training import FEWEST, TrainingCase, TrainingRequest, TrainingTask, call_build, sizes_of
 from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
 DRAWS = 32
@@ -33,21 +32,20 @@ MOST_LAYERS = 200
 class CheckCase(TrainingCase):
     """A network of one width and depth, with its batch and its learning rates."""
 
-    depth: int = 0
     rates: tuple[tuple[str, float], ...] = ()
     eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
 
+    @property
     def network(self) -> Network:
         """What is measured, and the loss."""
         if self.model is not None:
             return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps), self.vectors)
-        assert self.own is not None
-        built = call_build(self.own.build, self.width)
+        built = call_build(self.own.model, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
         net, rates = built if isinstance(built, tuple) else (built, self.own.lr)
         if not isinstance(net, Program):
             allowed = f"a function of the width that returns a Program, not {shown(net)}"
-            raise ArgumentError("model", self.own.build, allowed)
+            raise ArgumentError("model", self.own.model, allowed)
         return of_program(net, rates, self.own.eps)
 
     @property
@@ -55,7 +53,8 @@ class CheckCase(TrainingCase):
     def _measured(self) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
         """What is measured, and what cannot be."""
         try:
-            entries = measured(self.network(), self.optimiser, self.steps)
+            trained = self.own or self
+            entries = measured(self.network, trained.optimiser, trained.steps)
             return limits(entries) if math.isinf(self.width) else (entries, {})
         except TraceError as error:
             if self.model is None:
@@ -104,7 +103,7 @@ class CheckTask(TrainingTask):
         return {"numbers": numbers, "random_numbers": np.array(plan.random_numbers * self.draws)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request(TrainingRequest):
     """A coordinate check, checked, with nothing drawn yet."""
 
@@ -116,6 +115,7 @@ class Request(TrainingRequest):
     promise: Mapping[str, float] | None = None  # of a program
     tolerance: Annotated[float, partial(real, above=0, most=1)] = TOLERANCE
 
+    case_type: ClassVar[type[TrainingCase]] = CheckCase
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (256, 1024, 4096)
@@ -127,6 +127,8 @@ class Request(TrainingRequest):
         if self.widths is None and self.axis == "depth" and isinstance(self.model, Transformer):
             self._set("widths", (self.model.width,))
         super().__post_init__()
+        if self.lr is None:
+            raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
         if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
         if not (callable(self.eps) and self.own):
@@ -142,11 +144,6 @@ class Request(TrainingRequest):
         self._set("lr", self._rates())
         super()._check_model(model)
 
-    def _check_program(self) -> None:
-        super()._check_program()
-        if self.lr is None:
-            raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
-
     def _rates(self) -> dict[str, float]:
         """The learning rate of each kind at the base."""
         own = NAMED[self.optimiser].lr
@@ -157,17 +154,6 @@ class Request(TrainingRequest):
                 raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
             real(rate, "lr", least=0, most=1e12)
         return {kind: float(rates.get(kind, own)) for kind in KINDS}
-
-    @cached_property
-    def _network(self) -> OwnNetwork:
-        assert not isinstance(self.model, Transformer)
-        return OwnNetwork(self.model, self.lr, self.eps)
-
-    @property
-    def title(self) -> str:
-        """What is done, in a few words."""
-        names, at = " and ".join(check.name for check in self.checks), ", ".join(f"{v:,}" for v in self.at)
-        return f"{self.name}, {names}: {self.draws:,} draws at {self.axis}s {at}"
 
     @property
     def axis(self) -> str:
@@ -198,17 +184,10 @@ class Request(TrainingRequest):
         features, outputs = (promise.get(name, 0.0) for name in ("features", "logits"))
         return (Parametrisation("program", "as it is written", features=features, outputs=outputs),)
 
-    def cases(self, rule: Parametrisation) -> tuple[CheckCase, ...]:
-        """One for each width, or depth."""
-        if not isinstance(self.model, Transformer):
-            how: dict[str, Any] = {"optimiser": self.optimiser, "steps": self.steps, "own": self._network}
-            return tuple(CheckCase(width, None, **how) for width in self.widths)
-        cases = []
-        for width, depth in itertools.product(self.widths, self.depths):
-            model = scaled(self.model, int(width), depth, rule, self.grow)
-            ratios = width / self.model.width, depth / self.model.layers
-            rates = tuple((kind, rate * rule.scaling(kind).lr.of(*ratios)) for kind, rate in self.lr.items())
-            eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(*ratios)) for kind in KINDS if self.eps)
-            trained = self.ids, self.targets, self.optimiser, self.steps, self.vectors
-            cases.append(CheckCase(width, model, *trained, depth=depth, rates=rates, eps=eps))
-        return tuple(cases)
+    def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
+        """The learning rates and eps of each kind of weight; a program has its own."""
+        if self.own:
+            return {}
+        rates = tuple((kind, rate * rule.scaling(kind).lr.of(width, depth)) for kind, rate in self.lr.items())
+        eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(width, depth)) for kind in KINDS if self.eps)
+        return {"rates": rates, "eps": eps}

@@ -82,11 +82,6 @@ def transfer(
     draws : int
         Initialisations at each width. All learning rates see the same ones.
 
-    Returns
-    -------
-    Transfer
-        A `Sweep` for each parametrisation, with the best learning rate at each width, its exponent and a verdict.
-
     Examples
     --------
     >>> inputs, targets = ns.data([[1.0, 0.0], [0.6, 0.8]]), np.array([1.0, -1.0])
@@ -99,18 +94,9 @@ def transfer(
     >>> found[0].verdict
     'shifts like n^-1.0'
     """
-    described, rules = subject_of(model, parametrisation, optimiser)
-    run = {"seed": seed, "rng": rng, "workers": workers, "out": out, "progress": progress}
-    place = {"backend": backend, "device": device, "precision": precision}
-    batch = {"ids": ids, "targets": targets, "tokens": tokens, "grow": grow, "vectors": vectors}
-    training = {"steps": steps, "lr": lr, "weights": weights, "schedule": schedule, "clip_norm": clip_norm}
-    request = Request.of(
-        described, rules, widths, optimiser=optimiser, draws=draws, **training, **batch, **run, **place
-    )
-    return TransferStudy(request).run(executor)
-
-
-Pair = tuple[int, SweepCase]
+    options = {**locals()}
+    del options["executor"], options["model"], options["parametrisation"]
+    return TransferStudy(Request.of(*subject_of(model, parametrisation, optimiser), **options)).run(executor)
 
 
 @dataclass(frozen=True)
@@ -127,15 +113,17 @@ class TransferStudy(TrainingStudy[Transfer]):
     def result(self, run: Run) -> Transfer:
         """A sweep of each parametrisation; without given learning rates, curves grow until they have their minimum."""
         run.wait()
-        curves = {pair: self._curve(run, pair, self.request.grid) for pair in self.cases if not pair[1].empty}
-        while self.request.lr is None:
-            more = {pair: lr for pair, curve in curves.items() if (lr := curve.beyond)}
-            if not more:
-                break
+
+        def curve(pair: tuple[int, SweepCase], lr: tuple[float, ...]) -> Curve:
+            tasks = self.tasks_of(pair[1], pair[0], lr)
+            return Curve(np.array(lr), np.concatenate([run[task]["losses"] for task in tasks], axis=1), pair[0])
+
+        curves = {pair: curve(pair, self.request.grid) for pair in self.cases if not pair[1].empty}
+        while self.request.lr is None and (more := {pair: lr for pair, c in curves.items() if (lr := c.beyond)}):
             tasks = [task for (place, case), lr in more.items() for task in self.tasks_of(case, place, lr)]
             run.add(tasks)
             run.wait(tasks, f"{self.request.name}: more learning rates")
-            curves |= {pair: curves[pair].joined(self._curve(run, pair, lr)) for pair, lr in more.items()}
+            curves |= {pair: curves[pair].joined(curve(pair, lr)) for pair, lr in more.items()}
         sweeps = []
         for rule in self.request.checks:
             cases = list(enumerate(self.request.cases(rule)))
@@ -143,7 +131,3 @@ class TransferStudy(TrainingStudy[Transfer]):
             refused = {case.width: case.refused for _, case in cases if case.refused}
             sweeps.append(Sweep(rule.name, by_width, refused))
         return Transfer(self.request, sweeps, *self.spent(run))
-
-    def _curve(self, run: Run, pair: Pair, lr: tuple[float, ...]) -> Curve:
-        tasks = self.tasks_of(pair[1], pair[0], lr)
-        return Curve(np.array(lr), np.concatenate([run[task]["losses"] for task in tasks], axis=1), pair[0])

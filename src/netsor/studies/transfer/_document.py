@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,10 @@ from ... import _document as doc
 from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
-from .._training_report import GROWTH, ByParametrisation, Content, batch_text, panels, steps_text, svg_figure
+from .._training import width_text
+from .._training_report import ByParametrisation, panels, steps_text
 from ._optimum import OUTSIDE, TOLERANCE, UNKNOWN, Curve, Sweep
-from ._request import Request, width_text
+from ._request import Request
 
 SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
 RULE = (
@@ -73,24 +73,6 @@ def _best(request: Request, sweeps: Sequence[Sweep]) -> Table:
     return Table(["", *(sweep.name for sweep in sweeps)], rows)
 
 
-def _losses(sweep: Sweep) -> Table:
-    """Losses, a column for each width."""
-    columns = [dict(zip(curve.lr.tolist(), curve.loss.tolist(), strict=True)) for curve in sweep.curves.values()]
-    every = sorted({lr for column in columns for lr in column})
-    rows = [[f"{lr:.3g}", *(f"{column[lr]:.3g}" if lr in column else "" for column in columns)] for lr in every]
-    return Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
-
-
-def _picture(request: Request, sweeps: Sequence[Sweep]) -> doc.Figure:
-    where = "" if request.own else " at the width of the model"
-    caption = (
-        f"Loss after {steps_text(request)} against the learning rate{where}: "
-        "geometric means over initialisations with two standard errors. The large marker is the best rate of its "
-        "width; the rate transfers if these markers are above each other."
-    )
-    return svg_figure("transfer", caption, partial(figure, request, sweeps))
-
-
 def figure(request: Request, sweeps: Sequence[Sweep]) -> Any:
     """Loss against learning rate: a panel for each parametrisation, a line for each width."""
     top = SEEN * max(curve.loss[0] for sweep in sweeps for curve in sweep.curves.values())
@@ -139,17 +121,6 @@ class Transfer(ByParametrisation[Sweep]):
         The curves of each parametrisation.
     random_numbers, seconds : float
         About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
-
-    Examples
-    --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-    >>> found = ns.transfer(tiny, widths=[8, 64], steps=1, parametrisation="sp", lr=2.0 ** np.arange(-7, 2))
-    >>> found
-    <Transfer of gpt2: sp shifts like n^-0.6; print it for the table>
-    >>> print(found["sp"].best(8))
-    0.186 (0.13, 0.26)
-    >>> found.rows()[0]["lr"]
-    0.0078125
     """
 
     request: Request
@@ -159,26 +130,31 @@ class Transfer(ByParametrisation[Sweep]):
     def _verdict(self) -> str:
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
-    def _content(self) -> Content:
-        r, sweeps = self.request, self.parts
+    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        r, sweeps, steps = self.request, self.parts, steps_text(self.request)
         name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
-        rates = "" if r.lr is None else f", at {len(r.lr)} learning rates"
-        at, scale = ", ".join(map(width_text, r.widths)), "" if r.own else f"; {GROWTH[r.grow]}"
-        done = f"Loss after {steps_text(r)}{name}{batch_text(r)}{rates}"
-        headline = f"{done}, {r.draws} initialisations at widths {at}{scale}"
+        done = f"Loss after {steps}{name}{{batch}}" + ("" if r.lr is None else f", at {len(r.lr)} learning rates")
+        caption = (
+            f"Loss after {steps} against the learning rate{'' if r.own else ' at the width of the model'}: geometric "
+            "means over initialisations with two standard errors. The large marker is the best rate of its width; the "
+            "rate transfers if these markers are above each other."
+        )
         sections = [Section("Best learning rates with 99 % intervals", [_best(r, sweeps)])]
         for sweep in sweeps:
-            title = f"{sweep.name}: loss at each learning rate"
-            sections.append(Section(title, [_losses(sweep)], "verbose", folded=True))
-        items, main = [_item(sweep) for sweep in sweeps], _picture(r, sweeps)
-        return Content(f"{r.name}: {self._verdict}", headline, items, main, sections, RULE)
-
-    def _figure(self) -> Any:
-        return figure(self.request, self.parts)
+            columns = [dict(zip(c.lr.tolist(), c.loss.tolist(), strict=True)) for c in sweep.curves.values()]
+            every = sorted({lr for column in columns for lr in column})
+            rows = [[f"{lr:.3g}", *(f"{col[lr]:.3g}" if lr in col else "" for col in columns)] for lr in every]
+            losses = Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
+            sections.append(Section(f"{sweep.name}: loss at each learning rate", [losses], "verbose", folded=True))
+        verdict, items = f"{r.name}: {self._verdict}", [_item(sweep) for sweep in sweeps]
+        return self._assembled(manifest, verdict, done, items, caption, sections, RULE)
 
     def plot(self) -> Any:
         """Loss against learning rate, a line for each width and a panel for each parametrisation; a figure."""
-        return self._figure()
+        return figure(self.request, self.parts)
 
+    _figure = plot
+
+    @property
     def _settings(self) -> dict[str, Any]:
         return {"optimiser": self.request.optimiser if isinstance(self.request.optimiser, str) else None}

@@ -58,14 +58,6 @@ class Curve:
         The losses (rates, draws); every rate has the same initialisations.
     seed : int
         Of the bootstrap samples; another one for each width.
-
-    Examples
-    --------
-    >>> from netsor.studies.transfer import Curve
-    >>> lr = 2.0 ** np.arange(-2, 3)
-    >>> curve = Curve(lr, 1.0 + np.log(lr)[:, None] ** 2 + 0.01 * np.arange(8))
-    >>> print(curve.best)
-    1 (0.71, 1.4)
     """
 
     lr: Floats
@@ -179,11 +171,12 @@ class Sweep:
         starts = list(self.exponents)
         if any(not 0 < best.low <= best.high < math.inf for best in map(self.best, self.curves)):
             return OUTSIDE, starts[0]
-        sides = [_side(low, high) for _, low, high in self.exponents.values()]
+        ends = [(low, high) for _, low, high in self.exponents.values()]
+        outside = [1 if low > TOLERANCE else -1 if high < -TOLERANCE else 0 for low, high in ends]
         for k, start in enumerate(starts):
-            if sides[k] == "within" and not {"above", "below"} & set(sides[k:]):
+            if ends[k][0] >= -TOLERANCE and ends[k][1] <= TOLERANCE and not any(outside[k:]):
                 return TRANSFERS if k == 0 else f"{TRANSFERS} from n = {start:,.0f} on", start
-        if sides[0] in ("above", "below") and len(set(sides)) == 1:
+        if outside[0] and len(set(outside)) == 1:
             return f"shifts like n^{self.exponents[starts[0]][0]:.1f}", starts[0]
         return UNKNOWN, starts[0]
 
@@ -244,13 +237,6 @@ class Sweep:
 
 def _plain(width: float) -> int | str:
     return "inf" if width == math.inf else int(width)
-
-
-def _side(low: float, high: float) -> str:
-    """Where an interval lies: within the tolerance, above or below it, or across one of its ends."""
-    if low >= -TOLERANCE and high <= TOLERANCE:
-        return "within"
-    return "above" if low > TOLERANCE else "below" if high < -TOLERANCE else "across"
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:

@@ -20,12 +20,11 @@ from ..._program import Program
 from ..._validate import ArgumentError, Positive, as_floats, one_of, real, shown
 from ...engine import ExactError, NoLimitError, Sampling
 from ...language import Scalar, apply, hyperparameter, train
-from ...models import Transformer
 from ...models._training import KINDS, training
 from ...optim import NAMED, Optimiser
 from .._output_dir import Arrays
-from .._parametrisation import Parametrisation, scaled
-from .._training import OwnNetwork, TrainingCase, TrainingRequest, TrainingTask, call_build
+from .._parametrisation import Parametrisation
+from .._training import TrainingCase, TrainingRequest, TrainingTask, call_build
 from ._optimum import ADDED, GRID
 
 STEPS = 4
@@ -57,16 +56,17 @@ class SweepCase(TrainingCase):
             kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
             by = {parameter: NAMED[self.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
             logits = train(network.logits, network.loss, by, self.steps, network.parameters, **how)[-1]
-            return Program(_finite(network.loss_of(logits)))
-        assert self.own is not None
-        net = call_build(self.own.build, self.width)
+            return Program(apply(_finite, network.loss_of(logits), name="finite"))
+        net = call_build(self.own.model, self.width)
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
             allowed = "a function of the width that returns a Program whose output is its loss, one scalar, not "
-            raise ArgumentError("model", self.own.build, allowed + shown(loss))
+            raise ArgumentError("model", self.own.model, allowed + shown(loss))
         moves = None if self.own.weights is None else self.own.weights(net)
-        last = train(loss, loss, self.own.optimiser, self.steps, moves, **how)[-1]
-        return Program(last if math.isinf(self.width) else _finite(last))
+        given = self.own.optimiser
+        optimiser = NAMED[given].memory(1.0, 0.0) if isinstance(given, str) else given
+        last = train(loss, loss, optimiser, self.own.steps, moves, **how)[-1]
+        return Program(last if math.isinf(self.width) else apply(_finite, last, name="finite"))
 
     @property
     @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
@@ -93,11 +93,8 @@ class SweepCase(TrainingCase):
         return losses
 
 
-def _finite(loss: Scalar) -> Scalar:
-    return apply(_replaced, loss, name="finite")
-
-
-def _replaced(loss: Any) -> Any:
+def _finite(loss: Any) -> Any:
+    """DIVERGED in place of losses that overflow."""
     xp = array_namespace(loss)
     return xp.where(xp.isfinite(loss), xp.clip(loss, None, DIVERGED), DIVERGED)
 
@@ -116,7 +113,7 @@ class SweepTask(TrainingTask):
         return {"losses": losses, "random_numbers": np.array(numbers)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request(TrainingRequest):
     """A learning-rate sweep, checked, with nothing drawn yet."""
 
@@ -126,6 +123,7 @@ class Request(TrainingRequest):
     schedule: Callable[[int], float] | None = None
     clip_norm: Annotated[float, partial(real, above=0)] | None = None
 
+    case_type: ClassVar[type[TrainingCase]] = SweepCase
     command: ClassVar[str] = "netsor transfer"
     smaller: ClassVar[str] = "fewer draws, learning rates, steps, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (64, 256, 1024)
@@ -160,11 +158,9 @@ class Request(TrainingRequest):
         return len(self.grid) + (ADDED if self.lr is None else 0)
 
     @property
-    def title(self) -> str:
-        """What is done, in a few words."""
-        names, at = " and ".join(rule.name for rule in self.checks), ", ".join(map(width_text, self.widths))
-        about = "about " if self.lr is None else ""
-        return f"{self.name}, {names}: {about}{self.rates} learning rates, {self.draws:,} draws at widths {at}"
+    def rates_text(self) -> str:
+        """How many learning rates there are, in words."""
+        return f"{'about ' if self.lr is None else ''}{self.rates} learning rates, "
 
     @cached_property
     def factors(self) -> tuple[float, ...]:
@@ -172,27 +168,7 @@ class Request(TrainingRequest):
         schedule = self.schedule
         return tuple(1.0 if schedule is None else real(schedule(t), "schedule", least=0) for t in range(self.steps))
 
-    @cached_property
-    def _network(self) -> OwnNetwork:
-        assert not isinstance(self.model, Transformer)
-        by = NAMED[self.optimiser].memory(1.0, 0.0) if isinstance(self.optimiser, str) else self.optimiser
-        return OwnNetwork(self.model, optimiser=by, weights=self.weights)
-
-    def cases(self, rule: Parametrisation) -> tuple[SweepCase, ...]:
-        """One for each width."""
-        how: dict[str, Any] = {"steps": self.steps, "schedule": self.factors, "clip_norm": self.clip_norm}
-        model = self.model
-        if not isinstance(model, Transformer):
-            return tuple(SweepCase(width, None, own=self._network, **how) for width in self.widths)
-        how |= {"ids": self.ids, "targets": self.targets, "optimiser": self.optimiser, "vectors": self.vectors}
-        cases = []
-        for width in self.widths:
-            resized = scaled(model, int(width), model.layers, rule, self.grow)
-            factors = tuple((kind, rule.scaling(kind).lr.of(width / model.width, 1.0)) for kind in KINDS)
-            cases.append(SweepCase(width, resized, factors=factors, **how))
-        return tuple(cases)
-
-
-def width_text(width: float) -> str:
-    """A width, as reports have it."""
-    return "∞" if width == math.inf else f"{width:,.0f}"
+    def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
+        """The schedule, the norm of clipping, and the learning rates of each kind of weight."""
+        factors = () if self.own else tuple((kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS)
+        return {"schedule": self.factors, "clip_norm": self.clip_norm, "factors": factors}
