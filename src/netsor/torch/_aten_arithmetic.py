@@ -109,10 +109,8 @@ def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
         if left.x is right.x and left.shape[-1] == right.shape[-1]:
             return Coordinates(left.x, (*left.terms, *right.terms))
     a, b = call.ranked(a, b)
-    return _add_to_vectors(call, a, b) if isinstance(a, Vectors) else _add_to_scalars(call, a, b)
-
-
-def _add_to_vectors(call: Call, a: Vectors, b: Tensor) -> Tensor:
+    if isinstance(a, Scalars):
+        return _add_to_scalars(a, b)
     at = a.from_end
     if isinstance(b, Vectors):
         x, y = _aligned(a, b)
@@ -130,7 +128,7 @@ def _add_to_vectors(call: Call, a: Vectors, b: Tensor) -> Tensor:
     return Vectors.of(a.plain + (along_last(c, at) if same is None else same), at)
 
 
-def _add_to_scalars(call: Call, a: Scalars, b: Tensor) -> Scalars:
+def _add_to_scalars(a: Scalars, b: Tensor) -> Scalars:
     """The sum has the masks of both."""
     if isinstance(b, Scalars):
         return Scalars(a.unmasked + b.unmasked).masked(a.allowed).masked(b.allowed)
@@ -139,7 +137,7 @@ def _add_to_scalars(call: Call, a: Scalars, b: Tensor) -> Scalars:
     if not c.any():
         return a if a.shape == shape else Scalars(a.value + c)
     if (low := c <= MASKED).any():
-        return _add_to_scalars(call, a, np.where(low, 0.0, c)).masked(np.broadcast_to(~low, shape))
+        return _add_to_scalars(a, np.where(low, 0.0, c)).masked(np.broadcast_to(~low, shape))
     root = a.root
     if root is not None and root.power == 1 and a.factor == 1 and c.size == 1:
         return Scalars(a.unmasked + c, root=Root(root.vectors, root.eps + float(c.ravel()[0])))

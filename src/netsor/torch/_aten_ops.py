@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -59,32 +58,6 @@ def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     call.probe("scores", scores, x.allowed)
     call.probe("weights", weights, x.allowed)
     return Scalars(weights)
-
-
-def attention(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`scaled_dot_product_attention`."""
-    q, k, v = (call.vectors(x) for x in (query, key, value))
-    if enable_gqa:
-        at = len(k.shape) - 3
-        index = np.repeat(np.arange(k.shape[at]), q.shape[at] // k.shape[at])
-        k, v = k.pick(at, index), v.pick(at, index)
-    p = multiply(call, scores(q, k), float(1 / math.sqrt(q.shape[-1]) if scale is None else scale))
-    if is_causal:
-        p = p.masked(np.tri(p.shape[-2], p.shape[-1], dtype=bool))
-    if isinstance(attn_mask, torch.Tensor) and attn_mask.dtype == torch.bool:
-        p = p.masked(attn_mask.numpy())
-    elif attn_mask is not None:
-        p = add(call, p, attn_mask)
-    return matmul(call, softmax(call, p, -1), v)
 
 
 def convolution(
@@ -233,6 +206,7 @@ def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tenso
 
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
+TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
 
 # Each takes the call, the first argument of the operation, and those of the others that it names.
@@ -251,13 +225,13 @@ OPS: dict[str, Callable[..., Any]] = {
     "baddbmm": lambda call, x, batch1, batch2, beta=1, alpha=1: add_matmul(call, x, batch1, batch2, beta, alpha),
     "softmax": softmax,
     "_softmax": softmax,
-    "scaled_dot_product_attention": attention,
     "conv2d": convolution,
     "embedding": embedding,
     "dropout": dropout,
     "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),
     "swapaxes": lambda call, x, axis0, axis1: viewed(call, x, lambda entries: entries.transpose(axis0, axis1)),
     "t": lambda call, x: viewed(call, x, lambda entries: entries.t()),
+    "mT": lambda call, x: viewed(call, x, lambda entries: entries.mT),
     "permute": lambda call, x, dims: viewed(call, x, lambda entries: entries.permute(dims)),
     "expand": expand,
     "expand_as": expand,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -255,7 +255,14 @@ def _pass_findings(
     ran = forward_backward(net, numbers, known.targets, known.masks)
     laws = {(name, k): law[name][:, k] for name, k in ran.quantities if name in law and k < law[name].shape[1]}
     real = {key: ran.quantities[key] for key in laws}
-    masks = _mask_findings(net, ran.weights, known.masks)
+    masks = {}  # by block
+    for k, (block, attention, mask) in enumerate(zip(net.blocks, ran.weights, known.masks, strict=True)):
+        if attention is not None and attention.shape[-2:] == mask.shape:
+            used = (attention > 0).any(axis=0)
+            for i, j in (wrong := np.argwhere(used != mask))[:1]:
+                verb = "attends" if used[i, j] else "does not attend"
+                text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
+                masks[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
     findings = list(masks.values())
     for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
         if p < level and not (k in masks and name in SCORES):
@@ -279,19 +286,6 @@ def _path(net: Structure, name: str, k: int) -> str:
         return block.path or "the module"
     # the outermost module that returns it, such as the whole perceptron and not its dropout
     return min(outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)]), key=len)
-
-
-def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> dict[int, InitFinding]:
-    """By block."""
-    findings = {}
-    for k, (block, attention, mask) in enumerate(zip(net.blocks, weights, masks, strict=True)):
-        if attention is not None and attention.shape[-2:] == mask.shape:
-            used = (attention > 0).any(axis=0)
-            for i, j in (wrong := np.argwhere(used != mask))[:1]:
-                verb = "attends" if used[i, j] else "does not attend"
-                text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
-                findings[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
-    return findings
 
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
