@@ -14,14 +14,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
-from netsor.torch._check_init import _own_reference, compare  # noqa: E402
+from netsor.torch._check_init import _own_reference  # noqa: E402
 from netsor.torch._init_tests import holm, pass_tests, reference_of  # noqa: E402
 
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
 from .test_torch_modules import MODULES  # noqa: E402
 
 ARGS = (torch.tensor([IDS]),)
-DRAWS, LEVEL = 300, 1e-3  # the defaults
+LEVEL = 1e-3  # the default
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def declared():
 
 def _checked(known, seed, mistake=None):
     torch.manual_seed(seed)
-    return compare(Decoder(mistake), ARGS, {}, known, {}, DRAWS, LEVEL, 0)
+    return ns.torch.check_init(Decoder(mistake), ARGS, reference=known)
 
 
 @pytest.mark.parametrize("mistake", WHERE)
@@ -65,7 +65,8 @@ def test_correct_models_alarm_as_often_as_the_level_says(declared):
             trial += 1
             laws = None if known.laws is None else ns.torch.parameters(build, seed=100 * trial)
             torch.manual_seed(100_000 + trial)
-            found = compare(build(), args, kwargs, replace(known, laws=laws), {}, DRAWS, 0.1, trial)
+            own = replace(known, laws=laws)
+            found = ns.torch.check_init(build(), args, kwargs, reference=own, level=0.1, seed=trial)
             assert not any("pass was not checked" in note for note in found.notes), found.notes
             # a half of the level is for parameters, a half for the pass
             smallest = 2 * min((each.p for each in found.findings), default=1.0)

@@ -44,13 +44,10 @@ class View:
         return tuple(self.entries.shape)
 
     def viewed(self, f: Callable[[Any], Any]) -> Any:
-        """The view that f returns for the tensor, or several (a split)."""
-        views = f(self.entries)
-        several = views if isinstance(views, list | tuple) else [views]
-        if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
-            return self._copied(f)
-        made = [replace(self, entries=view) for view in several]
-        return made if views is several else made[0]
+        """The view that f returns for the tensor."""
+        view = f(self.entries)
+        same = view.untyped_storage()._cdata == self.entries.untyped_storage()._cdata
+        return replace(self, entries=view) if same else self._copied(f)
 
     def _copied(self, f: Callable[[Any], Any]) -> Any:
         raise Refusal("a view that is not contiguous")

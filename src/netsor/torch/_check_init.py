@@ -154,43 +154,32 @@ def check_init(
     if weights is not None:
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
-    known = reference_of(reference, inputs, named)
-    check = compare(real, inputs, named, known, declared or {}, draws, level, seed)
-    return check if reference is not module else replace(check, reference=OWN, notes=[*check.notes, OWN_NOTE])
-
-
-def compare(
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    known: Reference,
-    declared: Mapping[str, float | Parameter],
-    draws: int,
-    level: float,
-    seed: int,
-) -> InitCheck:
-    """`check_init` of a module against a reference that was read before."""
-    net, notes = None, []
+    known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
+    notes = [OWN_NOTE] if reference is module else []
+    net, unchecked = None, ""
     try:
-        net = structure(captured(module, args, kwargs, as_found(module))[0])
+        net = structure(captured(real, inputs, named, as_found(real))[0])
         if len(net.blocks) != len(known.masks):
-            notes.append(f"the pass was not checked: {len(net.blocks)} blocks, and {len(known.masks)} are declared")
+            unchecked = f"{len(net.blocks)} blocks, and {len(known.masks)} are declared"
     except UnsupportedError as error:
-        notes.append(f"the pass was not checked: {error}")
-    numbers = dict(module.named_parameters())
+        unchecked = str(error)
+    numbers = dict(real.named_parameters())
     laws = {name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()}
-    declared_laws = {name: law for name, law in with_declared(laws, declared).items() if law.law != "unknown"}
+    laws = {name: law for name, law in with_declared(laws, declared or {}).items() if law.law != "unknown"}
     samples = 1 if known.laws is None else known.laws.samples
-    tests = [test for name, law in declared_laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
-    tests += [*correlation_tests(numbers, declared_laws), *_ties(module, known, net)]
+    tests = [test for name, law in laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
+    tests += [*correlation_tests(numbers, laws), *_ties(real, known, net)]
     pairs = zip(tests, holm([test.p for test in tests]), strict=True)
     findings, count = [replace(test, p=float(p)) for test, p in pairs if p < level / 2], len(tests)
-    if net is not None and not notes:
+    if unchecked:
+        notes.insert(0, f"the pass was not checked: {unchecked}")
+    elif net is not None:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
         findings, count = findings + after, count + more
-    first = min(findings, key=_position(module), default=None)
-    rest = [name for name in numbers if name not in declared_laws]
-    return InitCheck(type(module).__name__, known.name, findings, first, count, draws, rest, notes)
+    first = min(findings, key=_position(real), default=None)
+    rest = [name for name in numbers if name not in laws]
+    name = OWN if reference is module else known.name
+    return InitCheck(type(real).__name__, name, findings, first, count, draws, rest, notes)
 
 
 def load_weights(module: Any, path: Path) -> None:
