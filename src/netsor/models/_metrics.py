@@ -110,7 +110,7 @@ def of_logits(*arrays: Array, cap: float | None = None) -> Array:
     seen = LogitMoments()
     for given in arrays if len(arrays) == 1 else arrays[2:]:
         seen.add(capped(given, cap) + 0.0)
-    for logits, _ in batches(*arrays[:2], cap) if len(arrays) > 1 else ():
+    for logits, _ in batches(arrays[0], arrays[1], cap) if len(arrays) > 1 else ():
         seen.add(logits)
     return seen.ends()
 

@@ -15,7 +15,7 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..activations import Function
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last, refuse_if
+from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, refuse_if
 from ._random_parameters import Draws, Random
 from ._rotary import settled
 
@@ -41,7 +41,7 @@ class Call:
         """The argument as vectors; given numbers have their coordinates along the last axis."""
         x = self.settled(x)
         if isinstance(x, torch.Tensor) and x.ndim and x.is_floating_point():
-            return Vectors.of(along_last(numbers(x), -1))
+            return Vectors.of(ns.data(numbers(x)))
         if not isinstance(x, Vectors):
             raise Refusal(f"needs vectors, got {kind(x)}")
         return x

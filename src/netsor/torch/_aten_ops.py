@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 
 from .. import language as ns
 from .._validate import Shape
-from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, as_list, kind, multiply, numbers
-from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, refuse_if, scores
+from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, kind, multiply, numbers
+from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, end_to_end, refuse_if
 from ._random_parameters import Random
 
 # Products
@@ -35,7 +36,9 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     x, y = call.settled(x), call.settled(other)
     if isinstance(x, Vectors):
         refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
-        return scores(x, y.viewed(lambda entries: entries.mT))
+        y = y.viewed(lambda entries: entries.mT)
+        refuse_if(not (x.last and y.last), "a product of vectors that does not sum over their coordinates")
+        return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
     scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
     if not isinstance(y, Vectors):
         return Scalars(scalars @ (y.value if isinstance(y, Scalars) else numbers(y)))
@@ -58,26 +61,6 @@ def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     call.probe("scores", scores, x.allowed)
     call.probe("weights", weights, x.allowed)
     return Scalars(weights)
-
-
-def convolution(
-    call: Call,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Patches of given images, embedded by a matrix: a convolution whose steps are as long as its kernel."""
-    kernel = tuple(weight.shape[2:])
-    plain = not any(as_list(padding)) and set(as_list(dilation)) == {1} and groups == 1
-    if isinstance(x, VALUES) or tuple(as_list(stride)) != kernel or not plain:
-        raise Refusal("convolutions are read for given images and patches that neither overlap nor are padded")
-    patches = torch.nn.functional.unfold(x, kernel, stride=kernel).transpose(1, 2)  # (batch, patches, numbers)
-    embedded = linear(call, patches, weight.viewed(lambda matrix: matrix.flatten(1)), bias)
-    return embedded.viewed(lambda entries: entries.mT.reshape(call.shape))
 
 
 # Rearrangement
@@ -153,8 +136,13 @@ def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
         return Scalars(ns.join([part.value for part in parts], axis))
     refuse_if(any(isinstance(part, Scalars) for part in parts), "scalars and vectors, one after the other")
     at = next(part.axis for part in parts if isinstance(part, Vectors))
-    vectors = [p if isinstance(p, Vectors) else Vectors.of(along_last(numbers(p), at), at) for p in parts]
-    return joined(vectors, axis)
+    given = [p if isinstance(p, Vectors) else Vectors.of(ns.data(np.moveaxis(numbers(p), at, -1)), at) for p in parts]
+    refuse_if(any(part.axis != at for part in given), "torch.cat of vectors along different axes")
+    if axis != at:
+        return Vectors.of(ns.join([part.plain for part in given], axis - (axis > at)), at)
+    step = math.gcd(*(part.shape[at] for part in given))  # end to end along their coordinates
+    pieces = [part.viewed(lambda entries: entries.movedim(at, -1).unflatten(-1, (-1, step))).plain for part in given]
+    return Vectors.of(ns.concat(ns.join(pieces, axis=-1), axis=-1), at)
 
 
 def stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
@@ -225,7 +213,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "baddbmm": lambda call, x, batch1, batch2, beta=1, alpha=1: add_matmul(call, x, batch1, batch2, beta, alpha),
     "softmax": softmax,
     "_softmax": softmax,
-    "conv2d": convolution,
     "embedding": embedding,
     "dropout": dropout,
     "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),

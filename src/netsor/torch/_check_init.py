@@ -247,7 +247,7 @@ def _pass_findings(
     masks = {}  # by block
     for k, (block, attention, mask) in enumerate(zip(net.blocks, ran.weights, known.masks, strict=True)):
         if attention is not None and attention.shape[-2:] == mask.shape:
-            used = (attention > 0).any(axis=0)
+            used = np.any(attention > 0, axis=0)
             for i, j in (wrong := np.argwhere(used != mask))[:1]:
                 verb = "attends" if used[i, j] else "does not attend"
                 text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"

@@ -90,7 +90,8 @@ def _run(net: Structure, parameters: Mapping[str, Any]) -> tuple[dict[Node, Any]
         if node in net.streams and env[node].requires_grad:
             env[node].retain_grad()
         if node in softmaxes:
-            attended[node] = tuple(_numbers(x).reshape(-1, *x.shape[-2:]) for x in (args[0], env[node]))
+            size = args[0].shape[-2:]
+            attended[node] = _numbers(args[0]).reshape(-1, *size), _numbers(env[node]).reshape(-1, *size)
     return env, attended
 
 

@@ -19,23 +19,25 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .._program import Program
-from ..language import TraceError, Value
+from ..language import TraceError, Value, data
 from ..language._array import Take
 from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import apply_op
-from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
+from ._axes import Coordinates, Refusal, Scalars, Vectors
 from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
 from ._random_parameters import Draws, Random
 from ._rotary import settled
 
 EINSUM = torch.ops.aten.einsum.default
+ATTENTION, CONVOLUTION = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.conv2d
 Module = Any
 Node = Any  # torch.fx.Node
 
@@ -122,12 +124,11 @@ class Graph(NamedTuple):
     inputs: set[Node]  # placeholders of what the module is called with
 
 
-class PlainAttention(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Has `scaled_dot_product_attention` computed by matrix products and a softmax."""
+class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """Has attention, and convolutions that cut an image into patches, computed by products of matrices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        fused = func is torch.nn.functional.scaled_dot_product_attention
-        return (_attention if fused else func)(*args, **(kwargs or {}))
+        return {ATTENTION: _attention, CONVOLUTION: _patches}.get(func, func)(*args, **(kwargs or {}))
 
 
 def _attention(
@@ -147,6 +148,17 @@ def _attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return torch.softmax(scores, -1) @ value
+
+
+def _patches(
+    x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    kernel, given = tuple(weight.shape[2:]), (stride, padding, dilation, groups)
+    if tuple(map(_pair, given)) != (kernel, (0, 0), (1, 1), (1, 1)):  # they overlap, or are padded
+        return CONVOLUTION(x, weight, bias, *given)
+    patches = torch.nn.functional.unfold(x, kernel, stride=kernel).mT  # (batch, patches, numbers)
+    embedded = torch.nn.functional.linear(patches, weight.flatten(1), bias)
+    return embedded.mT.unflatten(-1, (x.shape[-2] // kernel[0], x.shape[-1] // kernel[1]))
 
 
 def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,8 +184,9 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
+    torch.nn.functional.scaled_dot_product_attention = _attention  # which torch.nn.MultiheadAttention calls unseen
     try:
-        with torch.no_grad(), PlainAttention():
+        with torch.no_grad(), PlainFunctions():
             program = torch.export.export(shadow, *given, strict=False)
             in_place = any(getattr(schema_of(node), "is_mutable", False) for node in program.graph.nodes)
             if not in_place and not any(node.target is EINSUM for node in program.graph.nodes):
@@ -187,6 +200,7 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        torch.nn.functional.scaled_dot_product_attention = ATTENTION
 
 
 def read(program: Any, inputs: list[Any], tied: dict[str, str], fixed: dict[str, Any]) -> Graph:
@@ -361,6 +375,6 @@ class Reader:
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""
         x = self.draws.vectors(x) if isinstance(x, Random) else x
-        x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
+        x = Vectors.of(data(numbers(x))) if isinstance(x, torch.Tensor) else x
         x = settled(x) if isinstance(x, Coordinates) else x
         return x.plain if isinstance(x, Vectors) else x.value

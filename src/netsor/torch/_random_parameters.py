@@ -66,10 +66,10 @@ class Draws:
                 return Vectors.of(self._table(w.name).T @ x)
             logits, rows = self._embedding(w.name).logits(x, out), list(law.zero_rows)
             if rows:  # their logits are 0: words of standard deviation 0, because they have a gradient
-                flat, place = x.reshape(-1), np.arange(out)
+                flat, order = x.reshape(-1), np.arange(out)
                 zero: Scalar = normal((len(rows), flat.size), 0.0, name="words") @ root(mean_dot(flat, flat))
-                place[rows] = out + np.arange(len(rows))
-                logits = join([logits, zero.transpose().reshape(*x.shape, len(rows))], -1)[..., place]
+                order[rows] = out + np.arange(len(rows))
+                logits = join([logits, zero.transpose().reshape(*x.shape, len(rows))], -1)[..., order]
             return Scalars(logits)
         law = self._used(w.name, "a matrix")
         refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")

@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 from .._array_api import Floats, Ints
-from ..language import Vector
+from ..language import Vector, data
 from ..language._rotary import Rotate
-from ._axes import Coordinates, Refusal, Vectors, along_last, refuse_if
+from ._axes import Coordinates, Refusal, Vectors, refuse_if
 
 
 class Frequencies(tuple[float, ...]):
@@ -37,7 +37,7 @@ def settled(c: Coordinates) -> Vectors:
         if np.array_equal(index, np.arange(start, stop)):
             part = x.part(start, stop)
             if np.ptp(factor, axis=-1).max() > 0:
-                return Vectors.of(part.plain * along_last(np.broadcast_to(factor, part.shape), -1))
+                return Vectors.of(part.plain * data(np.broadcast_to(factor, part.shape)))
             return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain)
     used = np.concatenate([index[f.any(axis=tuple(range(f.ndim - 1)))] for index, f in terms])
     start, stop = int(used.min()), int(used.max()) + 1
@@ -81,8 +81,8 @@ def _turned(c: Coordinates) -> Vectors:
     refuse_if(not right, "coordinates are not turned in pairs by one angle each: no rotary position")
     positions, theta = _frequencies(angles)
     x = c.x.plain
-    turned = Vector(Rotate(x, positions, 1.0, r / size, Frequencies(theta)), x.shape, x.width)  # type: ignore[arg-type]
-    return Vectors.of(turned if abs(gain - 1) < 1e-6 else gain * turned)
+    value = Vector(Rotate(x, positions, 1.0, r / size, Frequencies(theta)), x.shape, x.width)  # type: ignore[arg-type]
+    return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
 
 
 def _pairs(partner: Ints, r: int) -> tuple[Ints, Ints]:
