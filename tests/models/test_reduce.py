@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 
 import netsor as ns
 from netsor.models import _metrics
-from netsor.models._metrics import of_attention, of_logits, of_words
+from netsor.models._metrics import of_attention, of_logits
 
 
 def right(every):
@@ -27,23 +27,23 @@ def test_logits_by_pieces(scale, far, piece, monkeypatch):
     root, noise = scale * rng.standard_normal((3, 5, 5)), far + rng.standard_normal((3, 5, 150))
     before = [array.copy() for array in (root, noise, known)]
     every = np.concatenate([known, root @ noise], axis=-1)
-    np.testing.assert_allclose(of_words(root, noise, known), right(every), rtol=1e-10)
-    np.testing.assert_allclose(of_words(root, noise), right(root @ noise), rtol=1e-10)
-    np.testing.assert_allclose(of_logits(known, root @ noise), right(every), rtol=1e-10)
+    np.testing.assert_allclose(of_logits(root, noise, known), right(every), rtol=1e-10)
+    np.testing.assert_allclose(of_logits(root, noise), right(root @ noise), rtol=1e-10)
+    np.testing.assert_allclose(of_logits(known), right(known), rtol=1e-10)
     cap = 2 * scale
-    np.testing.assert_allclose(of_words(root, noise, known, cap=cap), right(cap * np.tanh(every / cap)), rtol=1e-10)
+    np.testing.assert_allclose(of_logits(root, noise, known, cap=cap), right(cap * np.tanh(every / cap)), rtol=1e-10)
     for array, same in zip((root, noise, known), before, strict=True):
         np.testing.assert_array_equal(array, same)
 
 
 def test_no_replicas_and_one_for_all():
-    assert of_words(np.zeros((0, 5, 5)), np.zeros((0, 5, 9)), np.zeros((0, 5, 4))).shape == (0, 3)
-    assert of_words(np.ones((1, 5, 5)), np.zeros((3, 5, 9)), np.ones((1, 5, 4))).shape == (3, 3)
+    assert of_logits(np.zeros((0, 5, 5)), np.zeros((0, 5, 9)), np.zeros((0, 5, 4))).shape == (0, 3)
+    assert of_logits(np.ones((1, 5, 5)), np.zeros((3, 5, 9)), np.ones((1, 5, 4))).shape == (3, 3)
 
 
 def test_single_precision_stays_single():
     root, noise = np.eye(2, dtype=np.float32), np.ones((2, 9), np.float32)
-    assert of_words(root, noise).dtype == np.float32
+    assert of_logits(root, noise).dtype == np.float32
 
 
 def test_weights_that_chose_have_no_entropy():
@@ -60,7 +60,6 @@ def test_reductions_make_as_many_numbers_as_they_say():
         _metrics.effective_rank: (weights @ np.swapaxes(weights, -1, -2),),
         partial(of_attention, allowed=np.tri(5, dtype=bool)): (weights, weights),
         of_logits: (weights,),
-        of_words: (weights, weights),
     }
     for f, arrays in made.items():
         plain = f.func if isinstance(f, partial) else f

@@ -5,6 +5,7 @@ import math
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
-from netsor.torch._check_init import _own_reference, compare  # noqa: E402
+from netsor.torch._check_init import _own_reference  # noqa: E402
 from netsor.torch._init_tests import holm, pass_tests, reference_of  # noqa: E402
 
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
 from .test_torch_modules import MODULES  # noqa: E402
 
 ARGS = (torch.tensor([IDS]),)
-DRAWS, LEVEL = 300, 1e-3  # the defaults
+LEVEL = 1e-3  # the default
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def declared():
 
 def _checked(known, seed, mistake=None):
     torch.manual_seed(seed)
-    return compare(Decoder(mistake), ARGS, {}, known, {}, DRAWS, LEVEL, 0)
+    return ns.torch.check_init(Decoder(mistake), ARGS, reference=known)
 
 
 @pytest.mark.parametrize("mistake", WHERE)
@@ -49,19 +50,37 @@ def test_each_mistake_is_found_where_it_is(declared, mistake, seed):
 CORRECT = ["gpt2", "llama", "qwen3", "gemma", "phi3", "smollm3", "bert", "t5", "parallel"]
 
 
-@pytest.mark.parametrize("name", ["decoder", *CORRECT])
-def test_there_is_no_false_alarm_in_100_correct_models(declared, name):
-    """Ten of each; those whose configuration netsor reads against it, the others against their function."""
-    build, args, kwargs = (Decoder, ARGS, {}) if name == "decoder" else MODULES[name][:3]
-    made = build()
-    known = declared if name == "decoder" else reference_of(_own_reference(build, made), args, kwargs)
-    wrong = {}
-    for seed in range(1000, 1010):
-        torch.manual_seed(seed)
-        found = compare(build(), args, kwargs, known, {}, DRAWS, LEVEL, 0)
-        assert not any("pass was not checked" in note for note in found.notes), found.notes
-        wrong |= {} if found.ok else {seed: str(found)}
-    assert not wrong, wrong
+def test_correct_models_alarm_as_often_as_the_level_says(declared):
+    """100 modules, ten of each, those whose configuration netsor reads against it, the others against their function.
+
+    All are independent: each has its own draws of the pass, and of the initialisations that laws are read from. So the
+    number of alarms at a level p is at most Binomial(100, p): above 23 for p = 0.1 with probability 4e-5, and above 3
+    for the default level with probability 4e-6.
+    """
+    usual, rare, trial = {}, {}, 0
+    for name in ["decoder", *CORRECT]:
+        build, args, kwargs = (Decoder, ARGS, {}) if name == "decoder" else MODULES[name][:3]
+        known = declared if name == "decoder" else reference_of(_own_reference(build, build()), args, kwargs)
+        for _ in range(10):
+            trial += 1
+            laws = None if known.laws is None else ns.torch.parameters(build, seed=100 * trial)
+            torch.manual_seed(100_000 + trial)
+            own = replace(known, laws=laws)
+            found = ns.torch.check_init(build(), args, kwargs, reference=own, level=0.1, seed=trial)
+            assert not any("pass was not checked" in note for note in found.notes), found.notes
+            # a half of the level is for parameters, a half for the pass
+            smallest = 2 * min((each.p for each in found.findings), default=1.0)
+            usual |= {} if found.ok else {(name, trial): str(found)}
+            rare |= {(name, trial): str(found)} if smallest < LEVEL else {}
+    assert len(usual) <= 23, usual
+    assert len(rare) <= 3, rare
+
+
+def test_small_uniform_biases_are_no_alarm():
+    """They are read as uniform: as normal ones their kurtosis would be an alarm, in one of 40 modules."""
+    laws = [ns.torch.parameters(lambda: torch.nn.Linear(64, 64), seed=100 * k)["bias"].law for k in range(100)]
+    assert laws.count("uniform") > 90
+    assert "normal" not in laws
 
 
 def test_a_truncation_that_is_missing_is_found_by_the_shape():

@@ -56,7 +56,18 @@ def inputs_of(
     if decoder_ids is not None and not model.decoder_layers:
         raise ArgumentError("decoder_ids", decoder_ids, f"left out: {model.name} has no decoder")
     if model.inputs == "patches":
-        return _patches(model, ids, tokens, patches)
+        most = model.length or 2
+        if ids is not None or (patches is None) == (tokens is None):
+            raise ValueError(
+                f"{model.name} reads images: give patches, or tokens (a class token and patches of standard normal "
+                "pixels)"
+            )
+        if patches is None:
+            return Inputs(whole(tokens, "tokens", least=2, most=most))
+        given = np.array(patches, dtype=np.float64)
+        if given.ndim != 2 or given.shape[1] != model.patch or not 1 <= len(given) < most:
+            raise ValueError(f"patches of shape {given.shape} must be (patches, {model.patch}), at most {most - 1}")
+        return Inputs(len(given) + 1, patches=given)
     if patches is not None:
         raise ValueError(f"patches are for models of images, and {model.name} reads ids")
     if (ids is None) == (tokens is None):
@@ -83,38 +94,17 @@ def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
     return checked
 
 
-def _patches(
-    model: Description, ids: Sequence[int] | None, tokens: int | None, patches: npt.ArrayLike | None
-) -> Inputs:
-    if ids is not None or (patches is None) == (tokens is None):
-        raise ValueError(
-            f"{model.name} reads images: give patches, or tokens (a class token and patches of standard normal pixels)"
-        )
-    if patches is None:
-        return Inputs(whole(tokens, "tokens", least=2, most=model.length or 2))
-    given, most = np.array(patches, dtype=np.float64), (model.length or 1) - 1
-    if given.ndim != 2 or given.shape[1] != model.patch or not 1 <= len(given) <= most:
-        raise ValueError(f"patches of shape {given.shape} must be (patches, {model.patch}), at most {most}")
-    return Inputs(len(given) + 1, patches=given)
-
-
 class Layer(NamedTuple):
     """One block: its output, what its branches add to the stream, and its attention.
 
     Parameters
     ----------
-    stream : Vector
-        The output of the block, (tokens,).
-    attended : Vector
-        The output of attention.
-    fed : Vector
-        The output of the perceptron.
+    stream, attended, fed : Vector
+        The output of the block, (tokens,), of attention and of the perceptron.
     given : Vector
         The input of the perceptron; with `order="post"` its output is added to this.
-    scores : Scalar
-        The scores, (heads, tokens, tokens).
-    weights : Scalar
-        Their softmax.
+    scores, weights : Scalar
+        The scores, (heads, tokens, tokens), and their softmax.
     crossed : Vector, optional
         The output of attention to the encoder.
     experts : Scalar, optional
@@ -152,12 +142,10 @@ class Trace(NamedTuple):
 
     Parameters
     ----------
-    embedded : Vector
-        The embeddings, (tokens,).
+    embedded, output : Vector
+        The embeddings, (tokens,), and the last vectors, after the last norm.
     layers : tuple of Layer
         The blocks, those of an encoder first.
-    output : Vector
-        The last vectors.
     masks : tuple of numpy.ndarray or None
         The allowed scores of each block, booleans (tokens, tokens); None: all.
     table : EmbeddingTable or None
@@ -176,7 +164,7 @@ class Trace(NamedTuple):
 
     embedded: ns.Vector
     layers: tuple[Layer, ...]
-    output: ns.Vector  # after the last norm
+    output: ns.Vector
     masks: tuple[Mask, ...]
     table: EmbeddingTable | None
     decoded: ns.Vector | None = None
@@ -209,7 +197,9 @@ class Trace(NamedTuple):
 def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) -> Trace:
     """The network on these inputs. `embedded` are precomputed embeddings; by default they are computed here."""
     table, x = _embedded(model, given) if embedded is None else (None, embedded)
-    masks = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
+    depth = model.layers + model.decoder_layers
+    windows = [model.window if i % model.window_every == 0 else None for i in range(depth)]
+    masks = [_mask(given.tokens, window, model.causal) for window in windows[: model.layers]]
     bias = _bias(model, given.tokens, bidirectional=not model.causal)
     layers: list[Layer] = []
     stream, decoded = x, None
@@ -224,9 +214,9 @@ def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) 
         tokens = len(given.decoder_ids)
         bias, context = _bias(model, tokens, bidirectional=False), output
         decoder = dataclasses.replace(model, **{name: model.decoder_gain * getattr(model, name) for name in BRANCHES})
-        for i in range(model.layers, model.layers + model.decoder_layers):
-            masks.append(_mask(model, i, tokens, True))
-            layers.append(_decoder_layer(decoder, stream, context, masks[i], bias))
+        for window in windows[model.layers :]:
+            masks.append(_mask(tokens, window, True))
+            layers.append(_decoder_layer(decoder, stream, context, masks[-1], bias))
             stream = layers[-1].stream
         output = normed(model, stream) if model.final_norm else stream
     return Trace(x, tuple(layers), output, tuple(masks), table, decoded, model.order == "post")
@@ -269,7 +259,9 @@ def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
         inside["given"] = u
         if model.experts is None:
             return _feed(model, u)
-        inside["experts"] = _routed(model, u, model.experts)
+        logits = nn.logits(u, model.experts, sigma=sigma_of(model.std_router, model.width))
+        chosen = partial(of_router, chosen=model.experts_per_token)
+        inside["experts"] = ns.apply(chosen, logits, axes=1, name="of_router")
         return _experts(model, u, inside["experts"])
 
     block = nn.block(x, attend, feed, partial(normed, model), model.order)
@@ -326,12 +318,6 @@ def _feed(model: Description, x: ns.Vector) -> ns.Vector:
     return fed + ns.gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
 
 
-def _routed(model: Description, x: ns.Vector, count: int) -> ns.Scalar:
-    """The softmax of the largest logits of the router, 0 for all other experts, (tokens, experts)."""
-    logits = nn.logits(x, count, sigma=sigma_of(model.std_router, model.width))
-    return ns.apply(partial(of_router, chosen=model.experts_per_token), logits, axes=1, name="of_router")
-
-
 def _experts(model: Description, x: ns.Vector, given: ns.Scalar) -> ns.Vector:
     """Σ_e given_e W_e h_e: one matrix on the h_e, each times what the token gives to the expert, set end to end."""
     count = given.shape[-1]
@@ -351,14 +337,11 @@ def normed(model: Description, x: ns.Vector) -> ns.Vector:
     return ns.layer_norm(x, model.eps) if model.norm == "layer" else ns.rms_norm(x, model.eps)
 
 
-def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
-    seen = model.window if layer % model.window_every == 0 else None
-    return None if seen is None and not causal else _visible(tokens, seen, causal)
-
-
 @lru_cache(maxsize=2)
-def _visible(tokens: int, window: int | None, causal: bool) -> Mask:
-    """One array for all layers that see the same."""
+def _mask(tokens: int, window: int | None, causal: bool) -> Mask:
+    """One array for all layers that see the same; None: every token sees every token."""
+    if window is None and not causal:
+        return None
     visible = nn.causal(tokens, window)
     visible = visible if causal else visible | visible.T
     visible.setflags(write=False)

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
@@ -28,18 +29,6 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
     bool: lambda text: {"true": True, "false": False}[text.lower()],
     Stretch: lambda text: Stretch(*map(float, text.split(","))),
 }
-
-
-def _parsed(hint: Any, text: str) -> Any:
-    """The value that a text gives for a field of this type; the text itself, if it gives none."""
-    if text.lower() == "none" and type(None) in get_args(hint):
-        return None
-    while get_args(hint):  # of X | None and Annotated[X, …] the first is X
-        hint = get_args(hint)[0]
-    try:
-        return PARSERS.get(hint, str)(text)
-    except (ValueError, TypeError, KeyError):
-        return text  # the check of the field says what is allowed
 
 
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
@@ -274,7 +263,15 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
         name = name.strip()
         if not equals:
             raise ValueError(f"{shown(text)} must be written field=value")
-        changes[name] = _parsed(types.get(ALIASES.get(name, name), str), value.strip())
+        hint, value = types.get(ALIASES.get(name, name), str), value.strip()
+        if value.lower() == "none" and type(None) in get_args(hint):
+            changes[name] = None
+            continue
+        while get_args(hint):  # of X | None and Annotated[X, …] the first is X
+            hint = get_args(hint)[0]
+        changes[name] = value  # if it gives no value of this type, the check of the field says what is allowed
+        with suppress(ValueError, TypeError, KeyError):
+            changes[name] = PARSERS.get(hint, str)(value)
     return changes
 
 

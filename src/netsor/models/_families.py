@@ -167,13 +167,8 @@ def mistral(config: Config) -> Fields:
 )
 def mixtral(config: Config) -> Fields:
     """Mixtral: Mistral with experts. The noise of the router is of training alone."""
-    fields = llama(config)
-    return fields | {
-        "window": config.take("sliding_window", None, int),
-        "experts": config.take("num_local_experts", 8, int),
-        "experts_per_token": config.take("num_experts_per_tok", 2, int),
-        "std_router": fields["std_q"],
-    }
+    fields = mistral(config) | config.fields(num_local_experts=8, num_experts_per_tok=2)
+    return {**fields, "std_router": fields["std_q"]}
 
 
 @family("olmo2", IGNORED, rms_norm_eps=1e-5, pad_token_id=1)
@@ -184,24 +179,18 @@ def olmo2(config: Config) -> Fields:
 
 @family("qwen2", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32)
 def qwen2(config: Config) -> Fields:
-    """Qwen2, without a window."""
-    _reject_sliding_window(config)
+    """Qwen2. A window in some of the blocks is refused; without it its size and its layers do not matter."""
+    config.require(use_sliding_window=False)
+    types = config.take("layer_types", None, list)
+    if types is not None and not all(kind == "full_attention" for kind in types):
+        config.refuse("layer_types", types, "'full_attention' throughout")
     return llama(config)
 
 
 @family("qwen3", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32, head_dim=128)
 def qwen3(config: Config) -> Fields:
     """Qwen3: Qwen2 with a norm of queries and keys."""
-    _reject_sliding_window(config)
-    return {**llama(config), "qk_norm": True}
-
-
-def _reject_sliding_window(config: Config) -> None:
-    """Refuse a window in some of the blocks; without it its size and its layers do not matter."""
-    config.require(use_sliding_window=False)
-    types = config.take("layer_types", None, list)
-    if types is not None and not all(kind == "full_attention" for kind in types):
-        config.refuse("layer_types", types, "'full_attention' throughout")
+    return {**qwen2(config), "qk_norm": True}
 
 
 @family(

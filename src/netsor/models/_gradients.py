@@ -35,7 +35,8 @@ class Gradients:
         self.net, self.widths = net, widths
         roots = [value for value, _ in loss.seeds]
         self.reached = set(topological_order(roots))
-        tables = _tables(net) if vocabulary else []
+        gaussians = [x for x in dict.fromkeys(net.values[0]) if isinstance(x, Vector) and isinstance(x.op, Gaussian)]
+        tables = [x for x in gaussians if vocabulary and x.op.source.name == "embedding"]  # type: ignore[attr-defined]
         leaves = list(map(self._reshaped, (*net.starts, *net.streams, *tables)))
         leaves = [leaf for leaf in leaves if leaf in self.reached]
         self.back = Reverse(loss.seeds, leaves, lambda op: True, constants=loss.constants)
@@ -142,14 +143,6 @@ class Gradients:
             size = w.std**2 * w.members.size * w.drawn.out_width.bind(self.widths)
             found = found + (size if w.source.by is None else size * (w.source.by * w.source.by))
         return found
-
-
-def _tables(net: ProbedProgram) -> list[Vector]:
-    """The vectors of words that the embeddings are made of."""
-    values = dict.fromkeys(net.values[0])
-    return [
-        x for x in values if isinstance(x, Vector) and isinstance(x.op, Gaussian) and x.op.source.name == "embedding"
-    ]
 
 
 def _variance(table: Vector) -> float | Scalar:

@@ -13,6 +13,7 @@ with g_k fresh standard Gaussian vectors. Words whose vectors are in the program
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise, starmap
 from typing import Any, NamedTuple, cast
@@ -33,7 +34,7 @@ from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
-from ._metrics import LogitMoments, batches, capped, flat, of_logits, of_words
+from ._metrics import LogitMoments, batches, capped, flat, of_logits
 from ._probed_program import ProbedProgram
 
 
@@ -77,12 +78,8 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
     return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in numbers], axis=-1)
 
 
-def _head_shape(*cores: tuple[int, ...]) -> tuple[int]:
-    """The shape of the result of `of_head`: a call of it takes a second with a large vocabulary."""
-    return (parts(cores[0][-2], 0 if len(cores) == 2 else cores[0][-1])[-1].stop,)
-
-
-of_head.output_shape = _head_shape  # type: ignore[attr-defined]
+# The shape of its result: to find it by a call takes a second with a large vocabulary.
+of_head.output_shape = lambda *cores: (parts(cores[0][-2], 0 if len(cores) == 2 else cores[0][-1])[-1].stop,)  # type: ignore[attr-defined]
 
 
 def parts(t: int, known: int) -> list[slice]:
@@ -136,10 +133,8 @@ class Logits(NamedTuple):
 
     def ends(self) -> Scalar:
         """(3,): standard deviation of the logits, mean of log Σ e^logit, largest probability."""
-        if self.root is None or self.noise is None:
-            return apply(of_logits, *self.parts(), axes=2)
-        known = () if self.known is None else (self.known,)
-        return apply(partial(of_words, cap=self.cap), self.root, self.noise, *known, axes=2, name="of_words")
+        given = [a for a in (self.root, self.noise, self.known) if a is not None]
+        return apply(partial(of_logits, cap=self.cap), *given, axes=2, name="of_logits")
 
     def _capped(self, logits: Scalar) -> Scalar:
         return logits if self.cap is None else self.cap * tanh(logits / self.cap)
@@ -254,11 +249,12 @@ class End(NamedTuple):
     loss: Loss | None  # if gradients are asked for
 
 
+@dataclass
 class ModelEnd:
     """The end of a described model on given inputs: its logits are drawn without the matrix that makes them."""
 
-    def __init__(self, model: Description, inputs: Inputs) -> None:
-        self.model, self.inputs = model, inputs
+    model: Description
+    inputs: Inputs
 
     @cached_property
     def traced(self) -> Trace:

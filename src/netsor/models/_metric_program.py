@@ -29,14 +29,6 @@ BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
-def forward_names(net: ProbedProgram) -> tuple[str, ...]:
-    """The names of the numbers of a row, in order."""
-    has = {name for block in net.blocks for name in block}
-    attention = [name for probe, names in ATTENTION.items() if probe in has for name in names]
-    shares = [f"{name}_share" for name in BRANCHES if name in has]
-    return (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
-
-
 def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
     """The row of a block; `crossed` says that some block has attention to an encoder."""
     row = [of_stream(value_of(block, "stream"))]
@@ -211,9 +203,12 @@ class Probes:
     def _build(self, limit: bool) -> list[Section]:
         net, ranged = self.source.net, self.ranges and not limit
         end = self.source.end(limit, self.gradients, ranged)
-        names = forward_names(net)
+        has = {name for block in net.blocks for name in block}
+        attention = [name for probe, names in ATTENTION.items() if probe in has for name in names]
+        shares = [f"{name}_share" for name in BRANCHES if name in has]
+        names = (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
         pairs = zip(net.before, net.blocks, strict=True)
-        rows = [forward_row(before, block, "cross_share" in names) for before, block in pairs]
+        rows = [forward_row(before, block, "cross" in has) for before, block in pairs]
         sections = [Section("forward", names, rows, False)]
         for prefix, start in zip(("input_", "decoder_input_"), net.starts, strict=False):
             sections.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))

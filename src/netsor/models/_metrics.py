@@ -102,21 +102,15 @@ def flat(scores: Array) -> Array:
 
 
 @declares_output(3)
-def of_logits(*parts: Array) -> Array:
-    """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
-    seen = LogitMoments()
-    for part in parts:
-        seen.add(part + 0.0)
-    return seen.ends()
+def of_logits(*arrays: Array, cap: float | None = None) -> Array:
+    """Logits (…, t, words) → (…, 3): standard deviation, mean of log Σ e^logit, largest probability.
 
-
-@declares_output(3)
-def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
-    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones."""
+    They are given, one array; or root · noise, (…, t, t) times (…, t, words), two arrays; or of both kinds, three.
+    """
     seen = LogitMoments()
-    for logits in known:
-        seen.add(capped(logits, cap) + 0.0)
-    for logits, _ in batches(root, noise, cap):
+    for given in arrays if len(arrays) == 1 else arrays[2:]:
+        seen.add(capped(given, cap) + 0.0)
+    for logits, _ in batches(arrays[0], arrays[1], cap) if len(arrays) > 1 else ():
         seen.add(logits)
     return seen.ends()
 

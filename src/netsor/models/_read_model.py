@@ -24,8 +24,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def hub_cached(model: str) -> Path | None:
     """The config.json of a model in the cache of huggingface_hub, if it is there."""
-    if ID.fullmatch(model) is None:
-        return None
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     folder = Path(os.path.expandvars(os.path.expanduser(given))) / f"models--{model.replace('/', '--')}"
@@ -35,16 +33,6 @@ def hub_cached(model: str) -> Path | None:
         if COMMIT.fullmatch(commit) is not None and path.is_file():
             return path
     return None
-
-
-def hub_advice(model: str) -> str:
-    """What to do about an id that is not in the cache."""
-    if ID.fullmatch(model) is None or model.startswith(".") or model.endswith(".json"):
-        return ""
-    return (
-        f". As an id of Hugging Face's hub it is not in the cache of this machine: `hf download {model} config.json` "
-        "puts it there, and prints a path that you can also give"
-    )
 
 
 @cache
@@ -87,15 +75,21 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             path = path / "config.json" if path.is_dir() else path
             given = fields(path)
         except OSError as error:
-            cached = hub_cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
-            if cached is not None:
+            missing = isinstance(error, FileNotFoundError)
+            on_hub = missing and isinstance(source, str) and ID.fullmatch(source) is not None
+            if on_hub and (cached := hub_cached(str(source))) is not None:
                 return _build(fields(cached), str(source))
-            readable = "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
+            readable = "" if missing else f" that can be read ({error.strerror})"
             near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
             meant = f": did you mean {' or '.join(near)}?" if near else "."
-            shipped = f"the name of a model that ships{meant} `netsor audit --models` lists all"
-            advice = hub_advice(source) if isinstance(source, str) else ""
-            raise ArgumentError("model", str(source), f"the path of a file{readable}, or {shipped}{advice}") from None
+            allowed = f"the path of a file{readable}, or the name of a model that ships{meant} "
+            allowed += "`netsor audit --models` lists all"
+            if on_hub and not str(source).startswith(".") and path.suffix != ".json":
+                allowed += (
+                    ". As an id of Hugging Face's hub it is not in the cache of this machine: "
+                    f"`hf download {source} config.json` puts it there, and prints a path that you can also give"
+                )
+            raise ArgumentError("model", str(source), allowed) from None
         folder = path.absolute().parent.name
         return _build(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping):

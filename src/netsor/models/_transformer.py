@@ -29,26 +29,20 @@ class Transformer(Description):
 
     Parameters
     ----------
-    name : str
-        Of the model.
-    family : str
-        Whose code it is of.
-    layers : int
-        Blocks; of the encoder, if there is a decoder.
-    width : int
-        n, of the residual stream.
+    name, family : str
+        The name of the model, and whose code it is of.
+    layers, decoder_layers : int
+        Blocks, and those of a decoder that looks at them; 0: no decoder.
+    width, hidden : int
+        n, of the residual stream, and m, of the perceptron.
     heads : int
         Of queries.
     groups : int, optional
         Heads of keys and values, each shared by heads/groups query heads; None: as many as heads.
     head_dim : int, optional
         d; None: width/heads.
-    hidden : int
-        m, the width of the perceptron.
     vocabulary : int, optional
         None: no logits; classes, if the readout is "class".
-    decoder_layers : int
-        Above 0: an encoder, and a decoder that looks at it.
     inputs : str
         "tokens", or "patches", which a matrix embeds, after one class token.
     patch : int, optional
@@ -57,16 +51,12 @@ class Transformer(Description):
         "learned", "rotary", "alibi", "relative" or "none".
     length : int, optional
         How many learned positions there are.
-    rotary_base : float
-        Of rotary positions.
-    rotary_fraction : float
-        Of the coordinates of a head, those that are turned.
+    rotary_base, rotary_fraction : float
+        Of rotary positions: the base, and the fraction of the coordinates of a head that is turned.
     rotary_stretch : Stretch, optional
         Lowers low frequencies.
-    buckets : int
-        Of relative positions.
-    distance : int
-        Beyond which relative positions share a bucket.
+    buckets, distance : int
+        Of relative positions: how many there are, and the distance beyond which positions share a bucket.
     padding : int, optional
         The id whose embedding is zero.
     order : str
@@ -75,24 +65,22 @@ class Transformer(Description):
         "layer" or "rms".
     eps : float
         Of all norms.
-    input_norm : bool
-        Whether there is a norm of the embeddings.
-    final_norm : bool
-        Whether there is a norm of the last vectors.
+    input_norm, final_norm : bool
+        Whether there is a norm of the embeddings, and of the last vectors.
     activation : str
         "relu", "gelu", "gelu_tanh", "silu" or "tanh".
     gated : bool
         activation(gate) * in.
     experts : int, optional
-        Perceptrons; a router chooses some for each token. None: one, for all.
+        Perceptrons; None: one, for all tokens.
     experts_per_token : int
-        How many it chooses.
+        How many of them a router chooses for each token.
     qk_norm, qk_norm_whole : bool
         A norm of queries and keys; of all heads of a token at once.
     score_scale : float, optional
         What ⟨q, k⟩ is multiplied by; None: d^(−1/2).
-    score_cap : float, optional
-        c makes c tanh(p/c) of a score p.
+    score_cap, logit_cap : float, optional
+        c makes c tanh(p/c) of a score or logit p.
     window : int, optional
         A token sees this many tokens, itself included.
     window_every : int
@@ -107,16 +95,10 @@ class Transformer(Description):
         Logits by the embedding vectors.
     embedding_scale, logit_scale : float
         What embeddings and logits are multiplied by.
-    logit_cap : float, optional
-        As `score_cap`, of logits.
-    std_q, std_k, std_v, std_o : float
-        Of queries, keys, values and the output of attention.
-    std_in, std_gate, std_out, std_router : float
-        Of the perceptron, and of the router of experts.
-    std_embedding, std_position : float
-        Of embeddings, learned positions.
-    std_type, std_relative : float
-        Of one more vector that is added to every token, of relative biases.
+    std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router : float
+        Of queries, keys, values and the output of attention, of the perceptron, and of the router of experts.
+    std_embedding, std_position, std_type, std_relative : float
+        Of embeddings, learned positions, one more vector that is added to every token, and relative biases.
     std_logits : float
         Where the logits are not tied.
     decoder_gain : float

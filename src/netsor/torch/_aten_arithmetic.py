@@ -15,7 +15,7 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..activations import Function
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, along_last, refuse_if
+from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, refuse_if
 from ._random_parameters import Draws, Random
 from ._rotary import settled
 
@@ -41,7 +41,7 @@ class Call:
         """The argument as vectors; given numbers have their coordinates along the last axis."""
         x = self.settled(x)
         if isinstance(x, torch.Tensor) and x.ndim and x.is_floating_point():
-            return Vectors.of(along_last(numbers(x), -1))
+            return Vectors.of(ns.data(numbers(x)))
         if not isinstance(x, Vectors):
             raise Refusal(f"needs vectors, got {kind(x)}")
         return x
@@ -75,26 +75,17 @@ def as_list(x: Any) -> list[Any]:
     return list(x) if isinstance(x, list | tuple) else [x]
 
 
-def _aligned(a: Vectors, b: Vectors) -> tuple[ns.Vector, ns.Vector]:
-    refuse_if(b.from_end != a.from_end, "vectors whose coordinates are along different axes meet")
-    return a.plain, b.plain
-
-
-def _uniform(c: Floats, at: int) -> Floats | None:
-    """Constants without the axis of the coordinates, if they do not differ along it."""
-    if c.ndim < -at:
-        return c
-    c = np.moveaxis(c, at, -1)
-    return c[..., 0] if c.shape[-1] == 1 or np.ptp(c, axis=-1).max() == 0 else None
-
-
-def _without(s: Scalars, at: int) -> ns.Scalar:
-    """Scalars without the axis of the coordinates, which they must have once for all of them."""
-    value = s.value
-    if value.ndim < -at:
-        return value
-    refuse_if(value.shape[at] != 1, "scalars that differ along the coordinates of vectors")
-    return value[(..., 0, *(slice(None),) * (-at - 1))]
+def _beside(a: Vectors, b: Tensor) -> Any:
+    """What `a.plain` is added to or multiplied by for a tensor: vectors, or scalars or numbers for whole vectors."""
+    at = a.from_end
+    if isinstance(b, Vectors):
+        refuse_if(b.from_end != at, "vectors whose coordinates are along different axes meet")
+        return b.plain
+    if isinstance(b, Scalars):
+        refuse_if(len(b.shape) >= -at and b.shape[at] != 1, "scalars that differ along the coordinates of vectors")
+        return b.value if len(b.shape) < -at else b.value[(..., 0, *(slice(None),) * (-at - 1))]
+    c = np.moveaxis(b, at, -1) if b.ndim >= -at else b[..., None]
+    return c[..., 0] if c.shape[-1] == 1 or np.ptp(c, axis=-1).max() == 0 else ns.data(c)
 
 
 def _expanded(a: Vectors, shape: Shape) -> Vectors:
@@ -109,41 +100,30 @@ def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
         if left.x is right.x and left.shape[-1] == right.shape[-1]:
             return Coordinates(left.x, (*left.terms, *right.terms))
     a, b = call.ranked(a, b)
-    return _add_to_vectors(call, a, b) if isinstance(a, Vectors) else _add_to_scalars(call, a, b)
+    b = b if isinstance(b, VALUES) else numbers(b)
+    if isinstance(a, Scalars):
+        return _add_to_scalars(a, b)
+    at, mask = a.from_end, not isinstance(b, VALUES) and (b <= MASKED).any()
+    if mask or (isinstance(b, Scalars) and len(b.shape) >= -at and b.shape[at] != 1):
+        return add(call, call.draws.scalars(a), b)  # one for each coordinate: relative positions of heads
+    if not isinstance(b, VALUES) and not b.any():
+        return _expanded(a, b.shape)
+    return Vectors.of(a.plain + _beside(a, b), at)
 
 
-def _add_to_vectors(call: Call, a: Vectors, b: Tensor) -> Tensor:
-    at = a.from_end
-    if isinstance(b, Vectors):
-        x, y = _aligned(a, b)
-        return Vectors.of(x + y, at)
-    if isinstance(b, Scalars):
-        if len(b.shape) >= -at and b.shape[at] != 1:  # one for each coordinate: relative positions of heads
-            return add(call, call.draws.scalars(a), b)
-        return Vectors.of(a.plain + _without(b, at), at)
-    c = numbers(b)
-    if not c.any():
-        return _expanded(a, c.shape)
-    if (c <= MASKED).any():
-        return add(call, call.draws.scalars(a), b)
-    same = _uniform(c, at)
-    return Vectors.of(a.plain + (along_last(c, at) if same is None else same), at)
-
-
-def _add_to_scalars(call: Call, a: Scalars, b: Tensor) -> Scalars:
+def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
     """The sum has the masks of both."""
     if isinstance(b, Scalars):
         return Scalars(a.unmasked + b.unmasked).masked(a.allowed).masked(b.allowed)
-    c = numbers(b)
-    shape = np.broadcast_shapes(a.shape, c.shape)
-    if not c.any():
-        return a if a.shape == shape else Scalars(a.value + c)
-    if (low := c <= MASKED).any():
-        return _add_to_scalars(call, a, np.where(low, 0.0, c)).masked(np.broadcast_to(~low, shape))
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    if not b.any():
+        return a if a.shape == shape else Scalars(a.value + b)
+    if (low := b <= MASKED).any():
+        return _add_to_scalars(a, np.where(low, 0.0, b)).masked(np.broadcast_to(~low, shape))
     root = a.root
-    if root is not None and root.power == 1 and a.factor == 1 and c.size == 1:
-        return Scalars(a.unmasked + c, root=Root(root.vectors, root.eps + float(c.ravel()[0])))
-    return Scalars(a.unmasked + c).masked(a.allowed)
+    if root is not None and root.power == 1 and a.factor == 1 and b.size == 1:
+        return Scalars(a.unmasked + b, root=Root(root.vectors, root.eps + float(b.ravel()[0])))
+    return Scalars(a.unmasked + b).masked(a.allowed)
 
 
 def add_scaled(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
@@ -154,34 +134,26 @@ def add_scaled(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tens
 def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
     """The product of any two tensors."""
     a, b = (other, a) if isinstance(other, VALUES) and not isinstance(a, VALUES) else (a, other)
+    c = None if isinstance(b, VALUES) else numbers(b)
     if not isinstance(a, VALUES):
         return torch.as_tensor(numbers(a) * numbers(b))
-    if isinstance(a, Vectors | Coordinates | Random) and not isinstance(b, VALUES):
-        return _scaled(call, a, numbers(b))
+    if c is not None and isinstance(a, Vectors | Coordinates | Random):
+        return _scaled(call, a, c)
     a, b = call.ranked(a, b)
-    if isinstance(a, Vectors):
-        return _multiply_vectors(call, a, b)
-    if isinstance(b, Scalars):
-        return Scalars(a.value * b.value)
-    c = numbers(b)
-    if c.size == 1 and c.ndim <= len(a.shape):
-        return Scalars(a.base, a.factor * float(c.ravel()[0]), a.allowed)
-    return Scalars(a.value * c)
-
-
-def _multiply_vectors(call: Call, a: Vectors, b: Vectors | Scalars) -> Vectors:
+    if isinstance(a, Scalars):
+        if c is not None and c.size == 1 and c.ndim <= len(a.shape):
+            return Scalars(a.base, a.factor * float(c.ravel()[0]), a.allowed)
+        return Scalars(a.value * (b.value if c is None else c))
     if a is b:
-        x = a.plain
-        square = Vectors.of(x * x, a.from_end)
+        square = Vectors.of(a.plain * a.plain, a.from_end)
         call.draws.squares[square.value] = a
         return square
     if isinstance(b, Vectors):
-        x, y = _aligned(a, b)
-        return Vectors.of(x * y, a.from_end)
+        return Vectors.of(a.plain * _beside(a, b), a.from_end)
     root, one_each = b.root, tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
     if root is not None and root.power == -0.5 and root.vectors is a and b.shape == one_each:
         return Vectors.of(ns.rms_norm(a.plain, root.eps, gain=b.factor), a.from_end)
-    return Vectors.of(_without(b, a.from_end) * a.plain, a.from_end)
+    return Vectors.of(_beside(a, b) * a.plain, a.from_end)
 
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
@@ -190,13 +162,12 @@ def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
         return a
     a = call.vectors(a)
-    at = a.from_end
-    same = _uniform(c, at)
-    if same is None and at == -1:
+    same = _beside(a, c)
+    if isinstance(same, ns.Vector) and a.last:
         return Coordinates.of(a).scale(c)
-    if same is None:
-        return Vectors.of(a.plain * along_last(np.broadcast_to(c, a.shape), at), at)
-    return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, at)
+    if not isinstance(same, ns.Vector) and (same == 1).all():
+        return _expanded(a, c.shape)
+    return Vectors.of(same * a.plain, a.from_end)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:

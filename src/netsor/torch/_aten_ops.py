@@ -13,8 +13,8 @@ import torch
 
 from .. import language as ns
 from .._validate import Shape
-from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, as_list, kind, multiply, numbers
-from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, along_last, end_to_end, joined, refuse_if, scores
+from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, kind, multiply, numbers
+from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, end_to_end, refuse_if
 from ._random_parameters import Random
 
 # Products
@@ -36,7 +36,9 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     x, y = call.settled(x), call.settled(other)
     if isinstance(x, Vectors):
         refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
-        return scores(x, y.viewed(lambda entries: entries.mT))
+        y = y.viewed(lambda entries: entries.mT)
+        refuse_if(not (x.last and y.last), "a product of vectors that does not sum over their coordinates")
+        return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
     scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
     if not isinstance(y, Vectors):
         return Scalars(scalars @ (y.value if isinstance(y, Scalars) else numbers(y)))
@@ -59,52 +61,6 @@ def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     call.probe("scores", scores, x.allowed)
     call.probe("weights", weights, x.allowed)
     return Scalars(weights)
-
-
-def attention(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`scaled_dot_product_attention`."""
-    q, k, v = (call.vectors(x) for x in (query, key, value))
-    if enable_gqa:
-        at = len(k.shape) - 3
-        index = np.repeat(np.arange(k.shape[at]), q.shape[at] // k.shape[at])
-        k, v = k.pick(at, index), v.pick(at, index)
-    p = multiply(call, scores(q, k), float(1 / math.sqrt(q.shape[-1]) if scale is None else scale))
-    if is_causal:
-        p = p.masked(np.tri(p.shape[-2], p.shape[-1], dtype=bool))
-    if isinstance(attn_mask, torch.Tensor) and attn_mask.dtype == torch.bool:
-        p = p.masked(attn_mask.numpy())
-    elif attn_mask is not None:
-        p = add(call, p, attn_mask)
-    return matmul(call, softmax(call, p, -1), v)
-
-
-def convolution(
-    call: Call,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Patches of given images, embedded by a matrix: a convolution whose steps are as long as its kernel."""
-    kernel = tuple(weight.shape[2:])
-    plain = not any(as_list(padding)) and set(as_list(dilation)) == {1} and groups == 1
-    if isinstance(x, VALUES) or tuple(as_list(stride)) != kernel or not plain:
-        raise Refusal("convolutions are read for given images and patches that neither overlap nor are padded")
-    patches = torch.nn.functional.unfold(x, kernel, stride=kernel).transpose(1, 2)  # (batch, patches, numbers)
-    embedded = linear(call, patches, weight.viewed(lambda matrix: matrix.flatten(1)), bias)
-    return embedded.viewed(lambda entries: entries.mT.reshape(call.shape))
 
 
 # Rearrangement
@@ -180,8 +136,13 @@ def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
         return Scalars(ns.join([part.value for part in parts], axis))
     refuse_if(any(isinstance(part, Scalars) for part in parts), "scalars and vectors, one after the other")
     at = next(part.axis for part in parts if isinstance(part, Vectors))
-    vectors = [p if isinstance(p, Vectors) else Vectors.of(along_last(numbers(p), at), at) for p in parts]
-    return joined(vectors, axis)
+    given = [p if isinstance(p, Vectors) else Vectors.of(ns.data(np.moveaxis(numbers(p), at, -1)), at) for p in parts]
+    refuse_if(any(part.axis != at for part in given), "torch.cat of vectors along different axes")
+    if axis != at:
+        return Vectors.of(ns.join([part.plain for part in given], axis - (axis > at)), at)
+    step = math.gcd(*(part.shape[at] for part in given))  # end to end along their coordinates
+    pieces = [part.viewed(lambda entries: entries.movedim(at, -1).unflatten(-1, (-1, step))).plain for part in given]
+    return Vectors.of(ns.concat(ns.join(pieces, axis=-1), axis=-1), at)
 
 
 def stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
@@ -233,6 +194,7 @@ def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tenso
 
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
+TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
 
 # Each takes the call, the first argument of the operation, and those of the others that it names.
@@ -251,13 +213,12 @@ OPS: dict[str, Callable[..., Any]] = {
     "baddbmm": lambda call, x, batch1, batch2, beta=1, alpha=1: add_matmul(call, x, batch1, batch2, beta, alpha),
     "softmax": softmax,
     "_softmax": softmax,
-    "scaled_dot_product_attention": attention,
-    "conv2d": convolution,
     "embedding": embedding,
     "dropout": dropout,
     "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),
     "swapaxes": lambda call, x, axis0, axis1: viewed(call, x, lambda entries: entries.transpose(axis0, axis1)),
     "t": lambda call, x: viewed(call, x, lambda entries: entries.t()),
+    "mT": lambda call, x: viewed(call, x, lambda entries: entries.mT),
     "permute": lambda call, x, dims: viewed(call, x, lambda entries: entries.permute(dims)),
     "expand": expand,
     "expand_as": expand,

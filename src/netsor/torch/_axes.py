@@ -18,7 +18,7 @@ import torch
 
 from .._array_api import Bools, Floats, Ints
 from .._validate import Shape
-from ..language import Scalar, Vector, concat, data, dot, join
+from ..language import Scalar, Vector, concat
 from ..language._score import split
 
 
@@ -44,13 +44,10 @@ class View:
         return tuple(self.entries.shape)
 
     def viewed(self, f: Callable[[Any], Any]) -> Any:
-        """The view that f returns for the tensor, or several (a split)."""
-        views = f(self.entries)
-        several = views if isinstance(views, list | tuple) else [views]
-        if any(view.untyped_storage()._cdata != self.entries.untyped_storage()._cdata for view in several):
-            return self._copied(f)
-        made = [replace(self, entries=view) for view in several]
-        return made if views is several else made[0]
+        """The view that f returns for the tensor."""
+        view = f(self.entries)
+        same = view.untyped_storage()._cdata == self.entries.untyped_storage()._cdata
+        return replace(self, entries=view) if same else self._copied(f)
 
     def _copied(self, f: Callable[[Any], Any]) -> Any:
         raise Refusal("a view that is not contiguous")
@@ -221,25 +218,3 @@ def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:
         factors = [np.broadcast_to(f, (*lead, len(i))) for i, f in each]
         terms.append((np.concatenate([i for i, _ in each]), np.concatenate(factors, axis=-1)))
     return Coordinates(parts[0].x, tuple(terms))
-
-
-def joined(parts: Sequence[Vectors], axis: int) -> Vectors:
-    """`torch.cat` of vectors: along an axis of vectors, or end to end along their coordinates."""
-    at = parts[0].axis
-    refuse_if(any(part.axis != at for part in parts), "torch.cat of vectors along different axes")
-    if axis != at:
-        return Vectors.of(join([part.plain for part in parts], axis - (axis > at)), at)
-    step = math.gcd(*(part.shape[at] for part in parts))
-    pieces = [part.viewed(lambda entries: entries.movedim(at, -1).unflatten(-1, (-1, step))).plain for part in parts]
-    return Vectors.of(concat(join(pieces, axis=-1), axis=-1), at)
-
-
-def scores(x: Vectors, y: Vectors) -> Scalars:
-    """⟨x_i, y_j⟩ for tensors (…, i, coordinates) and (…, j, coordinates): scalars (…, i, j)."""
-    refuse_if(not (x.last and y.last), "a product of vectors that does not sum over their coordinates")
-    return Scalars(dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
-
-
-def along_last(numbers: Floats, axis: int) -> Vector:
-    """Given numbers as vectors, with the coordinates along an axis."""
-    return data(np.moveaxis(numbers, axis, -1))

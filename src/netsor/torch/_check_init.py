@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,43 +154,32 @@ def check_init(
     if weights is not None:
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
-    known = reference_of(reference, inputs, named)
-    check = compare(real, inputs, named, known, declared or {}, draws, level, seed)
-    return check if reference is not module else replace(check, reference=OWN, notes=[*check.notes, OWN_NOTE])
-
-
-def compare(
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    known: Reference,
-    declared: Mapping[str, float | Parameter],
-    draws: int,
-    level: float,
-    seed: int,
-) -> InitCheck:
-    """`check_init` of a module against a reference that was read before."""
-    net, notes = None, []
+    known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
+    notes = [OWN_NOTE] if reference is module else []
+    net, unchecked = None, ""
     try:
-        net = structure(captured(module, args, kwargs, as_found(module))[0])
+        net = structure(captured(real, inputs, named, as_found(real))[0])
         if len(net.blocks) != len(known.masks):
-            notes.append(f"the pass was not checked: {len(net.blocks)} blocks, and {len(known.masks)} are declared")
+            unchecked = f"{len(net.blocks)} blocks, and {len(known.masks)} are declared"
     except UnsupportedError as error:
-        notes.append(f"the pass was not checked: {error}")
-    numbers = dict(module.named_parameters())
+        unchecked = str(error)
+    numbers = dict(real.named_parameters())
     laws = {name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()}
-    declared_laws = {name: law for name, law in with_declared(laws, declared).items() if law.law != "unknown"}
+    laws = {name: law for name, law in with_declared(laws, declared or {}).items() if law.law != "unknown"}
     samples = 1 if known.laws is None else known.laws.samples
-    tests = [test for name, law in declared_laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
-    tests += [*correlation_tests(numbers, declared_laws), *_ties(module, known, net)]
+    tests = [test for name, law in laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
+    tests += [*correlation_tests(numbers, laws), *_ties(real, known, net)]
     pairs = zip(tests, holm([test.p for test in tests]), strict=True)
     findings, count = [replace(test, p=float(p)) for test, p in pairs if p < level / 2], len(tests)
-    if net is not None and not notes:
+    if unchecked:
+        notes.insert(0, f"the pass was not checked: {unchecked}")
+    elif net is not None:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
         findings, count = findings + after, count + more
-    first = min(findings, key=_position(module), default=None)
-    rest = [name for name in numbers if name not in declared_laws]
-    return InitCheck(type(module).__name__, known.name, findings, first, count, draws, rest, notes)
+    first = min(findings, key=_position(real), default=None)
+    rest = [name for name in numbers if name not in laws]
+    name = OWN if reference is module else known.name
+    return InitCheck(type(real).__name__, name, findings, first, count, draws, rest, notes)
 
 
 def load_weights(module: Any, path: Path) -> None:
@@ -255,7 +244,14 @@ def _pass_findings(
     ran = forward_backward(net, numbers, known.targets, known.masks)
     laws = {(name, k): law[name][:, k] for name, k in ran.quantities if name in law and k < law[name].shape[1]}
     real = {key: ran.quantities[key] for key in laws}
-    masks = _mask_findings(net, ran.weights, known.masks)
+    masks = {}  # by block
+    for k, (block, attention, mask) in enumerate(zip(net.blocks, ran.weights, known.masks, strict=True)):
+        if attention is not None and attention.shape[-2:] == mask.shape:
+            used = np.any(attention > 0, axis=0)
+            for i, j in (wrong := np.argwhere(used != mask))[:1]:
+                verb = "attends" if used[i, j] else "does not attend"
+                text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
+                masks[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
     findings = list(masks.values())
     for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
         if p < level and not (k in masks and name in SCORES):
@@ -279,19 +275,6 @@ def _path(net: Structure, name: str, k: int) -> str:
         return block.path or "the module"
     # the outermost module that returns it, such as the whole perceptron and not its dropout
     return min(outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)]), key=len)
-
-
-def _mask_findings(net: Structure, weights: Sequence[Any], masks: Sequence[Any]) -> dict[int, InitFinding]:
-    """By block."""
-    findings = {}
-    for k, (block, attention, mask) in enumerate(zip(net.blocks, weights, masks, strict=True)):
-        if attention is not None and attention.shape[-2:] == mask.shape:
-            used = (attention > 0).any(axis=0)
-            for i, j in (wrong := np.argwhere(used != mask))[:1]:
-                verb = "attends" if used[i, j] else "does not attend"
-                text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
-                findings[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
-    return findings
 
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:

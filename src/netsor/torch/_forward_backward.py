@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import torch
 from .._array_api import Bools, Floats
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
-from ._aten_arithmetic import MASKED
 from ._parameters import Parameter, Parameters
 from ._program import Node, name_of
 from ._structure import Structure
@@ -92,30 +90,9 @@ def _run(net: Structure, parameters: Mapping[str, Any]) -> tuple[dict[Node, Any]
         if node in net.streams and env[node].requires_grad:
             env[node].retain_grad()
         if node in softmaxes:
-            attended[node] = _attended(node, args, kwargs, env[node])
+            size = args[0].shape[-2:]
+            attended[node] = _numbers(args[0]).reshape(-1, *size), _numbers(env[node]).reshape(-1, *size)
     return env, attended
-
-
-def _attended(node: Node, args: Any, kwargs: Any, result: Any) -> tuple[Floats, Floats]:
-    """Scores before a mask and weights of a softmax, (heads, tokens, tokens)."""
-    if name_of(node) != "scaled_dot_product_attention":
-        return _numbers(args[0]).reshape(-1, *args[0].shape[-2:]), _numbers(result).reshape(-1, *result.shape[-2:])
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    q, k = given["query"].detach().double(), given["key"].detach().double()
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if given.get("enable_gqa") else k
-    scale = given.get("scale")
-    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    mask = given.get("attn_mask")
-    if given.get("is_causal"):
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if mask is None:
-        mask = torch.zeros(())
-    elif mask.dtype == torch.bool:
-        mask = torch.where(mask, 0.0, -math.inf)
-    weights = torch.nan_to_num(torch.softmax(scores + mask, -1))
-    scores = torch.where(mask <= MASKED, scores, scores + mask)  # a bias belongs to the scores, a mask does not
-    return tuple(_numbers(x).reshape(-1, *x.shape[-2:]) for x in (scores, weights))  # type: ignore[return-value]
 
 
 def _backward(

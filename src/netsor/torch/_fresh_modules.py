@@ -184,7 +184,13 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         if not writes and key in map(_storage, given):
             return  # a view
         if writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
-            self._partly(name, args, tensor, key)
+            zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
+            length = tensor.shape[-1] if tensor.ndim else 0
+            if zero and length and tensor.is_contiguous() and tensor.storage_offset() % length == 0:  # rows of zeros
+                first = tensor.storage_offset() // length
+                self._zero.setdefault(key, set()).update(range(first, first + tensor.numel() // length))
+            else:
+                self._problems[key] = f"{name} of a part"
             return
         entrywise, fills = torch.Tag.pointwise in func.tags or name in ENTRYWISE, name in FILLS
 
@@ -205,16 +211,6 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         else:
             self._problems[key] = next(filter(None, map(self._problems.get, map(_storage, given))), name)
             self._samples.pop(key, None)
-
-    def _partly(self, name: str, args: Any, tensor: Any, key: int) -> None:
-        """What is done to some rows of a matrix: zeros stay zeros."""
-        zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
-        length = tensor.shape[-1] if tensor.ndim else 0
-        if zero and length and tensor.is_contiguous() and tensor.storage_offset() % length == 0:
-            first = tensor.storage_offset() // length
-            self._zero.setdefault(key, set()).update(range(first, first + tensor.numel() // length))
-        else:
-            self._problems[key] = f"{name} of a part"
 
 
 def _empty(t: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..optim import NAMED
 from ._fresh_modules import fresh
 from ._parameters import Parameters, parameters
 from ._program import Module, Reader, UnsupportedError, captured, name_of
-from ._structure import Block, Structure, structure
+from ._structure import Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
 TRAINING_TOKENS = 4  # of the batch of a training step, unless ids are given: what a draw costs grows with their square
@@ -129,37 +130,28 @@ def read_network(
 
 
 def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
-    """Streams, branches and attention of each block; the masks of the blocks."""
+    """Streams, branches and attention of each block; the mask of each block, one for all heads."""
 
     def tokens(node: Any) -> Any:
         return reader.value(reader.env[node]).reshape(-1)
 
     probes: list[Probe] = []
-    masks = []
-    for stack in parts.stacks:
-        probes.append(Probe("embedding", tokens(stack[0].before)))
-        for block in stack:
-            attention, mask = _attention(reader, block)
-            masks.append(mask)
-            named = {**block.branches, **({} if block.middle is None else {"middle": block.middle})}
-            named["stream"] = block.stream
-            probes += [*attention, *(Probe(name, tokens(node)) for name, node in named.items())]
-    return probes, masks
-
-
-def _attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
-    """Scores and weights of the attention branch, (heads, tokens, tokens), with one mask for all heads."""
-    probes: list[Probe] = []
-    mask = None
-    for node in block.softmaxes:
-        for what, value, allowed in reader.softmaxes.get(node, ()):
+    masks: list[Any] = []
+    for block in parts.blocks:
+        if any(block is stack[0] for stack in parts.stacks):
+            probes.append(Probe("embedding", tokens(block.before)))
+        mask = None
+        for what, value, allowed in (probe for node in block.softmaxes for probe in reader.softmaxes.get(node, ())):
             size: Any = value.shape[-2:]
             every = np.broadcast_to(True if allowed is None else allowed, value.shape).reshape(-1, *size)
             mask = every[0] if mask is None else mask
             if (every != mask).any():
                 raise UnsupportedError(f"the heads of {block.path} have masks that differ: an audit knows one a block")
             probes.append(Probe(what, value.reshape(-1, *size), mask))
-    return probes, mask
+        masks.append(mask)
+        named = {**block.branches, "middle": block.middle, "stream": block.stream}
+        probes += [Probe(name, tokens(node)) for name, node in named.items() if node is not None]
+    return probes, masks
 
 
 def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
@@ -187,17 +179,19 @@ def training(
 
     `width` is one at which an optimiser is made, to see what it is.
     """
-    kind = optimiser if isinstance(optimiser, str) else _kind(optimiser(build(width)))
+    kind: Any = optimiser
+    if not isinstance(optimiser, str):
+        made = optimiser(build(width))
+        kind = KINDS.get(type(made).__name__)
+        if kind is None or not hasattr(made, "param_groups"):
+            raise ArgumentError("optimiser", type(made).__name__, f"an optimiser of torch.optim: {', '.join(KINDS)}")
 
     def at(width: int) -> tuple[Program, Any]:
-        def factory() -> Module:
-            return build(width)
-
+        factory = partial(build, width)
         net = _loss(factory, inputs_of(factory, None if ids is None else list(ids), TRAINING_TOKENS))
         if isinstance(optimiser, str):
             return net, lr
-        products = [value.op for value in topological_order(net.outputs) if isinstance(value.op, MatMul)]
-        names = {product.weight.source.name for product in products}
+        names = {v.op.weight.source.name for v in topological_order(net.outputs) if isinstance(v.op, MatMul)}
         rates = _rates(factory(), optimiser)
         return net, {name: rates.get(str(name), 0.0) for name in names}
 
@@ -217,13 +211,6 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     loss = cross_entropy_of(logits, unit_vectors(targets, logits.width.factor), words)
     kept = [probe for probe in net.program.probes if probe.name in WATCHED]
     return net.laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
-
-
-def _kind(optimiser: Any) -> str:
-    name = type(optimiser).__name__
-    if name not in KINDS or not hasattr(optimiser, "param_groups"):
-        raise ArgumentError("optimiser", name, f"an optimiser of torch.optim: {', '.join(KINDS)}")
-    return KINDS[name]
 
 
 def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:

@@ -156,7 +156,10 @@ def parameters(
     rows: dict[str, Parameter] = {}
     first: dict[Any, str] = {}  # the first parameter with such numbers in all samples
     for name, p in instance.named_parameters():
-        law = replace(law_of(name, tuple(p.shape), drawn_samples[name]), fan_in=_fan_in(instance, name))
+        owner = type(instance.get_submodule(name.rpartition(".")[0])).__name__
+        law = law_of(name, tuple(p.shape), drawn_samples[name])
+        if p.ndim > 1 and "Embedding" not in owner:  # Conv1D of transformers is (in, out)
+            law = replace(law, fan_in=int(p.shape[0] if owner == "Conv1D" else math.prod(p.shape[1:])))
         if law.random:
             beginnings = b"".join(t.entries.reshape(-1)[:4096].numpy().tobytes() for t in drawn_samples[name])
             same = first.setdefault((law.shape, hashlib.sha1(beginnings).digest()), name)
@@ -225,17 +228,18 @@ def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Paramete
 
 
 def _shape_of(z: Floats, kurtosis: float) -> tuple[str, str]:
-    """Normal, uniform or truncated, by the fourth moment and the largest entry of standardised numbers."""
+    """Normal, uniform or truncated, by the fourth moment and the largest of standardised entries."""
     if z.size < 64:
         return "normal", "too few entries to test"
-    off = (kurtosis - 3) / math.sqrt(24 / z.size)
     largest = float(np.abs(z).max())
-    if abs(off) < 5:
+    if math.erf(largest / math.sqrt(2)) ** z.size < 1e-6 and kurtosis < 3 and largest < 4.5:  # so few normals have
+        # of n uniform entries the largest, less their mean and over their std, is √3 (1 ± 0.73/√n), the kurtosis 1.8 ±
+        # 1.15/√n
+        off = 5 / math.sqrt(z.size)
+        uniform = largest < math.sqrt(3) * (1 + 0.73 * off) and kurtosis < 1.8 + 1.15 * off
+        return ("uniform" if uniform else "truncated normal"), ""
+    if abs(kurtosis - 3) < 5 * math.sqrt(24 / z.size):
         return "normal", ""
-    if kurtosis < 1.9 and largest < math.sqrt(3) * 1.05:
-        return "uniform", ""
-    if kurtosis < 3 and largest < 4.5:
-        return "truncated normal", ""
     return "unknown", f"excess kurtosis {kurtosis - 3:.2g}"
 
 
@@ -260,11 +264,3 @@ def _dependence(kept: list[Floats]) -> tuple[str, str] | None:
     if abs(spread**2 - 1) > 6 * math.sqrt(2 / count) + 6 / math.sqrt(long * count):
         return "unknown", f"rows are correlated: their cosines are {spread:.2g} times those of i.i.d. entries"
     return None
-
-
-def _fan_in(module: Module, name: str) -> int | None:
-    """None for vectors and tables."""
-    shape, owner = module.get_parameter(name).shape, type(module.get_submodule(name.rpartition(".")[0])).__name__
-    if len(shape) < 2 or "Embedding" in owner:
-        return None
-    return int(shape[0] if owner == "Conv1D" else math.prod(shape[1:]))  # that of transformers is (in, out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -18,22 +19,25 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .._program import Program
-from ..language import TraceError, Value
+from ..language import TraceError, Value, data
 from ..language._array import Take
 from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import apply_op
-from ._axes import Coordinates, Refusal, Scalars, Vectors, along_last
+from ._axes import Coordinates, Refusal, Scalars, Vectors
 from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
 from ._random_parameters import Draws, Random
 from ._rotary import settled
 
 EINSUM = torch.ops.aten.einsum.default
+ATTENTION, CONVOLUTION = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.conv2d
 Module = Any
 Node = Any  # torch.fx.Node
 
@@ -120,6 +124,43 @@ class Graph(NamedTuple):
     inputs: set[Node]  # placeholders of what the module is called with
 
 
+class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """Has attention, and convolutions that cut an image into patches, computed by products of matrices."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return {ATTENTION: _attention, CONVOLUTION: _patches}.get(func, func)(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if is_causal else attn_mask
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.softmax(scores, -1) @ value
+
+
+def _patches(
+    x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    kernel, given = tuple(weight.shape[2:]), (stride, padding, dilation, groups)
+    if tuple(map(_pair, given)) != (kernel, (0, 0), (1, 1), (1, 1)):  # they overlap, or are padded
+        return CONVOLUTION(x, weight, bias, *given)
+    patches = torch.nn.functional.unfold(x, kernel, stride=kernel).mT  # (batch, patches, numbers)
+    embedded = torch.nn.functional.linear(patches, weight.flatten(1), bias)
+    return embedded.mT.unflatten(-1, (x.shape[-2] // kernel[0], x.shape[-1] // kernel[1]))
+
+
 def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The exported program of a copy whose parameters have shapes and no memory."""
     memo: dict[int, Any] = {}
@@ -143,8 +184,9 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
+    torch.nn.functional.scaled_dot_product_attention = _attention  # which torch.nn.MultiheadAttention calls unseen
     try:
-        with torch.no_grad():
+        with torch.no_grad(), PlainFunctions():
             program = torch.export.export(shadow, *given, strict=False)
             in_place = any(getattr(schema_of(node), "is_mutable", False) for node in program.graph.nodes)
             if not in_place and not any(node.target is EINSUM for node in program.graph.nodes):
@@ -158,6 +200,7 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        torch.nn.functional.scaled_dot_product_attention = ATTENTION
 
 
 def read(program: Any, inputs: list[Any], tied: dict[str, str], fixed: dict[str, Any]) -> Graph:
@@ -186,9 +229,12 @@ def read(program: Any, inputs: list[Any], tied: dict[str, str], fixed: dict[str,
                 graph.outputs.extend(node.args[0])
             elif node.op == "get_attr":
                 constants[node] = operator.attrgetter(node.target)(program.graph_module)
-            elif all(each in constants or _shape_alone(node, each) for each in node.all_input_nodes):
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), partial(_numbers, constants))
-                constants[node] = node.target(*args, **kwargs)
+            else:
+                at = LIKE.get(name_of(node))
+                shaped = {node.args[at]} - {*node.args[:at]} if at is not None else set()
+                if all(x in constants or x in shaped for x in node.all_input_nodes):
+                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), partial(_numbers, constants))
+                    constants[node] = node.target(*args, **kwargs)
     return graph
 
 
@@ -197,22 +243,10 @@ LIKE = {**dict.fromkeys(("type_as", "expand_as", "view_as"), 1), **dict.fromkeys
 LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_full"), 0)
 
 
-def _shape_alone(node: Node, x: Node) -> bool:
-    at = LIKE.get(name_of(node))
-    return at is not None and node.args[at] is x and x not in node.args[:at]
-
-
 def _numbers(constants: dict[Node, Any], x: Node) -> Any:
     """The numbers of a constant; for what is random something of its shape and type."""
     like = x.meta["val"] if x not in constants else None
     return constants[x] if like is None else torch.zeros(1, dtype=like.dtype).expand(like.shape)
-
-
-def line_of(node: Node) -> str:
-    """The line of code that asked for an operation: the innermost that is not torch's own."""
-    places = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', node.meta.get("stack_trace") or "")
-    own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
-    return "{}:{}: {}".format(*own[-1]) if own else ""
 
 
 def schema_of(node: Node) -> Any:
@@ -332,13 +366,15 @@ class Reader:
         except Exception as error:
             said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
             reason = said.get(type(error), f"{type(error).__name__}: {error}")
-            target, line = name if name == "getitem" else node.target, line_of(node)
-            where = path or "the module itself"
-            raise UnsupportedError(f"{target} in {where}: {reason}" + (f" (at {line})" if line else "")) from error
+            places = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', node.meta.get("stack_trace") or "")
+            own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
+            line = " (at {}:{}: {})".format(*own[-1]) if own else ""  # the innermost that is not torch's own
+            target, where = name if name == "getitem" else node.target, path or "the module itself"
+            raise UnsupportedError(f"{target} in {where}: {reason}{line}") from error
 
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""
         x = self.draws.vectors(x) if isinstance(x, Random) else x
-        x = Vectors.of(along_last(numbers(x), -1)) if isinstance(x, torch.Tensor) else x
+        x = Vectors.of(data(numbers(x))) if isinstance(x, torch.Tensor) else x
         x = settled(x) if isinstance(x, Coordinates) else x
         return x.plain if isinstance(x, Vectors) else x.value

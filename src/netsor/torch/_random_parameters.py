@@ -6,7 +6,7 @@ One parameter is one random object, however often and in whichever orientation t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +64,13 @@ class Draws:
                 raise Refusal(f"a part of the table {w.name}, or its transpose, as a matrix")
             if self.trained:
                 return Vectors.of(self._table(w.name).T @ x)
-            logits = self._embedding(w.name).logits(x, out)
-            return Scalars(_padded(logits, x, law.zero_rows) if law.zero_rows else logits)
+            logits, rows = self._embedding(w.name).logits(x, out), list(law.zero_rows)
+            if rows:  # their logits are 0: words of standard deviation 0, because they have a gradient
+                flat, order = x.reshape(-1), np.arange(out)
+                zero: Scalar = normal((len(rows), flat.size), 0.0, name="words") @ root(mean_dot(flat, flat))
+                order[rows] = out + np.arange(len(rows))
+                logits = join([logits, zero.transpose().reshape(*x.shape, len(rows))], -1)[..., order]
+            return Scalars(logits)
         law = self._used(w.name, "a matrix")
         refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
         plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
@@ -141,12 +146,3 @@ class Draws:
         order = list(range(plain.ndim))
         order.insert(at, plain.ndim)
         return Scalars(self.twins[base].reshape(-1, base.width.factor)[flat].transpose(*order))
-
-
-def _padded(logits: Scalar, y: Vector, rows: Sequence[int]) -> Scalar:
-    """Tied logits with 0 for rows of zeros; these are words of standard deviation 0, because they have a gradient."""
-    flat, place = y.reshape(-1), np.arange(logits.shape[-1])
-    zero: Scalar = normal((len(rows), flat.size), 0.0, name="words") @ root(mean_dot(flat, flat))
-    place[list(rows)] = len(place) + np.arange(len(rows))
-    every: Scalar = join([logits, zero.transpose().reshape(*y.shape, len(rows))], -1)
-    return every[..., place]

@@ -1,7 +1,7 @@
 """Rotary positions, recognised from their arithmetic: x_f cos − x_g sin and x_g cos + x_f sin for pairs (f, g).
 
 Pairs are (f, f + r/2), or neighbours (2f, 2f + 1). The rows of a random matrix are exchangeable, so both have the same
-law, and `ns.rotary`, which turns the former, stands for both.
+law, and `Rotate`, which turns the former, stands for both.
 """
 
 from __future__ import annotations
@@ -11,9 +11,18 @@ import math
 import numpy as np
 
 from .._array_api import Floats, Ints
-from ..language import rotary
-from ..models import Stretch
-from ._axes import Coordinates, Refusal, Vectors, along_last, refuse_if
+from ..language import Vector, data
+from ..language._rotary import Rotate
+from ._axes import Coordinates, Refusal, Vectors, refuse_if
+
+
+class Frequencies(tuple[float, ...]):
+    """The θ_f that a module computes; they take the place of a `Stretch` of base^(−2f/r)."""
+
+    def of(self, theta: Floats) -> Floats:
+        """The frequencies, whatever base^(−2f/r) is."""
+        return np.array(self)
+
 
 TOLERANCE = 1e-4  # of angles and frequencies, which modules compute in single precision
 
@@ -28,7 +37,7 @@ def settled(c: Coordinates) -> Vectors:
         if np.array_equal(index, np.arange(start, stop)):
             part = x.part(start, stop)
             if np.ptp(factor, axis=-1).max() > 0:
-                return Vectors.of(part.plain * along_last(np.broadcast_to(factor, part.shape), -1))
+                return Vectors.of(part.plain * data(np.broadcast_to(factor, part.shape)))
             return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain)
     used = np.concatenate([index[f.any(axis=tuple(range(f.ndim - 1)))] for index, f in terms])
     start, stop = int(used.min()), int(used.max()) + 1
@@ -71,11 +80,8 @@ def _turned(c: Coordinates) -> Vectors:
     right = right and (r == size or abs(gain - 1) < 1e-6)
     refuse_if(not right, "coordinates are not turned in pairs by one angle each: no rotary position")
     positions, theta = _frequencies(angles)
-    try:
-        base, stretch = _base(theta)
-    except Refusal:  # as between tokens that are further apart or closer: linear scaling
-        positions, (base, stretch) = positions * theta[0], _base(theta / theta[0])
-    value = rotary(c.x.plain, positions, base, r / size, stretch)
+    x = c.x.plain
+    value = Vector(Rotate(x, positions, 1.0, r / size, Frequencies(theta)), x.shape, x.width)  # type: ignore[arg-type]
     return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
 
 
@@ -101,30 +107,3 @@ def _frequencies(angles: Floats) -> tuple[Floats, Floats]:
     if np.abs(turns - np.round(turns)).max() > TOLERANCE * (1 + start):
         raise Refusal("rotary positions do not begin at an integer")
     return start + np.arange(len(angles), dtype=float), theta
-
-
-def _base(theta: Floats) -> tuple[float, Stretch | None]:
-    """The base of θ_f = base^(−2f/r), and what lowers the low frequencies as Llama 3 does."""
-    if len(theta) == 1:
-        return 10000.0, None  # θ_0 = 1 for every base
-    f = np.arange(len(theta)) / len(theta)
-    base = float(theta[-1] / theta[-2]) ** -len(theta)  # the two lowest frequencies are lowered alike
-    plain = base**-f
-    if np.allclose(theta, plain, rtol=1e-3):
-        return base, None
-    factor = float(plain[-1] / theta[-1])
-    kept = (theta / plain - 1 / factor) / (1 - 1 / factor)  # = (turns − low)/(high − low), between 0 and 1
-    some, high, low = (kept > 1e-3) & (kept < 1 - 1e-3), kept >= 1 - 1e-3, kept <= 1e-3
-    if some.sum() >= 2:
-        slope, offset = np.polyfit(plain[some], kept[some], 1)
-    else:  # any line that passes the others by
-        at, value = (plain[some][0], kept[some][0]) if some.any() else (plain[low].max(), 0.0)
-        slopes = [(1 - value) / (plain[high].min() - at)] if high.any() else []
-        slopes += [value / (at - plain[low].max())] if some.any() else []
-        slope = max(slopes, default=0.0)
-        offset = value - slope * at
-    if slope > 0 and offset < 0 and factor > 0:
-        stretch = Stretch(factor, -offset, 1 - offset, 2 * math.pi * slope)
-        if np.allclose(theta, stretch.of(plain), rtol=1e-3):
-            return base, stretch
-    raise Refusal("frequencies of rotary positions are neither base^(−2f/r) nor those of Llama 3")

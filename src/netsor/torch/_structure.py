@@ -13,13 +13,13 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ._aten_ops import PARTS
+from ._aten_ops import PARTS, TURNS
 from ._aten_ops import VIEWS as SHAPES
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
-SOFTMAX = ("softmax", "_softmax", "scaled_dot_product_attention")
-MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2, "conv2d": 1}  # where the matrix is among the arguments
-VIEWS = (*SHAPES, *PARTS, "t", "transpose", "swapaxes", "permute", "getitem", "expand", "contiguous", "to", "_to_copy")
+SOFTMAX = ("softmax", "_softmax")
+MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}  # where the matrix is among the arguments
+VIEWS = (*SHAPES, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
@@ -92,7 +92,11 @@ def structure(graph: Graph) -> Structure:
     stacks: list[Stack] = []
     for paths in _numbered(inside):
         parts = [(path, inside[path], ends.get(path)) for path in paths]
-        stacks += _stack(graph, _entry(graph, *parts[0][1:]), parts)
+        _, nodes, end = parts[0]
+        outside = [x for node in nodes for x in node.all_input_nodes if x not in nodes]
+        entries = [x for x in outside if end is not None and _shape(x) == _shape(end)]
+        entries = [x for x in entries if _random(graph, x) or x in graph.inputs]
+        stacks += _stack(graph, next(iter(entries), None), parts)
     stacks = stacks or _loops(graph) or _whole(graph)
     if not 1 <= len(stacks) <= 2:
         raise UnsupportedError(
@@ -149,17 +153,6 @@ def _shape(node: Node) -> tuple[int, ...]:
 
 def _random(graph: Graph, node: Node) -> bool:
     return node not in graph.constants
-
-
-def _entry(graph: Graph, nodes: list[Node], end: Node | None) -> Node | None:
-    """What comes into a block from outside, in the shape of what leaves it."""
-    own = set(nodes)
-    for node in nodes:
-        for x in node.all_input_nodes:
-            streams = _random(graph, x) or x in graph.inputs
-            if end is not None and x not in own and streams and _shape(x) == _shape(end):
-                return x
-    return None
 
 
 def _whole(graph: Graph) -> list[Stack]:
@@ -258,37 +251,35 @@ def _viewed(node: Node) -> Node:
     return node
 
 
-def _nearest(graph: Graph, carriers: Iterable[Node], root: Node) -> list[Node]:
-    """The matrices that act last before a node."""
-    is_matrix = partial(matrix_of, graph)
-    return [root] if is_matrix(root) else list(filter(is_matrix, _back(graph, root, carriers, ends=is_matrix)))
-
-
 def _matrices(
     graph: Graph, nodes: list[Node], branches: dict[str, Node], carriers: dict[Node, str], width: int
 ) -> dict[str, list[str]]:
     """The parameters of each kind; one that is of several kinds of attention is "qkv"."""
     kinds: dict[str, set[str]] = {}
-    own = set(nodes)
+    is_matrix = partial(matrix_of, graph)
 
     def say(kind: str, given: Iterable[Node]) -> None:
         for node in given:
             kinds.setdefault(str(matrix_of(graph, node)), set()).add(kind)
 
-    near = partial(_nearest, graph, carriers)
+    def near(root: Node) -> list[Node]:
+        """The matrices that act last before a node."""
+        return [root] if is_matrix(root) else list(filter(is_matrix, _back(graph, root, carriers, ends=is_matrix)))
+
     for name, branch in branches.items():
         say("out" if name == "mlp" else "output", near(branch))
         if name == "mlp":
             for last in near(branch):
-                first = near(last.args[0] if name_of(last) != "addmm" else last.args[1])
-                active = _active(first)
+                inside = list(_back(graph, last, carriers, ends=is_matrix))
+                first = list(filter(is_matrix, inside))
+                active = {node for x in inside if name_of(x) in ACTIVATIONS for node in near(x)}
                 gated = len(first) == 2 and len(active) == 1
-                say("gate", active if gated else [])
-                say("in", [node for node in first if not gated or node not in active])
+                say("gate", active if gated else ())
+                say("in", set(first) - active if gated else first)
             continue
-        for soft in (x for x in _back(graph, branch, carriers, own) if name_of(x) in SOFTMAX):
+        for soft in (x for x in _back(graph, branch, carriers, set(nodes)) if name_of(x) in SOFTMAX):
             for kind, node in zip(("query", "key", "value"), _attended(graph, soft), strict=True):
-                say(kind, near(node) if node not in carriers else [])
+                say(kind, near(node) if node not in carriers else ())
     parameters: dict[str, list[str]] = {}
     for node in nodes:
         parameter = matrix_of(graph, node)
@@ -299,27 +290,8 @@ def _matrices(
     return parameters
 
 
-def _active(matrices: list[Node]) -> list[Node]:
-    """Those that an activation acts on before their products meet; it may be written out."""
-    ahead = {node: _ahead(node) for node in matrices}
-    common = set.intersection(*ahead.values()) if ahead else set()
-    return [node for node in matrices if any(name_of(x) in ACTIVATIONS for x in ahead[node] - common)]
-
-
-def _ahead(root: Node) -> set[Node]:
-    """All that depends on a node."""
-    pending, seen = [root], set[Node]()
-    while pending:
-        new = set(pending.pop().users) - seen
-        seen |= new
-        pending += new
-    return seen
-
-
 def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
     """Queries, keys and values of a softmax."""
-    if name_of(soft) == "scaled_dot_product_attention":
-        return tuple(soft.args[:3])
     products = ("matmul", "bmm", "baddbmm")
     scores = (x for x in _back(graph, soft) if name_of(x) in products and not matrix_of(graph, x))
     score, pending = next(scores, None), list(soft.users)
