@@ -125,7 +125,7 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
     shares = []
     for law in (p, q):
-        density, spread = law._normals.pdf_with_error(y)
+        density, spread = law._normals.pdf_with_error(y, unseen=False)
         shares.append(np.divide(spread, density, out=np.zeros_like(density), where=density > 0))
     bias = 0.5 * float(np.mean(np.minimum(shares[0] ** 2 + shares[1] ** 2, 1.0)))
     # the noise of q's density is the same at neighbouring points: it does not average out over draws

@@ -341,7 +341,7 @@ class JointWithError:
         flat, shape = at.reshape(-1, law.dim), at.shape[:-1]
         value, error = law._normals.pdf_with_error(flat)
         doubt = np.max([np.abs(other.pdf(flat) - value) for other in self._off()] or [0.0], axis=0)
-        total = combined(error, doubt, law._normals.unseen(flat))
+        total = combined(error, doubt)
         return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:

@@ -98,9 +98,9 @@ class Mixture(Components, Law):
 
     def _needs_density(self, name: str) -> None:
         if not self._has_density:
-            first, *more = (f"{at:g}" for at in self._points.atoms)
-            points = ", ".join([first, *more[:2], *(["…"] if len(more) > 2 else [])])
-            many = "made of point masses at" if more else "the point mass at"
+            at = [f"{at:g}" for at in self._points.atoms]
+            points = ", ".join(at[:3] + ["…"] * (len(at) > 3))
+            many = "made of point masses at" if len(at) > 1 else "the point mass at"
             raise LawError(name, f"this law is {many} {points}, which has no density; law.atoms has their masses")
 
     def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
@@ -111,8 +111,8 @@ class Mixture(Components, Law):
         # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
         alike = self.weight is None or self.count is not None
         weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
-        square = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
-        variance = square[:, 0] - 2 * value * square[:, 1] + value**2 / n + points * (1 - 2 * value) / n
+        square, cross = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
+        variance = square - 2 * value * cross + value**2 / n + points * (1 - 2 * value) / n
         spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
         return np.asarray(combined(spread, few.unseen(y, kernel, n)))
 
@@ -240,9 +240,8 @@ class Mixture(Components, Law):
 
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
-        if self.component_var.any():
-            return super().support()
-        return float(self.component_mean.min()), float(self.component_mean.max())
+        smooth = self.component_var.any()
+        return super().support() if smooth else (float(self.component_mean.min()), float(self.component_mean.max()))
 
     # Others
 

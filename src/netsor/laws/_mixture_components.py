@@ -19,7 +19,7 @@ from ._law_base import MAX_MAGNITUDE, LawError, Provenance, checked_origin, chec
 from ._replicas import BLOCKS, Replicas, Replicated
 
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by this many quantiles
-ROUNDED = 40  # bits of two points that agree: what is left, 1e-12 of them, is rounding
+ROUNDING = 2e-12  # relative difference of two points that only rounding causes
 CELL = 0.01  # width of a cell in log v, in `compress`
 CELLS = 400  # most cells in `compress`
 MAX_COMPONENTS = 1000  # components above which they are replaced by fewer
@@ -356,21 +356,10 @@ class Components:
 
 def _without_rounding(mean: Array, var: Array) -> Array:
     """The means, where points that rounding parts from one that repeats have its value: that of most of them."""
-    point = np.flatnonzero(var == 0)
-    at = np.sort(mean[point])
-    gaps = np.diff(at)
-    near, repeats = gaps < np.abs(at[1:]) * 2.0 ** (1 - ROUNDED), np.zeros(len(at), dtype=bool)
-    repeats[1:] |= gaps == 0
-    repeats[:-1] |= gaps == 0
-    if not ((gaps > 0) & near & (repeats[1:] | repeats[:-1])).any():
-        return mean
-    at, which, count = np.unique(mean[point], return_inverse=True, return_counts=True)
-    digits, exponent = np.frexp(at)
-    about = np.ldexp(np.round(np.ldexp(digits, ROUNDED)), exponent - ROUNDED)
-    group = np.unique(about, return_inverse=True)[1]
-    order = np.lexsort((-count, group))  # the most frequent one first in each
-    first = order[np.unique(group[order], return_index=True)[1]]
-    repeated = np.where(count[first] > 1, at[first], np.nan)[group]
+    at, which, count = np.unique(mean[var == 0], return_inverse=True, return_counts=True)
+    group = np.cumsum(np.diff(at, prepend=-np.inf) > ROUNDING * np.abs(at)) - 1
+    order = np.lexsort((-count, group))  # the most frequent one first in each group
+    most = order[np.unique(group, return_index=True)[1]][group]
     result = mean.copy()
-    result[point] = np.where(np.isnan(repeated), at, repeated)[which]
+    result[var == 0] = np.where(count[most] > 1, at[most], at)[which]
     return result

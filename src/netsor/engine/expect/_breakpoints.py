@@ -1,18 +1,15 @@
 """The breakpoints of a function of one argument: kinks, jumps, and structure too narrow for an integral's panels.
 
-It samples the function twice. Panels: on a grid that is uniform near 0 and geometric far out, every interval on which
-the function is not a polynomial is halved; intervals that never become smooth close in on a kink or a jump. Octaves: a
-much finer grid, whose step is 6e-5 of the power of two below |u| (so 6e-5 standard deviations in the bulk, whatever the
-standard deviation is), shows spikes and thin steps that the panels step over: a fourth difference that is large
-compared with its neighbours. Points found there become edges of the panels.
+Two searches. Panels: on a grid that is uniform near 0 and geometric far out, every interval on which the function is
+not a polynomial is halved; intervals that never become smooth close in on a kink or a jump. Octaves: a much finer
+grid, whose step is 6e-5 of the power of two below |u|, shows spikes and thin steps that the panels step over, as
+fourth differences that are large compared with their neighbours. Points found there become edges of the panels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,15 +17,12 @@ from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODE, NODES, POINTS, unresolved
 
-R = TypeVar("R")
-
 GRID_END_ARCSINH = 13.0  # arcsinh |u| at which the grid of panels ends: |u| about 2e5
-STEP = 1 / 32  # of that grid, in arcsinh u: 0.03 near 0, and 3 % of |u| far out
+STEP = 0.5  # of that grid, in arcsinh u
 OFFSET = 0.37  # of both grids, in steps: at round numbers, where kinks usually are, a grid point would hide them
 SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, that counts as rounding
 # Interval length, relative to 1 + |u|: one shorter that is still not smooth holds a kink or a jump
 MIN_SMOOTH_INTERVAL = 1e-8
-PASSES = 16  # rounds of merging neighbouring intervals: each at most halves their number
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
 POINTS_OF_OCTAVE = 2**14  # points of the fine grid in an octave of |u|, on each side of 0: step 6e-5 |u|
@@ -42,27 +36,13 @@ NOTHING = 1e-20  # of the function's largest value in the octave: values below c
 
 
 class Breakpoints(NamedTuple):
-    """What the probe has found; the function is a polynomial (to rounding) on each interval left … right."""
+    """What the search has found; the function is a polynomial (to rounding) on each interval left … right."""
 
     breaks: Array  # (breaks,)
     jumps: bool
     left: Array  # (intervals,), sorted
     right: Array
     noise: float  # rounding noise of its values, relative to their size: large if it computes in low precision
-
-
-def once_per_function(compute: Callable[..., R]) -> Callable[..., R]:
-    """Remember what is found of a function, by the other arguments, as long as the function is there."""
-    known: WeakKeyDictionary[Function, dict[tuple[Any, ...], R]] = WeakKeyDictionary()
-
-    @wraps(compute)
-    def found(f: Function, *given: Any) -> R:
-        results = known.setdefault(f, {})
-        if given not in results:
-            results[given] = compute(f, *given)
-        return results[given]
-
-    return found
 
 
 def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
@@ -75,43 +55,39 @@ def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
         return panels
     octaves = [(octave, False) for octave in range(lowest, highest + 1)] + [(lowest, True)]
     points, step = np.concatenate([_octave(f, *octave, max(VISIBLE, 64 * panels.noise)) for octave in octaves], axis=1)
-    return _panels(f, tuple(points[~_already_resolved(panels, points, 8 * step)].tolist()))
-
-
-def _already_resolved(panels: Breakpoints, points: Array, near: Array) -> Array:
-    """Which points the panels have resolved already: those near a break, or on intervals that are short."""
+    # those near a break or on short intervals are resolved already
     place = np.clip(np.searchsorted(panels.right, points), 0, len(panels.right) - 1)
-    seen: Array = panels.right[place] - panels.left[place] < near
-    if len(panels.breaks):
-        seen |= np.abs(panels.breaks[:, None] - points).min(axis=0) < near
-    return seen
+    resolved = panels.right[place] - panels.left[place] < 8 * step
+    resolved |= np.abs(panels.breaks[:, None] - points).min(axis=0, initial=np.inf) < 8 * step
+    return _panels(f, tuple(points[~resolved].tolist()))
 
 
 def declared(f: Function) -> Breakpoints:
-    """The declared breaks alone: a function whose parameters differ by row is not probed."""
+    """The declared breaks alone: a function whose parameters differ by row is not searched."""
     breaks = np.array(sorted(f.breaks or ()), dtype=float)
     return Breakpoints(breaks, len(breaks) > 0, np.empty(0), np.empty(0), 0.0)
 
 
-@once_per_function
+@lru_cache(maxsize=256)
 def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     """The features that panels show, with more edges than those of the grid."""
-    extra = np.array(more)
     grid = np.sinh((np.arange(-GRID_END_ARCSINH / STEP, GRID_END_ARCSINH / STEP) + OFFSET) * STEP)
-    near = STEP * 2.0 ** -np.arange(1, 30)
-    stated = np.array(sorted(f.breaks or ()), dtype=float)
-    fine = [grid, near, -0.7 * near, stated, extra, *(point + sign * near for point in stated for sign in (1, -1))]
-    edges = np.unique(np.concatenate(fine))
-    level, breaks = _envelope(f, edges), stated
-    level = level._replace(noise=_noise(f, grid[np.abs(grid) < 30.0], level))
+    breaks = np.array(sorted(f.breaks or ()), dtype=float)
+    edges = np.unique(np.concatenate([grid, breaks, more]))
+    level = _Level.of(f, edges)
     if f.breaks is None:
         breaks = _clusters(_halved(f, edges, level)[1])
         edges = np.unique(np.concatenate([edges, breaks]))
     kept = _halved(f, edges, level)[0]
     long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
-    kept = np.unique(np.concatenate([kept[long], breaks, extra]))
-    kept = _merged(f, kept, np.concatenate([breaks, extra]), level)
-    return Breakpoints(breaks, len(breaks) > 0 and _jumps(f, breaks), kept[:-1], kept[1:], level.noise)
+    kept = np.unique(np.concatenate([kept[long], breaks, more]))
+    # a jump changes the function as much very near a break as near it
+    with np.errstate(all="ignore"):
+        steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
+        near, very_near = (
+            (np.abs(f(breaks + step) - f(breaks - step)) for step in steps) if len(breaks) else np.zeros((2, 0))
+        )
+    return Breakpoints(breaks, bool(np.any(~(very_near <= 0.3 * near))), kept[:-1], kept[1:], level.noise)
 
 
 def _values(f: Function, u: Array) -> Array:
@@ -131,17 +107,20 @@ class _Level(NamedTuple):
     value: Array
     noise: float = 0.0
 
+    @classmethod
+    def of(cls, f: Function, edges: Array) -> _Level:
+        """From the values on panels; the noise is the upper quartile of the roughness on very short intervals."""
+        outer = np.maximum(np.abs(edges[:-1]), np.abs(edges[1:]))
+        order = np.argsort(outer)
+        size = np.abs(_on_panels(f, edges[:-1], edges[1:])).max(axis=1)
+        level = cls(outer[order], np.maximum.accumulate(size[order]))
+        points = np.sinh(np.linspace(-4.1, 4.1, 256))
+        short = 1e-6 * (1.0 + np.abs(points))
+        return level._replace(noise=float(np.quantile(_roughness(f, points - short, points + short, level), 0.75)))
+
     def __call__(self, left: Array, right: Array) -> Array:
         outer = np.maximum(np.abs(left), np.abs(right))
         return self.value[np.minimum(np.searchsorted(self.at, outer), len(self.at) - 1)]
-
-
-def _envelope(f: Function, edges: Array) -> _Level:
-    left, right = edges[:-1], edges[1:]
-    outer = np.maximum(np.abs(left), np.abs(right))
-    size = np.abs(_on_panels(f, left, right)).max(axis=1)
-    order = np.argsort(outer)
-    return _Level(outer[order], np.maximum.accumulate(size[order]))
 
 
 def _roughness(f: Function, left: Array, right: Array, level: _Level) -> Array:
@@ -153,23 +132,13 @@ def _roughness(f: Function, left: Array, right: Array, level: _Level) -> Array:
     return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
 
 
-def _smooth(f: Function, left: Array, right: Array, level: _Level) -> Array:
-    return _roughness(f, left, right, level) <= max(SMOOTH, 4 * level.noise)
-
-
-def _noise(f: Function, points: Array, level: _Level) -> float:
-    """The roughness on intervals so short that only rounding can cause it: its upper quartile over the points."""
-    short = 1e-6 * (1.0 + np.abs(points))
-    return float(np.quantile(_roughness(f, points - short, points + short, level), 0.75))
-
-
 def _halved(f: Function, edges: Array, level: _Level) -> tuple[Array, Array]:
     """The edges after halving, and the intervals (·, 2) so short that only a kink or a jump can be in them."""
     kept = [edges]
     left, right = edges[:-1], edges[1:]
     short = np.empty((0, 2))
     while len(left):
-        failing = ~_smooth(f, left, right, level)
+        failing = _roughness(f, left, right, level) > max(SMOOTH, 4 * level.noise)
         size = (right - left) / (1.0 + np.abs(left))
         short = np.concatenate([short, np.stack([left, right], axis=1)[failing & (size < MIN_SMOOTH_INTERVAL)]])
         failing &= size > 4e-15
@@ -199,29 +168,7 @@ def _clusters(short: Array) -> Array:
     return centres
 
 
-def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
-    """Fewer edges: one goes where the function is smooth across it, unless it is among the wanted ones."""
-    for _ in range(PASSES):
-        before = len(edges)
-        for k in (0, 1):  # pairs of neighbours, and then the other pairs
-            left, middle, right = edges[k:-2:2], edges[k + 1 : -1 : 2], edges[k + 2 :: 2]
-            needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
-            needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
-            edges = np.delete(edges, k + 1 + 2 * np.nonzero(needless)[0])
-        if len(edges) == before:
-            break
-    return edges
-
-
-def _jumps(f: Function, breaks: Array) -> bool:
-    """Whether f changes as much very near a break as it does near it."""
-    steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
-    with np.errstate(all="ignore"):
-        near, very_near = (np.abs(f(breaks + step) - f(breaks - step)) for step in steps)
-    return bool(np.any(~(very_near <= 0.3 * near)))
-
-
-@once_per_function
+@lru_cache(maxsize=1024)
 def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
     """Points around the narrow features in an octave, or on a grid across 0, and the step of the grid, (2, ·)."""
     step = 2.0**octave / POINTS_OF_OCTAVE
@@ -232,9 +179,8 @@ def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
     else:
         outward = 2.0**octave + step * (np.arange(-4, POINTS_OF_OCTAVE + 4 + NEIGHBOURS) + OFFSET)
         grids = [outward, -outward]
-    values = [_values(f, grid) for grid in grids]
     with np.errstate(all="ignore"):
-        values = [np.where(np.abs(v) < MAX_VALUE, v, np.nan) for v in values]
+        values = [np.where(np.abs(v) < MAX_VALUE, v, np.nan) for v in (_values(f, grid) for grid in grids)]
     least = NOTHING * max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
     points = np.concatenate([g[_outlier_points(v, least, visible)] for g, v in zip(grids, values, strict=True)])
     points = np.unique(points if len(points) <= 5 * MAX_NARROW_FEATURES else points[:0])
@@ -247,14 +193,10 @@ def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
 def _outlier_points(values: Array, least: float, visible: float) -> Array:
     """The indices of the five points of every fourth difference that stands out from its block."""
     with np.errstate(all="ignore"):
-        second = np.diff(values, n=2)
-        difference = np.abs(second[:-2] - 2 * second[1:-1] + second[2:])
+        difference = np.abs(np.diff(values, n=4))
         count = len(difference) // NEIGHBOURS
-        parts = difference[: count * NEIGHBOURS].reshape(count, NEIGHBOURS)
-        size = np.nan_to_num(np.abs(values[2 : 2 + count * NEIGHBOURS]).reshape(count, NEIGHBOURS).max(axis=1))
-        level = visible * np.maximum(size, least)
-        some = np.nonzero(~(parts.max(axis=1) <= level))[0]
-        parts = np.nan_to_num(parts[some])
-        usual = np.sort(parts, axis=1)[:, NEIGHBOURS // 2]
-        block, place = np.nonzero(parts > np.maximum(level[some], OUTSTANDING * usual)[:, None])
-    return ((some[block] * NEIGHBOURS + place)[:, None] + np.arange(5)).ravel()
+        blocks = np.nan_to_num(difference[: count * NEIGHBOURS].reshape(count, NEIGHBOURS))
+        size = np.nan_to_num(np.abs(values[2 : 2 + count * NEIGHBOURS])).reshape(count, NEIGHBOURS).max(axis=1)
+        usual = np.sort(blocks, axis=1)[:, NEIGHBOURS // 2]
+        outlying = blocks > np.maximum(visible * np.maximum(size, least), OUTSTANDING * usual)[:, None]
+    return (np.flatnonzero(outlying)[:, None] + np.arange(5)).ravel()

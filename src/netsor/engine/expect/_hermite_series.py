@@ -6,7 +6,7 @@ what is left after K terms is at most |ρ|^K √(rem_f rem_g), rem_f = E[φ²] �
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from numpy.polynomial.chebyshev import chebvander
 
 from ..._array_api import Array
 from ...activations import Function
-from ._breakpoints import once_per_function
+
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
 from ._univariate import FARTHEST, Poles, Single, between, ends, growing, poles, slices
 
@@ -204,7 +204,7 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     return Series((rows[:-1] * norm)[:, back], (norm * norm)[back], (error * norm)[back])
 
 
-@once_per_function
+@lru_cache(maxsize=512)
 def _cell(f: Function, cell: int, terms: int) -> list[_Piece]:
     return _fitted(f, cell * WIDTH, (cell + 1) * WIDTH, terms, HALVINGS)
 
