@@ -194,11 +194,9 @@ class HeadSum(Law):
         if order % 2 or order == 0:
             return Estimate(float(order == 0), 0.0)
         k = order // 2
-        head, known = self.head, self.head.moments is not None and k <= len(self.head.moments)
-        rules = zip(head.nodes, head.weights, strict=True)
-        each = np.array([power_moments(*rule, head.moments, self.heads, k) for rule in rules])
+        known = self.head.moments is not None and k <= len(self.head.moments)
         with np.errstate(over="ignore"):
-            each = each * normal_moment(order) * self.scale**k
+            each = power_moments(self.head, self.heads, k) * normal_moment(order) * self.scale**k
         if not np.isfinite(each).all():
             raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
         return Estimate(float(each.mean()), 0.0 if known else float(self._sets.spread(each)))

@@ -138,7 +138,7 @@ class GaussianMixtureND:
 
     @cached_property
     def _whitened(self) -> tuple[Array, Array]:
-        """Matrices (k, k, replicas) that whiten components, and the logarithms of weight and height; singular: 0, −∞."""
+        """Matrices (k, k, replicas) that whiten components, and log (weight · height); 0 and −∞ of singular ones."""
         std, values, vectors = self._roots
         if self.singular.all():
             raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")

@@ -2,14 +2,8 @@
 
 From z a second point ν ~ N(0, I) makes an ellipse z cos θ + ν sin θ, on which the prior is constant. A height below
 L(z) is drawn, and θ from a bracket that shrinks towards z until L is above the height (Murray, Adams, MacKay 2010).
-Nothing is tuned, and no move is refused. Data that say much make brackets small. So the same is done around a Gaussian
-that is nearer to the posterior: N(z; 0, I) L(z) is T(z; μ, Σ) R(z), R(z) = L(z) N(z; 0, I)/T(z; μ, Σ), with Student's
-multivariate t of ν degrees of freedom for T (Nishihara, Murray, Adams 2014). Given z, T is N(μ, s Σ) with a scale s of
-inverse gamma law, and the ellipse is drawn from that Gaussian. With N(μ, Σ) instead of T, R would grow in the tail of
-a posterior whose tail is heavier: chains would hardly ever reach that tail, and stay once there. Any μ, Σ and ν that do
-not depend on where the chains are leave the posterior as it is.
-
-Many chains move at once: the likelihood is computed for those whose θ is not found yet.
+Informative data make brackets small, so the ellipses are drawn around a Student t that is nearer to the posterior
+(Nishihara, Murray, Adams 2014); a Gaussian there would keep chains out of a tail that is heavier than its own.
 """
 
 from __future__ import annotations

@@ -81,13 +81,13 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     kept = _halved(f, edges, level)[0]
     long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
     kept = np.unique(np.concatenate([kept[long], breaks, more]))
-    # a jump changes the function as much very near a break as near it
-    with np.errstate(all="ignore"):
-        steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
-        near, very_near = (
-            (np.abs(f(breaks + step) - f(breaks - step)) for step in steps) if len(breaks) else np.zeros((2, 0))
-        )
-    return Breakpoints(breaks, bool(np.any(~(very_near <= 0.3 * near))), kept[:-1], kept[1:], level.noise)
+    jumps = False
+    if len(breaks):  # a jump changes the function as much very near a break as near it
+        with np.errstate(all="ignore"):
+            steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
+            near, very_near = (np.abs(f(breaks + step) - f(breaks - step)) for step in steps)
+        jumps = bool(np.any(~(very_near <= 0.3 * near)))
+    return Breakpoints(breaks, jumps, kept[:-1], kept[1:], level.noise)
 
 
 def _values(f: Function, u: Array) -> Array:

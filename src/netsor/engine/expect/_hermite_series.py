@@ -15,7 +15,6 @@ from numpy.polynomial.chebyshev import chebvander
 
 from ..._array_api import Array
 from ...activations import Function
-
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
 from ._univariate import FARTHEST, Poles, Single, between, ends, growing, poles, slices
 

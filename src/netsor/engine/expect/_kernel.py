@@ -215,9 +215,12 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
     todo = np.ones(len(rho), dtype=bool)
     formula = x.f.smoothed is not None or y.f.smoothed is not None
+    # kinks or uncentred rows make more than 256 terms cost more than conditioning, both more than 64
+    smooth = not len(x.features.breaks) or not len(y.features.breaks)
+    longest = (64, 256, 1024)[smooth + (x.centred and y.centred)]
     for terms, many, few in LENGTHS:
         hard = np.nonzero(todo)[0]
-        if len(hard) < (many if formula else few) or not _series_is_cheaper(x, y, terms):
+        if len(hard) < (many if formula else few) or terms > longest:
             break
         for block in slices(len(hard), PAIRS_PER_BATCH):
             some = hard[block]
@@ -232,12 +235,6 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
         away = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
         error += scale * CORRELATION_RTOL / np.sqrt(away)
     return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
-
-
-def _series_is_cheaper(x: Single, y: Single, terms: int) -> bool:
-    """Whether so many terms may cost less than conditioning: kinks or uncentred rows limit them to 256, both to 64."""
-    smooth = not len(x.features.breaks) or not len(y.features.breaks)
-    return terms <= (64, 256, 1024)[smooth + (x.centred and y.centred)]
 
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
@@ -344,10 +341,14 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
     second, others = (first, rows) if same else _single(y, yy)
     shape, ix, iy = paired(rows, others, xy.shape[:-2])
     covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
-    if same and np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
-        return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
-    value, error = pairs(first, second, ix, iy, covariance.ravel())
-    return value.reshape(shape), error.reshape(shape)
+    if not same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
+        value, error = pairs(first, second, ix, iy, covariance.ravel())
+        return value.reshape(shape), error.reshape(shape)
+    i, j = np.triu_indices(shape[-1])  # of a symmetric kernel one half
+    both = np.empty((2, *shape))
+    half = pairs(first, first, *(a.reshape(shape)[..., i, j].ravel() for a in (ix, iy, covariance)))
+    both[..., i, j] = both[..., j, i] = np.reshape(half, (2, *shape[:-2], -1))
+    return both[0], both[1]
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
@@ -368,16 +369,3 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
     mean, covariance, params = fitted(x, xx)
     std = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
     return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params)), mean.shape[:-1]
-
-
-def _mirrored(x: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:
-    """A symmetric kernel, from the pairs i ≤ j."""
-    upper = np.triu_indices(covariance.shape[-1])
-    index = (..., *upper)
-    both = np.empty((2, *covariance.shape))  # values and errors
-    for full, part in zip(
-        both, pairs(x, x, ix[index].ravel(), iy[index].ravel(), covariance[index].ravel()), strict=True
-    ):
-        full[index] = part.reshape(*covariance.shape[:-2], -1)
-        full[(..., *upper[::-1])] = full[index]
-    return both[0], both[1]
