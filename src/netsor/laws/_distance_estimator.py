@@ -16,7 +16,7 @@ from ._estimate import Array, Estimate, combined
 from ._law import Law
 from ._law_base import LawError, numbers
 from ._mixture import Empirical, Mixture
-from ._numerics import coarser, integrated, kernel_bias_of, resolved
+from ._numerics import integrated, kernel_bias_of, resolved
 from ._replicas import Replicated, bootstrap, jackknife
 
 
@@ -186,7 +186,7 @@ class DistanceEstimator:
             f, g = (np.asarray(law._densities(y).mean) for law in (self.p, self.q))
             return kl_terms(f, g, self.q._logpdf(y))
 
-        return integrated(integrand, coarser(self._nodes))
+        return integrated(integrand, self._nodes)
 
     def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q

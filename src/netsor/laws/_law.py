@@ -300,11 +300,7 @@ class WithError:
         return Estimate(float(value), float(total), self._law.sources)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile: how far it moves as the level moves by the error of the distribution function, in log odds.
-
-        One error to either side, or WIDE errors for a WIDE-th of the way: a jump of the quantile (between atoms, across
-        a gap) that lies beyond one error is still within reach of two.
-        """
+        """The quantile, with its change as the level moves by the error of the distribution function, in log odds."""
         law = self._law
         level, value = base.levels(q, "ppf"), np.asarray(law.ppf(q))
         inner = np.where((level > 0) & (level < 1), level, 0.5)
@@ -312,7 +308,7 @@ class WithError:
         if atoms:  # which the level may leave on either side
             error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
         step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
-        for wide in (-WIDE, -1.0, 1.0, WIDE):
+        for wide in (-WIDE, -1.0, 1.0, WIDE):  # a jump of the quantile beyond one error is still within reach of two
             moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
             with np.errstate(invalid="ignore"):
                 reach = np.maximum(reach, np.abs(moved - value) / abs(wide))

@@ -1,9 +1,7 @@
 """Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell), equation (4) of docs/theory.md.
 
-A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
-density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an
-entropy, the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
-Of more replicas than are kept, components stand for cells of them, each with a count.
+A replica without variance is a point. Points that repeat are atoms, which have a probability; the density is that of
+the rest. Others are draws of a quantity that is known by draws alone, such as a norm: its density is a kernel estimate.
 """
 
 from __future__ import annotations
@@ -192,7 +190,9 @@ class Mixture(Components, Law):
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        whole = self._merged._replace(weight=self._merged.weight / self._merged.weight.sum())
+        gaussians, mass = self._blocked
+        weight = gaussians.weight @ mass
+        whole = gaussians._replace(weight=weight / weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
 

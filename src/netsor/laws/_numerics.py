@@ -24,7 +24,7 @@ MIN_GROWTH = 1.2  # of the bias of kernels from a bandwidth to √2 times that: 
 MAX_NODES = 60_000  # most nodes of a grid
 NARROWER = 0.5 ** np.arange(1, 7)  # factors of the bandwidth, by which biases of kernels are found
 SIGNIFICANT = 2.0  # standard errors of a change that is no noise
-INTEGRAL_ATOL = 1e-15  # absolute error that rounding leaves in an integral over a law
+INTEGRAL_RTOL, INTEGRAL_ATOL = 1e-8, 1e-15  # errors of an integral over a law; the second is what rounding leaves
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 
@@ -73,13 +73,8 @@ def _table(functions: Sequence[Read], y: Array) -> tuple[Array, Array]:
     return value, np.stack([slope for _, _, slope in read])
 
 
-def coarser(nodes: Array) -> Array:
-    """Every third node, and the last: a Gauss rule does more in a cell than a cubic."""
-    return np.append(nodes[:-1:3], nodes[-1])
-
-
-def integrated(integrand: Callable[[Array], Array], nodes: Array, share: float = 1e-8) -> tuple[Array, Array]:
-    """Points and weights of a Gauss rule on cells halved until the integral settles to this share of itself."""
+def integrated(integrand: Callable[[Array], Array], nodes: Array) -> tuple[Array, Array]:
+    """Points and weights of a Gauss rule on cells between nodes, halved until the integral settles to INTEGRAL_RTOL."""
     a, b = nodes[:-1], nodes[1:]
     done: list[tuple[Array, Array]] = []
     total = 0.0
@@ -89,7 +84,7 @@ def integrated(integrand: Callable[[Array], Array], nodes: Array, share: float =
         halves = _rule(np.concatenate([a, c]), np.concatenate([c, b]), integrand).reshape(2, -1).sum(axis=0)
         size = np.abs(total) + np.abs(halves).sum()
         # each cell may be off by as much as all of them together divided by their root: errors have either sign
-        close = np.maximum(share * size / np.sqrt(len(a)), INTEGRAL_ATOL)
+        close = np.maximum(INTEGRAL_RTOL * size / np.sqrt(len(a)), INTEGRAL_ATOL)
         settled = ~(np.abs(whole - halves) > close) | (c <= a) | (c >= b)
         total += float(np.abs(halves[settled]).sum())
         done.append((np.concatenate([a[settled], c[settled]]), np.concatenate([c[settled], b[settled]])))
@@ -114,10 +109,9 @@ def _rule(a: Array, b: Array, integrand: Callable[[Array], Array]) -> Array:
 def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[float, float]:
     """By how much a number changes from kernels of bandwidth h, where it is `value`, to √2 h; and its bias for h.
 
-    `number` is the number as a function of the bandwidth, in units of h. A bias that is proportional to h^p grows by
-    ρ = 2^(p/2) with each factor √2, so it is the change over ρ − 1. p is 2 for a smooth density, 1 for one with an
-    edge, and less where kernels are so wide that two edges meet; the changes from h/√2 to h and on to √2 h tell which.
-    If they have different signs, both are noise.
+    `number` is a function of the bandwidth, in units of h. A bias proportional to h^p grows by ρ = 2^(p/2) with each
+    factor √2, so it is the change over ρ − 1. p is 2 for a smooth density, 1 for one with an edge, and less where two
+    edges meet; the changes from h/√2 to h and on to √2 h tell which. If their signs differ, both are noise.
     """
     change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
     ratio = change / before if before else 2.0
@@ -144,7 +138,7 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
 
 def _quadrature(law: Any, integrand: Callable[[Array], Array]) -> tuple[Array, Array]:
     """Points and weights for an integral over a law with a density."""
-    return integrated(integrand, coarser(resolved([law._read], *law._scales())))
+    return integrated(integrand, resolved([law._read], *law._scales()))
 
 
 def entropy(law: Any) -> Estimate:
