@@ -291,7 +291,14 @@ class _HeadSampler:
         softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
         dimension of the normals says which part a point belongs to.
         """
-        moves = self._moves()
+        d = self.dimension
+        if self.iid or not self.soft:
+            directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
+        else:
+            directions = self.factor[np.argsort(-np.diag(self.values), kind="stable")[:16]]
+        length = np.linalg.norm(directions, axis=1, keepdims=True)
+        unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
+        moves = np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
         points = int(2 ** np.clip(np.log2(2**22 / max(self.dimension, 1)), 8, np.log2(RARE)))
         w, log_weight = np.empty((2, SETS, points))
         for number in range(SETS):
@@ -305,27 +312,15 @@ class _HeadSampler:
                 log_weight[number, part] = np.log(len(moves) / points) - scipy.special.logsumexp(exponent, axis=1)
         return w, log_weight
 
-    def _moves(self) -> Array:
-        """The moves (moves, dimension): none, and SHIFTS of each direction."""
-        d = self.dimension
-        if self.iid or not self.soft:
-            directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
-        else:
-            directions = self.factor[np.argsort(-np.diag(self.values), kind="stable")[:16]]
-        length = np.linalg.norm(directions, axis=1, keepdims=True)
-        unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
-        return np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
-
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
     """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random beyond those."""
     rng = np.random.default_rng([2020, number])
     piece = 2 ** int(np.log2(min(points, max(2**4, 2**21 // max(dimension, 1)))))
-    if dimension > MAX_DIMENSION:
-        for start in range(0, points, piece):
-            yield rng.standard_normal((min(piece, points - start), dimension))
-        return
-    sobol = Sobol(max(dimension, 1), rng)
+    sobol = Sobol(max(dimension, 1), rng) if dimension <= MAX_DIMENSION else None
     for start in range(0, points, piece):
-        uniform = sobol.random(min(piece, points - start))[:, :dimension]
-        yield np.asarray(scipy.special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)))
+        count = min(piece, points - start)
+        if sobol is None:
+            yield rng.standard_normal((count, dimension))
+        else:
+            yield np.asarray(scipy.special.ndtri(np.clip(sobol.random(count)[:, :dimension], 1e-15, 1 - 1e-15)))

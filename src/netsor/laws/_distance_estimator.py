@@ -259,10 +259,8 @@ def paper_kl(
 
     Parameters
     ----------
-    finite : array_like or Empirical
-        Draws at finite width.
-    limit : array_like or Empirical
-        Draws of the limit.
+    finite, limit : array_like or Empirical
+        Draws at finite width, and of the limit.
     grid : array_like, optional
         The points, which span both samples unless given (the paper's span the draws of all trials).
 

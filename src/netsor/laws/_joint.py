@@ -31,10 +31,8 @@ class Joint(LawBase):
 
     Parameters
     ----------
-    mean : array_like
-        (replicas, entries).
-    cov : array_like
-        (replicas, entries, entries).
+    mean, cov : array_like
+        (replicas, entries) and (replicas, entries, entries).
     origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional

@@ -34,10 +34,8 @@ class Mixture(Components, Law):
 
     Parameters
     ----------
-    mean : array_like
-        The mean of each component, or one for all.
-    var : array_like
-        The variance of each component, or one for all; a component of variance 0 is a point.
+    mean, var : array_like
+        The mean and the variance of each component, or one for all; a component of variance 0 is a point.
     origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional

@@ -32,45 +32,34 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 def resolved(functions: Sequence[Read], places: Array, scales: Array) -> Array:
     """Nodes between which every function is a cubic, nearly; `places` and `scales` are where to begin."""
     y = np.unique((places[:, None] + scales[:, None] * FIRST).ravel())
-    y = _reaching(functions, y)
-    value, slope = _table(functions, y)
-    left = np.arange(len(y) - 1)  # cells still to be looked at, by their left ends
-    right = left + 1
-    while len(left) and len(y) < MAX_NODES:
-        a, b = y[left], y[right]
-        wide = (b - a) > 1e-14 * np.maximum(np.abs(a), np.abs(b))
-        left, right, a, b = left[wide], right[wide], a[wide], b[wide]
-        if not len(left):
-            break
-        middle = a + (b - a) / 2
-        middle_value, middle_slope = _table(functions, middle)
-        guess = (value[:, left] + value[:, right]) / 2 + (b - a) * (slope[:, left] - slope[:, right]) / 8
-        rough = (np.abs(middle_value - guess) > CDF_ATOL).any(axis=0)
-        start = len(y)
-        y = np.concatenate([y, middle])
-        value, slope = np.concatenate([value, middle_value], axis=1), np.concatenate([slope, middle_slope], axis=1)
-        new = start + np.flatnonzero(rough)
-        left, right = np.concatenate([left[rough], new]), np.concatenate([new, right[rough]])
-    return np.unique(y)
-
-
-def _reaching(functions: Sequence[Read], y: Array) -> Array:
-    """The nodes, and more on both sides until nothing is left beyond them."""
-    step = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4
-    ends = []
-    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):
+    step, more = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4, []
+    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):  # on both sides until nothing is left beyond
         at, far = float(end), step
         while np.isfinite(at) and max(float(f(np.array([at]))[which][0]) for f in functions) > GONE:
             at, far = at + sign * far, 1.5 * far
-            ends.append(at)
-    return np.unique(np.concatenate([y, [at for at in ends if np.isfinite(at)]]))
+            more.append(at)
+    y = np.unique(np.concatenate([y, [at for at in more if np.isfinite(at)]]))
 
+    def table(y: Array) -> Array:
+        """y, and a row each for the values of the functions and for their slopes."""
+        read = [f(y) for f in functions]
+        values = [np.where(low < 0.5, low, 1 - high) for low, high, _ in read]
+        return np.stack([y, *values, *(slope for _, _, slope in read)])
 
-def _table(functions: Sequence[Read], y: Array) -> tuple[Array, Array]:
-    """Values and slopes, a row for each function."""
-    read = [f(y) for f in functions]
-    value = np.stack([np.where(low < 0.5, low, 1 - high) for low, high, _ in read])
-    return value, np.stack([slope for _, _, slope in read])
+    value, slope = slice(1, 1 + len(functions)), slice(1 + len(functions), None)
+    nodes = [table(y)]
+    left, right = nodes[0][:, :-1], nodes[0][:, 1:]  # of cells still to be looked at
+    while left.shape[1] and sum(part.shape[1] for part in nodes) < MAX_NODES:
+        a, b = left[0], right[0]
+        middle = table(a + (b - a) / 2)
+        nodes.append(middle)
+        guess = (left[value] + right[value]) / 2 + (b - a) * (left[slope] - right[slope]) / 8
+        rough = (np.abs(middle[value] - guess) > CDF_ATOL).any(axis=0)
+        rough &= (b - a) > 2e-14 * np.maximum(np.abs(a), np.abs(b))
+        left, right = (
+            np.concatenate(parts, axis=1)[:, np.tile(rough, 2)] for parts in ((left, middle), (middle, right))
+        )
+    return np.unique(np.concatenate([part[0] for part in nodes]))
 
 
 def integrated(integrand: Callable[[Array], Array], nodes: Array) -> tuple[Array, Array]:

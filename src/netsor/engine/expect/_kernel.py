@@ -103,7 +103,7 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
 # is N(m, s²), and E[ψ(m + s z)] is a formula for every named activation, an integral for other functions. The integral
 # over u runs on panels with edges at the breakpoints of φ, and around those of ψ at distances of order s.
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
-BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
+BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is enough
 STEP = 1.0  # of panels, in standard deviations, before they are halved
 AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # distances of panel edges from a break of ψ, in units of s
 TOLERANCE = 1e-13  # of an integral, relative to `scale`
@@ -127,12 +127,20 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     rest = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
 
     def values(pair: Array, at: Array) -> Array:
-        conditional = _smoothed(y, pair, y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair])
+        m, s = y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair]
+        if y.f.smoothed is not None:
+            conditional = y.f.smoothed(m, s[:, None])  # E[ψ(m + s z)]
+        else:
+            params = tuple(np.repeat(p[pair], m.shape[1]) for p in y.params)
+            given = Single(y.f, m.ravel(), np.repeat(s, m.shape[1]), params, y.octaves)
+            conditional = series(given, 1).coefficients[0].reshape(m.shape)
         with np.errstate(invalid="ignore", over="ignore"):
             return x.at(pair, at) * conditional
 
     rows = np.arange(len(rho))
-    reach = max(_reach(x, rows), _reach(y, rows))
+    # where the mass of φ² and ψ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]
+    far = [float(np.max(ends(f, rows)[0])) for f in (x, y) if f.f.smoothed is None]
+    reach = max([TRUNCATION_STD, *(end for end in far if end > BOUNDED)])
     even = between(reach, STEP)
     edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, reach, STEP)]
     along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ(E[v | u])
@@ -151,14 +159,6 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 
-def _reach(x: Single, rows: Array) -> float:
-    """Where to stop: where the mass of φ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]."""
-    if x.f.smoothed is not None:
-        return TRUNCATION_STD
-    end = float(np.max(ends(x, rows)[0]))
-    return end if end > BOUNDED else TRUNCATION_STD
-
-
 def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
     """Edges where E[ψ(v) | u] varies fast: at each break of ψ, and at the distances AROUND from it."""
     breaks = y.features.breaks
@@ -168,15 +168,6 @@ def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         edges = (breaks + offsets * rest[:, None, None] - y.mean[:, None, None]) / slope[:, None, None]
     return np.clip(np.nan_to_num(edges, nan=reach), -reach, reach).reshape(len(rest), -1)
-
-
-def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
-    """E[ψ(m + s z)], m of shape (pairs, …)."""
-    if y.f.smoothed is not None:
-        return y.f.smoothed(m, s[:, None])
-    repeats = m.shape[1]
-    params = tuple(np.repeat(p[pair], repeats) for p in y.params)
-    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params, y.octaves), 1).coefficients[0].reshape(m.shape)
 
 
 # Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
