@@ -1,7 +1,7 @@
 """The breakpoints of a function of one argument: kinks, jumps, and structure too narrow for an integral's panels.
 
 On a grid that is uniform near 0 and geometric far out, every interval on which the function is not a polynomial is
-halved; intervals that never become smooth close in on a kink or a jump. A much finer grid, of 16,384 points in an
+halved; intervals that never become smooth close in on a kink or a jump. A much finer grid, of 25,600 points in an
 octave of |u|, shows spikes and thin steps that the first one steps over, on intervals that are not smooth even there.
 """
 
@@ -23,7 +23,7 @@ SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, 
 MIN_SMOOTH_INTERVAL = 1e-8
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
-INTERVALS_OF_OCTAVE = 2**10  # of the fine grid in an octave of |u|, on each side of 0
+INTERVALS_OF_OCTAVE = 1600  # of the fine grid in an octave of |u|, on each side of 0: points are 6e-5 |u| apart, or less
 VISIBLE = 1e-9  # deviation from a polynomial on such an interval, relative to the function's size: less is ignored
 # Ends of such intervals in an octave: if there are more, they are noise or an oscillation, and are dropped
 MAX_NARROW_FEATURES = 2**10
