@@ -23,7 +23,7 @@ SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, 
 MIN_SMOOTH_INTERVAL = 1e-8
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
-INTERVALS_OF_OCTAVE = 1600  # of the fine grid in an octave of |u|, on each side of 0: points are 6e-5 |u| apart, or less
+INTERVALS_OF_OCTAVE = 1600  # of the fine grid in an octave of |u|, on each side of 0: points at most 6e-5 |u| apart
 VISIBLE = 1e-9  # deviation from a polynomial on such an interval, relative to the function's size: less is ignored
 # Ends of such intervals in an octave: if there are more, they are noise or an oscillation, and are dropped
 MAX_NARROW_FEATURES = 2**10
