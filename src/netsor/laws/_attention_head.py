@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -86,23 +85,36 @@ def _stacked(rules: Sequence[tuple[Array, Array]]) -> Rules:
     return nodes, np.stack([np.pad(weights, (0, count)) for (_, weights), count in zip(rules, more, strict=True)])
 
 
-def power_moments(nodes: Array, weights: Array, known: Array | None, count: int, order: int) -> float:
-    """E[(Σ_a w_a / H)^order] for H = count: a power of the generating function of w/H, whose first term is 1."""
-    x = nodes / nodes.max()
-    raw = np.array([np.sum(weights * x**k) for k in range(order + 1)])
+def power_moments(head: Head, count: int, order: int) -> Array:
+    """E[(Σ_a w_a / H)^order] for H = count, by sets: from a power of the generating function of w/H."""
+    top, orders = head.nodes.max(), np.arange(order + 1)[:, None]
+    raw = np.stack([np.sum(head.weights * (head.nodes / top) ** k, axis=1) for k in range(order + 1)])
     raw[0] = 1.0
-    if known is not None:
-        share = min(order, len(known))
-        raw[1 : share + 1] = known[:share] / nodes.max() ** np.arange(1, share + 1)
-    factorial = np.array([math.factorial(k) for k in range(order + 1)], dtype=np.float64)
-    power = raw / factorial / float(count) ** np.arange(order + 1)
-    series = np.eye(1, order + 1)[0]
+    if head.moments is not None:
+        share = min(order, len(head.moments))
+        raw[1 : share + 1] = (head.moments[:share] / top ** np.arange(1, share + 1))[:, None]
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
+        return np.asarray(moments_of_sum(raw / float(count) ** orders, count)[order] * top**order)
+
+
+def moments_of_sum(moments: Array, count: int) -> Array:
+    """The moments of a sum of `count` independent variables from those of one, of orders 0, 1, … along the first axis.
+
+    Moments over factorials are the coefficients of a power series, and the series of the sum is a power of it.
+    """
+    factorial = np.array([math.factorial(k) for k in range(len(moments))], dtype=np.float64)
+    factorial = factorial.reshape(-1, *[1] * (moments.ndim - 1))
+
+    def product(a: Array, b: Array) -> Array:
+        return np.stack([np.sum(a[: k + 1] * b[k::-1], axis=0) for k in range(len(a))])
+
+    power, result = moments / factorial, np.zeros_like(moments)
+    result[0] = 1.0
     while count:
         if count & 1:
-            series = np.convolve(series, power)[: order + 1]
-        power, count = np.convolve(power, power)[: order + 1], count >> 1
-    with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        return float(series[order] * factorial[order] * nodes.max() ** order)
+            result = product(result, power)
+        power, count = product(power, power), count >> 1
+    return result * factorial
 
 
 def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> Array:
@@ -208,8 +220,8 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; None if they are not.
 
     Then the scores are τ z_j and a part in common, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
-    q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!, and the expectation of each term of the expanded power
-    is a product of g_m(t) = E[e^{mτz} exp(−t e^{τz})].
+    q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS}, the sum of the e^{2τ z_j} has
+    the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
     """
     s = len(values)
     if not alike(values) or not alike(scores):
@@ -222,27 +234,10 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     u, du = np.linspace(-16 - 14 * tau - np.log(s), 5 + 14 * tau, 2401, retstep=True)
     decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
-    g = [decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]
-    q = [1.0]
-    for k in range(1, MOMENTS + 1):
-        total = np.zeros_like(u)
-        for parts in _partitions(k):
-            if len(parts) <= s:
-                ways = math.factorial(k) * math.perm(s, len(parts))
-                for repeats in (*parts, *Counter(parts).values()):
-                    ways //= math.factorial(repeats)
-                total += ways * math.prod((g[part] for part in parts), start=g[0] ** (s - len(parts)))
-        q.append(du * float(np.sum(np.exp(2 * k * u) * total)) / math.factorial(2 * k - 1))
+    sums = moments_of_sum(np.stack([decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]), s)
     orders = range(1, MOMENTS + 1)
+    q = [1.0, *(du * float(np.sum(np.exp(2 * k * u) * sums[k])) / math.factorial(2 * k - 1) for k in orders)]
     return np.array([sum(math.comb(k, i) * (a - c) ** i * c ** (k - i) * q[i] for i in range(k + 1)) for k in orders])
-
-
-def _partitions(k: int, largest: int | None = None) -> list[tuple[int, ...]]:
-    """The ways to write k as a sum of positive integers, each once, parts falling."""
-    if k == 0:
-        return [()]
-    most = min(k, largest or k)
-    return [(part, *rest) for part in range(most, 0, -1) for rest in _partitions(k - part, part)]
 
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
@@ -296,7 +291,14 @@ class _HeadSampler:
         softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
         dimension of the normals says which part a point belongs to.
         """
-        moves = self._moves()
+        d = self.dimension
+        if self.iid or not self.soft:
+            directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
+        else:
+            directions = self.factor[np.argsort(-np.diag(self.values), kind="stable")[:16]]
+        length = np.linalg.norm(directions, axis=1, keepdims=True)
+        unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
+        moves = np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
         points = int(2 ** np.clip(np.log2(2**22 / max(self.dimension, 1)), 8, np.log2(RARE)))
         w, log_weight = np.empty((2, SETS, points))
         for number in range(SETS):
@@ -310,27 +312,15 @@ class _HeadSampler:
                 log_weight[number, part] = np.log(len(moves) / points) - scipy.special.logsumexp(exponent, axis=1)
         return w, log_weight
 
-    def _moves(self) -> Array:
-        """The moves (moves, dimension): none, and SHIFTS of each direction."""
-        d = self.dimension
-        if self.iid or not self.soft:
-            directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
-        else:
-            directions = self.factor[np.argsort(-np.diag(self.values), kind="stable")[:16]]
-        length = np.linalg.norm(directions, axis=1, keepdims=True)
-        unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
-        return np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
-
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
     """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random beyond those."""
     rng = np.random.default_rng([2020, number])
     piece = 2 ** int(np.log2(min(points, max(2**4, 2**21 // max(dimension, 1)))))
-    if dimension > MAX_DIMENSION:
-        for start in range(0, points, piece):
-            yield rng.standard_normal((min(piece, points - start), dimension))
-        return
-    sobol = Sobol(max(dimension, 1), rng)
+    sobol = Sobol(max(dimension, 1), rng) if dimension <= MAX_DIMENSION else None
     for start in range(0, points, piece):
-        uniform = sobol.random(min(piece, points - start))[:, :dimension]
-        yield np.asarray(scipy.special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)))
+        count = min(piece, points - start)
+        if sobol is None:
+            yield rng.standard_normal((count, dimension))
+        else:
+            yield np.asarray(scipy.special.ndtri(np.clip(sobol.random(count)[:, :dimension], 1e-15, 1 - 1e-15)))

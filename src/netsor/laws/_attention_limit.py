@@ -1,10 +1,9 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
 Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is
-kept as a rule of some hundred nodes, and the law of a sum of H of them is a power of that rule, by repeated squaring:
-every pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred
-variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)],
-equation (9) of docs/theory.md. Far out in the tails the rules are tilted (`Tails`).
+kept as a rule of some hundred nodes; the law of a sum of H of them is a power of that rule, by repeated squaring. So
+the law is a mixture of Gaussians over a few hundred variances. Its characteristic function is ψ(σ² t²/2H)^H with
+ψ(u) = E[e^(−uw)], equation (9) of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -34,82 +33,8 @@ from ._replicas import Replicas, Replicated
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
 MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
 END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), is taken as 0
-RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
-
-
-class Tails:
-    """The density of Y ~ N(0, v), v = (scale/H) Σ_a w_a, and P(Y > y), many standard deviations out.
-
-    There f(y) = E[N(y; v)] comes from large v, which a plain sample does not have. With v tilted by e^(θv) it is
-    E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and v* is chosen to be
-    the mean of v under the tilt (the saddle point). Heads are independent, so each is tilted by itself: E[e^(θv)] is a
-    power of that of one head. One θ serves all points near a rung of a ladder.
-    """
-
-    def __init__(self, head: Head, heads: int, scale: float, std: float) -> None:
-        self.head, self.heads, self.scale, self.std = head, heads, scale, std
-        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # by rungs, see `_tilted`
-
-    def logs(self, y: Array) -> tuple[Array, Array]:
-        """log f(y) and log P(Y > y) for large y > 0, by sets (points, sets)."""
-        rung = np.rint(np.log(y / (CENTRAL * self.std)) / math.log(RUNG)).astype(np.intp)
-        log_f, log_sf = np.full((2, len(y), len(self.head.nodes)), -np.inf)  # beyond END
-        for k in np.unique(rung[y < END * self.std]).tolist():
-            mine = (rung == k) & (y < END * self.std)
-            if k not in self._ladder:
-                self._ladder[k] = self._tilted(CENTRAL * self.std * RUNG**k)
-            rule, tilt, height = self._ladder[k]
-            std = np.sqrt(rule.var)
-            z = y[mine, None] / std
-            for result, log_term in (
-                (log_f, -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)),
-                (log_sf, scipy.special.log_ndtr(-z)),
-            ):
-                exponent = log_term - tilt * rule.var
-                top = exponent.max(axis=1, keepdims=True)
-                with np.errstate(divide="ignore"):
-                    total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
-                result[mine] = height + top + total
-        return log_f, log_sf
-
-    def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
-        """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
-        w, log_weight = self.head.plain
-        if y * y / (2 * self.scale * float(w.max()) * self.heads) >= MAX_UNTILTED_EXPONENT:
-            w, log_weight = self.head.tail  # the tilt asks for what is rare
-        v = self._centre(y, w[0], log_weight[0], self.scale * float(w.max()))
-        tilt = y**2 / (2 * v**2)
-        steep = tilt * self.scale / self.heads
-        exponent = log_weight + steep * w
-        if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
-            tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
-        else:
-            tops = scipy.special.logsumexp(exponent, axis=1)
-        top = float(tops.mean())
-        near = exponent > exponent.max(axis=1, keepdims=True) - 42
-        weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
-        nodes, weights = power_rules(w, weights, self.heads, cell=min(0.01, 0.1 * math.sqrt(v) / y))
-        weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
-        return joined(nodes, weights, self.scale / self.heads), tilt, self.heads * top
-
-    def _centre(self, y: float, w: Array, log_weight: Array, most: float) -> float:
-        """The v, up to `most`, that is its own mean under the tilt y²/2v², by one set: that mean falls as v grows.
-
-        Every tilt gives the right law, some with less noise, so that 30 halvings are enough.
-        """
-        low, high = 0.0, most
-        for _ in range(30):
-            v = (low + high) / 2
-            exponent = log_weight + y**2 / (2 * v**2) * self.scale / self.heads * w
-            tilted = np.exp(exponent - exponent.max())
-            if self.scale * float(np.sum(tilted * w) / tilted.sum()) > v:
-                low = v
-            else:
-                high = v
-        return v
-
-
 SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w is taken to have E[1/√w] = ∞
+RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
 
 
 @single_threaded
@@ -153,6 +78,11 @@ class HeadSum(Law):
         self._head, self._mixture = head, mixture
 
     @cached_property
+    def _ladder(self) -> dict[int, tuple[GaussianMixture1D, float, float]]:
+        """What `_tilted` gave, by rungs."""
+        return {}
+
+    @cached_property
     def head(self) -> Head:
         """The law of one head."""
         return self._head if isinstance(self._head, Head) else self._head()
@@ -194,11 +124,9 @@ class HeadSum(Law):
         if order % 2 or order == 0:
             return Estimate(float(order == 0), 0.0)
         k = order // 2
-        head, known = self.head, self.head.moments is not None and k <= len(self.head.moments)
-        rules = zip(head.nodes, head.weights, strict=True)
-        each = np.array([power_moments(*rule, head.moments, self.heads, k) for rule in rules])
+        known = self.head.moments is not None and k <= len(self.head.moments)
         with np.errstate(over="ignore"):
-            each = each * normal_moment(order) * self.scale**k
+            each = power_moments(self.head, self.heads, k) * normal_moment(order) * self.scale**k
         if not np.isfinite(each).all():
             raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
         return Estimate(float(each.mean()), 0.0 if known else float(self._sets.spread(each)))
@@ -230,10 +158,6 @@ class HeadSum(Law):
         """Variances, with weights (nodes, sets)."""
         return joined(*power_rules(self.head.nodes, self.head.weights, self.heads), self.scale / self.heads)
 
-    @cached_property
-    def _tails(self) -> Tails:
-        return Tails(self.head, self.heads, self.scale, self._std)
-
     def _far(self, y: Array) -> npt.NDArray[np.bool_]:
         return np.asarray(np.abs(y) > CENTRAL * self._std)
 
@@ -242,7 +166,7 @@ class HeadSum(Law):
         count, far = len(self.head.nodes), self._far(y)
         rows = np.empty((count, len(y)))
         rows[:, ~far] = central(y[~far]).T * count
-        rows[:, far] = np.exp(self._tails.logs(np.abs(y[far]))[tail]).T
+        rows[:, far] = np.exp(self._tail_logs(np.abs(y[far]))[tail]).T
         return Replicated(rows, np.full(count, 1 / count))
 
     def _densities(self, y: Array) -> Replicated:
@@ -270,16 +194,10 @@ class HeadSum(Law):
 
     def _pdf(self, y: Array) -> Estimate:
         value, error = self._estimate(self._densities(y))
-        return Estimate(value, np.where(y**2 < self._unknown, np.inf, error))
-
-    @cached_property
-    def _unknown(self) -> float:
-        """The variance below which nothing is known of the density of one head, which is unbounded near y = 0 then.
-
-        It is the largest of the smallest variances of all samples, if these differ much (`SOFT`); else 0.
-        """
         lowest = self.head.nodes.min(axis=1)
-        return self.scale * float(lowest.max()) if self.heads == 1 and lowest.max() > SOFT * lowest.min() else 0.0
+        if self.heads == 1 and lowest.max() > SOFT * lowest.min():  # unbounded at 0, where samples do not know it
+            error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
+        return Estimate(value, error)
 
     def _cdf(self, y: Array) -> Estimate:
         return self._estimate(self._distributions(y))
@@ -294,19 +212,19 @@ class HeadSum(Law):
         result = np.empty(len(y))
         far = self._far(y)
         result[~far] = np.log(self._rule.pdf(y[~far]).sum(axis=1))
-        result[far] = log_mean(self._tails.logs(np.abs(y[far]))[0])
+        result[far] = log_mean(self._tail_logs(np.abs(y[far]))[0])
         return result
 
     def _logcdf(self, y: Array) -> Array:
         return self._logsf(-y)
 
     def _logsf(self, y: Array) -> Array:
-        return log_where_tiny(super()._logsf(y), lambda far: log_mean(self._tails.logs(far)[1]), y)
+        return log_where_tiny(super()._logsf(y), lambda far: log_mean(self._tail_logs(far)[1]), y)
 
     def _log_error(self, y: Array) -> Array:
         result, far = super()._log_error(y), self._far(y)
         # where the density may be no double, by what its sets are of each other
-        logs = self._tails.logs(np.abs(y[far]))[0]
+        logs = self._tail_logs(np.abs(y[far]))[0]
         part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
         mean, error = part.mean(axis=1), self._sets.spread(part.T)
         result[far] = np.divide(error, mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
@@ -320,6 +238,61 @@ class HeadSum(Law):
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
         up, down = (HeadSum(self.head, self.heads, self.scale * (1 + sign * error), origin) for sign in (1, -1))
         return [(up, down)]
+
+    # The tails
+    #
+    # There f(y) = E[N(y; v)] comes from large v, which a plain sample does not have. With v tilted by e^(θv) it is
+    # E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and v* is chosen to be
+    # the mean of v under the tilt (the saddle point). Heads are independent, so each is tilted by itself: E[e^(θv)] is
+    # a power of that of one head. One θ serves all points near a rung of a ladder.
+
+    def _tail_logs(self, y: Array) -> tuple[Array, Array]:
+        """log f(y) and log P(Y > y) for large y > 0, by sets (points, sets)."""
+        rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(np.intp)
+        log_f, log_sf = np.full((2, len(y), len(self.head.nodes)), -np.inf)  # beyond END
+        for k in np.unique(rung[y < END * self._std]).tolist():
+            mine = (rung == k) & (y < END * self._std)
+            if k not in self._ladder:
+                self._ladder[k] = self._tilted(CENTRAL * self._std * RUNG**k)
+            rule, tilt, height = self._ladder[k]
+            std = np.sqrt(rule.var)
+            z = y[mine, None] / std
+            for result, log_term in (
+                (log_f, -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)),
+                (log_sf, scipy.special.log_ndtr(-z)),
+            ):
+                exponent = log_term - tilt * rule.var
+                top = exponent.max(axis=1, keepdims=True)
+                with np.errstate(divide="ignore"):
+                    total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
+                result[mine] = height + top + total
+        return log_f, log_sf
+
+    def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
+        """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
+        w, log_weight = self.head.plain
+        if y * y / (2 * self.scale * float(w.max()) * self.heads) >= MAX_UNTILTED_EXPONENT:
+            w, log_weight = self.head.tail  # the tilt asks for what is rare
+        low, high = 0.0, self.scale * float(w.max())
+        for _ in range(30):  # v* by bisection in one set, to 9 digits: every tilt gives the right law
+            v = (low + high) / 2
+            exponent = log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
+            tilted = np.exp(exponent - exponent.max())
+            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v  # this mean falls as v grows
+            low, high = (v, high) if below else (low, v)
+        tilt = y**2 / (2 * v**2)
+        steep = tilt * self.scale / self.heads
+        exponent = log_weight + steep * w
+        if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
+            tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
+        else:
+            tops = scipy.special.logsumexp(exponent, axis=1)
+        top = float(tops.mean())
+        near = exponent > exponent.max(axis=1, keepdims=True) - 42
+        weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
+        nodes, weights = power_rules(w, weights, self.heads, cell=min(0.01, 0.1 * math.sqrt(v) / y))
+        weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
+        return joined(nodes, weights, self.scale / self.heads), tilt, self.heads * top
 
     # Others
 

@@ -125,7 +125,7 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
     shares = []
     for law in (p, q):
-        density, spread = law._normals.pdf_with_error(y)
+        density, spread = law._normals.pdf_with_error(y, unseen=False)
         shares.append(np.divide(spread, density, out=np.zeros_like(density), where=density > 0))
     bias = 0.5 * float(np.mean(np.minimum(shares[0] ** 2 + shares[1] ** 2, 1.0)))
     # the noise of q's density is the same at neighbouring points: it does not average out over draws
@@ -239,8 +239,7 @@ def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[
     return results
 
 
-MAX_DIRECTIONS = 10_000  # most directions
-DIRECTIONS_SEED = 2025  # unless one is given
+MAX_DIRECTIONS = 10_000  # each is a distance
 
 
 @one_blas_thread()
@@ -270,17 +269,14 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     if not joint:
         raise LawError("sliced_wasserstein", f"needs a joint law, got {shown(p)} and {shown(q)}; see wasserstein1")
     p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
-    count = whole(directions, "directions", "sliced_wasserstein", least=2)
-    if count > MAX_DIRECTIONS:
-        raise LawError("sliced_wasserstein", f"directions={count} must be at most {MAX_DIRECTIONS}, each a distance")
-    seed = DIRECTIONS_SEED if seed is None and rng is None else seed
+    count = whole(directions, "directions", "sliced_wasserstein", least=2, most=MAX_DIRECTIONS)
+    seed = 2025 if seed is None and rng is None else seed
     u = checked_generator(seed, "sliced_wasserstein", rng).standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    along = [wasserstein1(p.combination(w), q.combination(w)) for w in u]
-    each, replicas = np.array([one.value for one in along]), Replicas(count)
-    value, over = float(replicas.mean(each)), float(replicas.spread(each))
+    each, errors = np.array([tuple(wasserstein1(p.combination(w), q.combination(w))) for w in u]).T
     # directions share their draws, so their errors are one
-    return Estimate(value, combined(over, float(np.mean([one.error for one in along]))), p.sources | q.sources)
+    error = combined(Replicas(count).spread(each), errors.mean())
+    return Estimate(float(each.mean()), error, p.sources | q.sources)
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:

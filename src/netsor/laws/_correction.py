@@ -57,14 +57,10 @@ class Correction:
 
     Parameters
     ----------
-    variance : Estimate
-        n times the difference of the variance to that of the limit.
-    kurtosis : Estimate
-        n times the difference of the excess kurtosis.
-    total_variation : Estimate
-        n times the total variation distance to the limit, ½ ∫ |g|.
-    kl : Estimate
-        n² times the Kullback–Leibler divergence from the limit, ½ ∫ g²/f.
+    variance, kurtosis : Estimate
+        n times the differences of the variance and of the excess kurtosis to those of the limit.
+    total_variation, kl : Estimate
+        n times the total variation distance to the limit, ½ ∫ |g|; n² times KL from the limit, ½ ∫ g²/f.
     frequencies, transform : numpy.ndarray
         The cosine transform of g, at equally spaced frequencies from 0.
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._attention_limit import HeadSum
@@ -17,10 +16,8 @@ from ._estimate import Array, Estimate, combined
 from ._law import Law
 from ._law_base import LawError, numbers
 from ._mixture import Empirical, Mixture
-from ._numerics import coarser, integrated, kernel_bias_of, resolved
+from ._numerics import integrated, kernel_bias_of, resolved
 from ._replicas import Replicated, bootstrap, jackknife
-
-LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
 
 
 def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
@@ -28,28 +25,8 @@ def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
     other = q.mixture if isinstance(q, HeadSum) and isinstance(p, Mixture) else q
     if not isinstance(p, Mixture) or not isinstance(other, Mixture) or p.origin.seed is None or p.replicas < 2:
         return None
-    if (p.replicas, p.origin.seed) != (other.replicas, other.origin.seed):
-        return None
-    if p.weight is not None or other.weight is not None or (other is not q and not consistent_with(q, other)):
-        return None
-    return p, other
-
-
-def consistent_with(law: Law, replicas: Mixture) -> bool:
-    """Whether a law is that of these replicas, within the errors of both.
-
-    Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
-    standard errors: a test of level 1e-7.
-    """
-    y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
-    checks = [(law.with_error.cdf(y), replicas.with_error.cdf(y))]
-    checks += [(law.with_error.moment(k), replicas.with_error.moment(k)) for k in (2, 4)]
-    worst = 0.0
-    for one, other in checks:
-        gap = np.abs(np.asarray(one.value) - other.value)
-        error = combined(one.error, other.error, 1e-12 * np.abs(np.asarray(one.value)))
-        worst = max(worst, float(np.max(gap / np.where(error > 0, error, np.inf), initial=0.0)))
-    return worst < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
+    same = (p.replicas, p.origin.seed) == (other.replicas, other.origin.seed)
+    return (p, other) if same and p.weight is None and other.weight is None else None
 
 
 class CubicPieces:
@@ -113,7 +90,7 @@ class DistanceEstimator:
         self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
         self.coupled = coupled(p, q) if couple else None
         self._by_bandwidth: dict[float, DistanceEstimator] = {}
-        self._found: dict[str, Estimate] = {}
+        self._found: dict[tuple[str, bool], Estimate] = {}
 
     def distance(self, name: str) -> Estimate:
         """A distance, with errors of sampling, of smoothing and of quadrature."""
@@ -177,19 +154,14 @@ class DistanceEstimator:
 
     def _distance(self, name: str, errors: bool = True) -> Estimate:
         """The distance of laws that have their kernels, less what noise adds; without errors, with what it adds."""
-        if name in self._found and errors:
-            return self._found[name]
-        if name == "kl":
-            found = self._kl(errors)
-        else:
-            cells, groups = self._groups
-            functional: Callable[[Array], float] = getattr(cells, name)
-            if not errors:
-                return Estimate(functional(np.sum([group.mean for group in groups], axis=0)), 0.0)
-            found = bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups)
-        if errors:
-            self._found[name] = found
-        return found
+        if (name, errors) not in self._found:
+            if name == "kl":
+                self._found[name, errors] = self._kl(errors)
+            else:
+                cells, groups = self._groups
+                functional: Callable[[Array], float] = getattr(cells, name)
+                self._found[name, errors] = bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups, errors)
+        return self._found[name, errors]
 
     # Distances of D = P − Q
 
@@ -197,12 +169,10 @@ class DistanceEstimator:
     def _groups(self) -> tuple[CubicPieces, list[Replicated]]:
         """A grid, and D on it by independent groups of blocks."""
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
-        cells = CubicPieces(y)
+        a, b = (_vector(law, y) for law in self.coupled or (self.p, self.q))
         if self.coupled is not None:
-            a, b = (_vector(law, y) for law in self.coupled)
-            return cells, [Replicated(a.rows - b.rows, a.weight)]
-        a, b = _vector(self.p, y), _vector(self.q, y)
-        return cells, [a, Replicated(-b.rows, b.weight)]
+            return CubicPieces(y), [Replicated(a.rows - b.rows, a.weight)]
+        return CubicPieces(y), [a, Replicated(-b.rows, b.weight)]
 
     # KL
 
@@ -216,7 +186,7 @@ class DistanceEstimator:
             f, g = (np.asarray(law._densities(y).mean) for law in (self.p, self.q))
             return kl_terms(f, g, self.q._logpdf(y))
 
-        return integrated(integrand, coarser(self._nodes))
+        return integrated(integrand, self._nodes)
 
     def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q
@@ -289,10 +259,8 @@ def paper_kl(
 
     Parameters
     ----------
-    finite : array_like or Empirical
-        Draws at finite width.
-    limit : array_like or Empirical
-        Draws of the limit.
+    finite, limit : array_like or Empirical
+        Draws at finite width, and of the limit.
     grid : array_like, optional
         The points, which span both samples unless given (the paper's span the draws of all trials).
 

@@ -1,8 +1,7 @@
 """Numbers with a standard error, which do arithmetic.
 
-An estimate remembers what its error comes from, so that `e − e` is 0 ± 0 and `2e − e` is e. Two estimates from
-different draws have independent errors, which add in squares. Two from the same draws (one law, or laws of one seed)
-have errors of unknown correlation: these add linearly, the worst case.
+An estimate remembers the source of its error, so that `e − e` is 0 ± 0 and `2e − e` is e. Errors from different draws
+are independent and add in squares; those from the same draws may have any correlation and add linearly, the worst case.
 """
 
 from __future__ import annotations
@@ -19,16 +18,8 @@ from .._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
+_Part = tuple[object, Sources]  # an error of unit size, which no other one equals, and the draws that it comes from
 SHOWN = 12  # entries of an array that a notebook shows
-
-
-class _Part:
-    """One error of unit size, and the draws that it comes from."""
-
-    __slots__ = ("sources",)
-
-    def __init__(self, sources: Sources) -> None:
-        self.sources = sources
 
 
 class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
@@ -62,7 +53,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, value: Any, error: Any, sources: Sources = frozenset()) -> None:
         self.value = value
         self.error = error
-        self._parts: tuple[tuple[_Part, Any], ...] = ((_Part(sources), error),)
+        self._parts: dict[_Part, Any] = {(object(), sources): error}
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.value, self.error))
@@ -96,7 +87,6 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
     def _from_sources(self, sources: Sources) -> Estimate:
-        """The same number, with an error from these sources."""
         return Estimate(self.value, self.error, sources)
 
     def _repr_html_(self) -> str:
@@ -150,12 +140,12 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
             slopes = _SLOPES[ufunc](*values)
         parts: dict[_Part, Any] = {}
         for term, slope in zip(inputs, slopes, strict=True):
-            for part, size in term._parts if isinstance(term, Estimate) else ():
+            for part, size in term._parts.items() if isinstance(term, Estimate) else ():
                 none = (np.asarray(slope) == 0) | (np.asarray(size) == 0)  # 0 times infinity is 0 here, not NaN
                 parts[part] = parts.get(part, 0.0) + np.where(none, 0.0, np.where(none, 0.0, slope) * size)
         value = ufunc(*values)
         result = Estimate(value.item() if np.ndim(value) == 0 else value, _size(parts))
-        result._parts = tuple(parts.items())
+        result._parts = parts
         return result
 
     def log(self) -> Estimate:
@@ -197,8 +187,8 @@ _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, 
 def _size(parts: dict[_Part, Any]) -> Any:
     """The size of a sum of errors: those that share draws add linearly, the others in squares."""
     groups: list[tuple[Sources, Any]] = []
-    for part, size in parts.items():
-        sources, total = part.sources, np.abs(size)
+    for (_, sources), size in parts.items():
+        total = np.abs(size)
         for group in [group for group in groups if group[0] & sources]:
             groups.remove(group)
             sources, total = sources | group[0], total + group[1]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .._executors import thread_pool
 from .._sobol import Sobol
-from ._estimate import Array, Estimate, combined, student
+from ._estimate import Array, Estimate, combined
 from ._law_base import MAX_MAGNITUDE, LawError
 from ._replicas import Replicas, batches, tail_error
 
@@ -59,35 +57,33 @@ class GaussianMixture1D(NamedTuple):
 
     def cdf(self, y: Array) -> Array:
         """The distribution function."""
-        return self._sum(y, lambda z, _: scipy.special.ndtr(z))
+        return self._sum(y, _distribution)
 
     def sf(self, y: Array) -> Array:
-        """One less the distribution function, right where it is small."""
+        """1 minus the distribution function, accurate where it is small."""
         return self._sum(y, lambda z, _: scipy.special.ndtr(-z))
 
-    def squares(self, y: Array, kernel: str) -> Array:
-        """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i: (points, 2)."""
-        term = _density if kernel == "pdf" else _distribution
+    def squares(self, y: Array, kernel: str) -> tuple[Array, Array]:
+        """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i."""
         square = self._replace(weight=self.weight**2)
-        return np.stack([square._sum(y, lambda z, s: term(z, s) ** 2), square._sum(y, term)], axis=-1)
+        return square._sum(y, lambda z, std: _KERNELS[kernel](z, std) ** 2), square._sum(y, _KERNELS[kernel])
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
         """What components beyond these `count` draws may add to the sum; see `tail_error`."""
-        term = _density if kernel == "pdf" else _distribution
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
-        errors = [tail_error(table.T, share, count * total) for table in self._tables(y, term)]
+        errors = [tail_error(table.T, share, count * total) for table in self._tables(y, _KERNELS[kernel])]
         # one more draw adds at most 1/count times its height: that of the narrowest Gaussian, or for a distribution
         # function 1 (1/2 if all means are 0)
         most = 1 / (ROOT * np.sqrt(self.var.min())) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
         return np.asarray(np.minimum(total * np.concatenate(errors), most / count))
 
     def logpdf(self, y: Array) -> Array:
-        """The logarithm of the density, right however far out."""
+        """The logarithm of the density, accurate however far out."""
         return self._log_sum(y, lambda z, std: -np.log(ROOT * std) - z**2 / 2)
 
     def logsf(self, y: Array) -> Array:
-        """The logarithm of `sf`, right however far out."""
+        """The logarithm of `sf`, accurate however far out."""
         return self._log_sum(y, lambda z, _: scipy.special.log_ndtr(-z))
 
     def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
@@ -112,10 +108,9 @@ def _distribution(z: Array, std: Array) -> Array:
     return np.asarray(scipy.special.ndtr(z))
 
 
-ND_TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas) computed at a time: 1 MiB, in cache
-MAX_POINTS = 2**10  # of such a table
+_KERNELS = {"pdf": _density, "cdf": _distribution}
+ND_TABLE_ENTRIES_PER_BATCH = 2**15  # entries of a table (points × replicas) computed at a time: in cache
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
-SPREAD = 1e9  # largest m²/v for which the square (u − m)²/v may be expanded: beyond, digits are lost
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
 
@@ -143,7 +138,7 @@ class GaussianMixtureND:
 
     @cached_property
     def _whitened(self) -> tuple[Array, Array]:
-        """Matrices that whiten each component, and the logarithms of weight and height; of singular ones 0, and −∞."""
+        """Matrices (k, k, replicas) that whiten components, and log (weight · height); 0 and −∞ of singular ones."""
         std, values, vectors = self._roots
         if self.singular.all():
             raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")
@@ -151,99 +146,36 @@ class GaussianMixtureND:
         whiten = np.where(self.singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
         with np.errstate(divide="ignore"):
             weight = np.log(np.where(self.singular, 0.0, self._weights))
-        return whiten, weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
+        height = weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
+        return np.ascontiguousarray(whiten.transpose(1, 2, 0)), height
 
-    @cached_property
-    def _expanded(self) -> tuple[Array, Array, Array] | None:
-        """Centre, scale, and the coefficients (features, replicas) of the log density in the features of a point.
-
-        −½ (u − m)ᵀ P (u − m) is linear in u_i u_j, u_i and 1: one matrix product for all points and replicas. None if
-        a mean is so many standard deviations out that the square loses its digits.
-        """
+    def _log_terms(self, y: Array) -> Iterator[Array]:
+        """log (w_r k_r) with k_r the density of component r, (points, replicas), some points (·, k) at a time."""
         whiten, height = self._whitened
-        centre, scale = self.mean.mean(axis=0), np.sqrt(np.diagonal(self.cov, axis1=1, axis2=2).mean(axis=0))
-        m = (self.mean - centre) / scale
-        root = whiten * scale[:, None]
-        precision = root @ np.swapaxes(root, 1, 2)
-        linear = np.einsum("rij,rj->ri", precision, m)
-        if np.abs(linear * m).max() > SPREAD or np.abs(precision).max() > SPREAD:
-            return None
-        i, j = np.triu_indices(len(centre))
-        square = -0.5 * precision[:, i, j] * np.where(i == j, 1.0, 2.0)
-        constant = height - 0.5 * np.einsum("ri,ri->r", linear, m)
-        return centre, scale, np.concatenate([square, linear, constant[:, None]], axis=1).T.copy()
+        for part in batches(y, len(height), ND_TABLE_ENTRIES_PER_BATCH):
+            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
+                z = np.einsum("pir,ijr->pjr", part[:, :, None] - self.mean.T, whiten)
+                terms = height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
+            terms[(np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)] = -np.inf
+            yield terms
 
     def pdf(self, y: Array) -> Array:
-        """The density at points (k, entries)."""
-        return self._over(y, lambda table, weights: table.sum(axis=1))
-
-    def pdf_with_error(self, y: Array) -> Estimate:
-        """The density, with its standard error over replicas."""
-
-        def sums(table: Array, weights: Array) -> Array:  # Σ w k, Σ (w k)² and Σ w² k, with k a component's density
-            return np.stack([table.sum(axis=1), np.einsum("ij,ij->i", table, table), table @ weights])
-
-        value, square, cross = self._over(y, sums)
-        if len(self.mean) == 1:
-            return Estimate(value, np.zeros_like(value))
-        n = 1 / np.sum(self._weights**2)
-        spread = square - 2 * value * cross + value**2 / n  # Σ (w k − w f)²
-        return Estimate(value, student(max(2, int(n))) * np.sqrt(np.maximum(spread, 0.0) * n / max(n - 1, 0.5)))
-
-    def unseen(self, y: Array) -> Array:
-        """What components beyond these replicas may add to the density; see `tail_error`."""
-        errors = []
-        for part in batches(y, len(self.mean), TABLE_ENTRIES_PER_BATCH):
-            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
-                each = np.exp(self._exponents(part).T) / self._weights[:, None]
-            each = np.where(self._weights[:, None] > 0, each, 0.0)
-            errors.append(tail_error(each, self.weight, self._replicas.count))
-        return np.concatenate(errors)
-
-    def _over(self, y: Array, reduce: Callable[[Array, Array], Array]) -> Array:
-        """Sums over replicas that `reduce` takes of tables (points, replicas) of w_r k_r, (…, points): on all cores."""
-        far = np.any(np.abs(y) > MAX_MAGNITUDE, axis=1) & ~np.any(np.isnan(y), axis=1)  # nothing is there
-        y = np.where(far[:, None], 0.0, y)
-        if self._expanded is None or not len(y):
-            result = reduce(np.exp(self._exponents(y)), self._weights)
-        else:
-            centre, scale, coefficients = self._expanded
-            u = (y - centre) / scale
-            i, j = np.triu_indices(y.shape[1])
-            features = np.concatenate([u[:, i] * u[:, j], u, np.ones((len(u), 1))], axis=1)
-            rows = range(0, len(y), MAX_POINTS)
-            step = max(1, ND_TABLE_ENTRIES_PER_BATCH // min(len(y), MAX_POINTS))
-
-            def work(row: int) -> Array:
-                total: Any = 0.0
-                for k in range(0, coefficients.shape[1], step):
-                    table = features[row : row + MAX_POINTS] @ coefficients[:, k : k + step]
-                    np.exp(table, out=table)  # in place: memory costs as much as the exponential
-                    total = total + reduce(table, self._weights[k : k + step])
-                return np.asarray(total)
-
-            with thread_pool(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
-                result = np.concatenate(list(pool.map(work, rows)), axis=-1)
-        result[..., far] = 0.0
-        return result
-
-    def _exponents(self, y: Array) -> Array:
-        """log (w_r k_r) at points, (points, replicas), without the expanded square."""
-        whiten, height = self._whitened
-        result = np.empty((len(y), len(height)))
-        for i, point in enumerate(y):
-            z = np.einsum("ri,rij->rj", point - self.mean, whiten)
-            result[i] = height - 0.5 * (z**2).sum(axis=1)
-        return result
+        """The density at points (·, k)."""
+        return np.concatenate([np.exp(terms).sum(axis=1) for terms in self._log_terms(y)])
 
     def logpdf(self, y: Array) -> Array:
-        """The logarithm of the density, right however far out."""
-        with np.errstate(divide="ignore"):
-            result = np.log(self.pdf(y))
-        reached = (np.abs(y) <= MAX_MAGNITUDE).all(axis=1)  # beyond it is −∞, and NaN where y is
-        for i in np.flatnonzero(~(result > -600.0) & reached):
-            result[i] = scipy.special.logsumexp(self._exponents(y[i : i + 1]))
-        return result
+        """The logarithm of the density, accurate however far out."""
+        return np.concatenate([scipy.special.logsumexp(terms, axis=1) for terms in self._log_terms(y)])
+
+    def pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
+        """The density, with its standard error; unless told not to, with what other replicas may add (`tail_error`)."""
+        values, errors = [], []
+        for terms in self._log_terms(y):
+            each = np.divide(np.exp(terms), self._weights, out=np.zeros_like(terms), where=self._weights > 0).T
+            tail = tail_error(each, self.weight, self._replicas.count) if unseen else 0.0
+            values.append(self._replicas.mean(each))
+            errors.append(combined(self._replicas.spread(each), tail))
+        return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def draws(self, chosen: npt.NDArray[np.intp], rng: np.random.Generator) -> Array:
         """A draw from each of the chosen components."""
@@ -256,8 +188,7 @@ class GaussianMixtureND:
         count, k = self.mean.shape
         root = _cholesky(self.cov)
         many = max(1, RECTANGLE // count) if k > 1 else 1
-        sobol = Sobol(max(k - 1, 1), np.random.default_rng(2020))
-        u = sobol.random(many * count)
+        u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count)
         which = np.tile(np.arange(count), many)
         values = _genz(root[which], (lower - self.mean)[which], (upper - self.mean)[which], u).reshape(many, count)
         value, error = self._replicas.average(values.mean(axis=0))

@@ -31,10 +31,8 @@ class Joint(LawBase):
 
     Parameters
     ----------
-    mean : array_like
-        (replicas, entries).
-    cov : array_like
-        (replicas, entries, entries).
+    mean, cov : array_like
+        (replicas, entries) and (replicas, entries, entries).
     origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional
@@ -341,7 +339,7 @@ class JointWithError:
         flat, shape = at.reshape(-1, law.dim), at.shape[:-1]
         value, error = law._normals.pdf_with_error(flat)
         doubt = np.max([np.abs(other.pdf(flat) - value) for other in self._off()] or [0.0], axis=0)
-        total = combined(error, doubt, law._normals.unseen(flat))
+        total = combined(error, doubt)
         return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:

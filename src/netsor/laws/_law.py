@@ -1,21 +1,17 @@
-"""Laws of one variable, with the methods of scipy.stats.
-
-A subclass defines the density, the distribution function and the moments with their errors; the rest follows from
-these. The components of a law may have a relative error ε, from Gaussian expectations or single precision. Then `doubt`
-computes a number again from laws that are off by ε, and the change counts as an error of the number.
-"""
+"""Laws of one variable, with the methods of scipy.stats: a subclass defines densities, probabilities and moments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .._array_api import single_threaded
+from .._array_api import one_blas_thread, single_threaded
 from .._validate import as_number, flag
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
@@ -61,24 +57,24 @@ class Law(LawBase):
 
     # These follow; a subclass may have a better way
 
+    @property
+    def _has_density(self) -> bool:
+        return True
+
     def _density(self, y: Array) -> Array:
-        """The density, without its error."""
         return np.asarray(self._pdf(y).value)
 
     def _distribution(self, y: Array) -> Array:
-        """The distribution function, without its error."""
         return np.asarray(self._cdf(y).value)
 
     def _logcdf(self, y: Array) -> Array:
-        """log P(Y ≤ y) at points (k,)."""
         return log_share(self._distribution(y), self._sf(y))
 
     def _logsf(self, y: Array) -> Array:
-        """log P(Y > y) at points (k,)."""
         return log_share(self._sf(y), self._distribution(y))
 
     def _log_error(self, y: Array) -> Array:
-        """The error of the logarithm of the density at points (k,): that of the density, of itself."""
+        """The error of the logarithm of the density: the relative error of the density."""
         value, error = self._pdf(y)
         return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
 
@@ -89,11 +85,6 @@ class Law(LawBase):
             return np.full(len(q), centre)
         atoms = [at for at, _ in self.atoms]
         return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
-
-    @property
-    def _has_density(self) -> bool:
-        """Whether it has anything but atoms."""
-        return True
 
     # For distances: these defaults are for a law that is exact and has a smooth density
 
@@ -120,7 +111,7 @@ class Law(LawBase):
         return self._distribution(y), self._sf(y), self._density(y)
 
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
-        """Pairs of laws that are off from this one by ±ε, one for each thing that ε is about."""
+        """Pairs of laws that are off from this one by ±ε, one for each quantity with an error ε."""
         error = self.origin.quadrature_error
         exact = Provenance(self.status, self.method, seed=self.origin.seed)
         return () if error < 1e-14 else self._moved(error, exact)
@@ -138,7 +129,7 @@ class Law(LawBase):
         return ()
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
-        """The largest change of a number of this law when its components move by the quadrature error."""
+        """The largest change of a number when the components of the law move by its quadrature error."""
         changes = []
         for plus, minus in self._perturbed():
             value = read(self)
@@ -290,6 +281,7 @@ class WithError:
     def __init__(self, law: Law) -> None:
         self._law = law
 
+    @one_blas_thread()
     def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
         """A function of points, with the error of sampling and of quadrature."""
         law = self._law
@@ -300,27 +292,15 @@ class WithError:
 
         return pointwise(operation, with_doubt, y)._from_sources(law.sources)
 
+    @one_blas_thread()
     def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
         """A number, with the error of sampling and of quadrature."""
         value, error = f(self._law)
         total = combined(error, self._law.doubt(lambda law: f(law).value))
         return Estimate(float(value), float(total), self._law.sources)
 
-    def pdf(self, y: npt.ArrayLike) -> Estimate:
-        return self._at("pdf", lambda law, p: law._pdf(p), y)
-
-    def cdf(self, y: npt.ArrayLike) -> Estimate:
-        return self._at("cdf", lambda law, p: law._cdf(p), y)
-
-    def sf(self, y: npt.ArrayLike) -> Estimate:
-        return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y)
-
     def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile: how far it moves as the level moves by the error of the distribution function, in log odds.
-
-        One error to either side, or WIDE errors for a WIDE-th of the way: a jump of the quantile (between atoms, across
-        a gap) that lies beyond one error is still within reach of two.
-        """
+        """The quantile, with its change as the level moves by the error of the distribution function, in log odds."""
         law = self._law
         level, value = base.levels(q, "ppf"), np.asarray(law.ppf(q))
         inner = np.where((level > 0) & (level < 1), level, 0.5)
@@ -328,7 +308,7 @@ class WithError:
         if atoms:  # which the level may leave on either side
             error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
         step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
-        for wide in (-WIDE, -1.0, 1.0, WIDE):
+        for wide in (-WIDE, -1.0, 1.0, WIDE):  # a jump of the quantile beyond one error is still within reach of two
             moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
             with np.errstate(invalid="ignore"):
                 reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
@@ -338,13 +318,6 @@ class WithError:
         reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
         known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
         return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
-
-    def median(self) -> Estimate:
-        return self.ppf(0.5)
-
-    def logpdf(self, y: npt.ArrayLike) -> Estimate:
-        """The logarithm of the density; where that is no double, an infinite error if only draws are known."""
-        return self._at("logpdf", lambda law, p: Estimate(law._logpdf(p), law._log_error(p)), y)
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function, within a circle of this error in the plane."""
@@ -359,12 +332,6 @@ class WithError:
         k = base.checked_order(order)
         return self._number(lambda law: law._moment(k))
 
-    def mean(self) -> Estimate:
-        return self.moment(1)
-
-    def var(self) -> Estimate:
-        return self._number(lambda law: law._var())
-
     def std(self) -> Estimate:
         value, error = self.var()
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
@@ -378,5 +345,12 @@ class WithError:
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._number(lambda law: expectation(law, func))
 
-    def entropy(self) -> Estimate:
-        return self._number(entropy)
+    median = partialmethod(ppf, 0.5)
+    mean = partialmethod(moment, 1)
+    var = partialmethod(_number, lambda law: law._var())
+    entropy = partialmethod(_number, entropy)
+    pdf = partialmethod(_at, "pdf", lambda law, y: law._pdf(y))
+    cdf = partialmethod(_at, "cdf", lambda law, y: law._cdf(y))
+    sf = partialmethod(_at, "sf", lambda law, y: Estimate(law._sf(y), law._cdf(y).error))
+    # where the density is no double, the error of its logarithm is infinite if only draws are known
+    logpdf = partialmethod(_at, "logpdf", lambda law, y: Estimate(law._logpdf(y), law._log_error(y)))

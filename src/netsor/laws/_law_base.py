@@ -78,7 +78,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     """
     if not isinstance(path, str | os.PathLike):
         raise LawError("load", "path", path, "a str or a pathlib.Path")
-    name = named(path)
     try:
         file = opened(path)
     except ValueError as error:
@@ -98,8 +97,8 @@ def load(path: str | os.PathLike[str]) -> Any:
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
             damage = f"is not a law, or is damaged ({why or type(error).__name__})"
-            raise LawError("load", f"{name} {damage}: it must be a file that law.save(path) wrote") from None
-    other = f"{name} has format {shown(written)}; this version reads {FORMAT}"
+            raise LawError("load", f"{named(path)} {damage}: it must be a file that law.save(path) wrote") from None
+    other = f"{named(path)} has format {shown(written)}; this version reads {FORMAT}"
     raise LawError("load", f"{other}: write it again with law.save")
 
 
@@ -155,13 +154,9 @@ class LawBase:
     def notes(self) -> tuple[str, ...]:
         """Remarks about the law, such as activations that were treated as the identity."""
         error = self.origin.quadrature_error
-        if error < 1e-6:
-            return self.origin.notes
-        doubt = (
-            f"Gaussian expectations, or numbers in single precision, have a relative error of about {error:.1g}, "
-            "or more for a function with jumps or poles"
-        )
-        return (*self.origin.notes, doubt)
+        about = f"Gaussian expectations, or numbers in single precision, have a relative error of about {error:.1g}"
+        doubt = (f"{about}, or more for a function with jumps or poles",)
+        return self.origin.notes + (doubt if error >= 1e-6 else ())
 
     @property
     def sources(self) -> Sources:
@@ -169,9 +164,7 @@ class LawBase:
         return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
 
     def latex(self) -> str:
-        """The formula of the law, for LaTeX's math mode, with what it depends on above it: at infinite width, the law
-        that `Program.latex` puts in a box. A LawError if no formula is known.
-        """
+        """The formula of the law and of what it depends on, for LaTeX's math mode; laws at infinite width have one."""
         if self._formula is None:
             raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
         return self._formula()

@@ -1,7 +1,4 @@
-"""Data, their likelihood given a replica, and what they leave of it: the algebra of Gaussian process regression.
-
-Given a replica the outputs are N(m, V), V = C C^T, and data y have the density N(y; m, V + τ²I).
-"""
+"""Gaussian process regression: given a replica outputs are N(m, V), V = C C^T, and data y are N(m, V + τ²I)."""
 
 from __future__ import annotations
 

@@ -2,14 +2,8 @@
 
 From z a second point ν ~ N(0, I) makes an ellipse z cos θ + ν sin θ, on which the prior is constant. A height below
 L(z) is drawn, and θ from a bracket that shrinks towards z until L is above the height (Murray, Adams, MacKay 2010).
-Nothing is tuned, and no move is refused. Data that say much make brackets small. So the same is done around a Gaussian
-that is nearer to the posterior: N(z; 0, I) L(z) is T(z; μ, Σ) R(z), R(z) = L(z) N(z; 0, I)/T(z; μ, Σ), with Student's
-multivariate t of ν degrees of freedom for T (Nishihara, Murray, Adams 2014). Given z, T is N(μ, s Σ) with a scale s of
-inverse gamma law, and the ellipse is drawn from that Gaussian. With N(μ, Σ) instead of T, R would grow in the tail of
-a posterior whose tail is heavier: chains would hardly ever reach that tail, and stay once there. Any μ, Σ and ν that do
-not depend on where the chains are leave the posterior as it is.
-
-Many chains move at once: the likelihood is computed for those whose θ is not found yet.
+Informative data make brackets small, so the ellipses are drawn around a Student t that is nearer to the posterior
+(Nishihara, Murray, Adams 2014); a Gaussian there would keep chains out of a tail that is heavier than its own.
 """
 
 from __future__ import annotations
@@ -26,7 +20,9 @@ from ._estimate import Array, student
 from ._law_base import LawError
 from ._numerics import log_mean
 
+Generator = np.random.Generator
 LogLikelihood = Callable[[Array], Array]  # of points (k, size): (k,)
+Report = Callable[..., None]  # called after every step
 
 SHRINKS = 200  # of one bracket, at most: each takes about a half of it, and doubles have 53 bits
 SEEN = 4.0  # standard errors by which a mean, a variance or a correlation of particles differs from the prior's
@@ -89,11 +85,7 @@ def init_chains(log_likelihood: LogLikelihood, z: Array) -> Chains:
 
 
 def advance_chains(
-    log_likelihood: LogLikelihood,
-    chains: Chains,
-    rng: np.random.Generator,
-    power: float = 1.0,
-    around: Reference = PRIOR,
+    log_likelihood: LogLikelihood, chains: Chains, rng: Generator, power: float = 1.0, around: Reference = PRIOR
 ) -> Chains:
     """One move of every chain, on ellipses around a reference; the likelihood counts with a power, for tempering."""
     places, mean, lower = around
@@ -150,18 +142,10 @@ class Path(NamedTuple):
 
 
 def adapt_schedule(
-    log_likelihood: LogLikelihood,
-    particles: int,
-    size: int,
-    moves: int,
-    rng: np.random.Generator,
-    report: Callable[[float], None] = lambda power: None,
+    ask: LogLikelihood, particles: int, size: int, moves: int, rng: Generator, report: Report = lambda power: None
 ) -> Path:
-    """A first run, which finds powers such that the weights of every step leave TARGET_ESS_FRACTION of the particles.
-
-    `report` is called with every power that is reached.
-    """
-    chains = init_chains(log_likelihood, rng.standard_normal((particles, size)))
+    """A first run, which finds powers such that the weights of each step leave TARGET_ESS_FRACTION of the particles."""
+    chains = init_chains(ask, rng.standard_normal((particles, size)))
     powers, around = [0.0], []
     while powers[-1] < 1.0:
         step = step_from(powers[-1], chains.height)
@@ -169,28 +153,22 @@ def adapt_schedule(
         chains = _resample(chains, step, 1, rng)
         around.append(reference(chains.z))
         for _ in range(moves):
-            chains = advance_chains(log_likelihood, chains, rng, powers[-1], around[-1])
+            chains = advance_chains(ask, chains, rng, powers[-1], around[-1])
         report(powers[-1])
     return Path(np.array(powers), around, chains)
 
 
 def evidences(
-    log_likelihood: LogLikelihood,
-    path: Path,
-    runs: int,
-    particles: int,
-    moves: int,
-    rng: np.random.Generator,
-    report: Callable[[], None],
+    ask: LogLikelihood, path: Path, runs: int, particles: int, moves: int, rng: Generator, report: Report
 ) -> tuple[Array, Array]:
     """The log evidence of each independent run along a path, and the last particles (runs · particles, size)."""
-    chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, path.chains.z.shape[1])))
+    chains = init_chains(ask, rng.standard_normal((runs * particles, path.chains.z.shape[1])))
     total = np.zeros(runs)
     for step, power, around in zip(np.diff(path.powers), path.powers[1:], path.around, strict=True):
         total += log_mean(step * chains.height.reshape(runs, particles))
         chains = _resample(chains, step, runs, rng)
         for _ in range(moves):
-            chains = advance_chains(log_likelihood, chains, rng, power, around)
+            chains = advance_chains(ask, chains, rng, power, around)
         report()
     return total, chains.z
 
@@ -218,7 +196,7 @@ def _effective_fraction(log_weight: Array) -> float:
     return float(w.sum() ** 2 / np.sum(w**2) / len(w))
 
 
-def _resample(chains: Chains, step: float, runs: int, rng: np.random.Generator) -> Chains:
+def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
     """Particles drawn by weight within each run, at equal distances along the weights."""
     count = len(chains.z) // runs
     weight = step * chains.height.reshape(runs, count)
@@ -260,8 +238,7 @@ def effective(draws: Array) -> Array:
     rho[0] = 1.0
     pairs = rho[: length - length % 2].reshape(length // 2, 2, -1).sum(axis=1)
     # sums of neighbours are positive and fall: from the first that is not, noise alone is left
-    pairs = np.where(np.cumprod(pairs > 0, axis=0) > 0, pairs, 0.0)
-    pairs = np.minimum.accumulate(pairs, axis=0)
+    pairs = np.minimum.accumulate(np.where(np.cumprod(pairs > 0, axis=0) > 0, pairs, 0.0), axis=0)
     time = np.maximum(-1 + 2 * pairs.sum(axis=0), 1 / np.log10(max(total, 10)))
     return np.asarray(np.minimum(total / time, total * np.log10(max(total, 10))))
 

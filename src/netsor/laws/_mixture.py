@@ -1,9 +1,7 @@
 """Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell), equation (4) of docs/theory.md.
 
-A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
-density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an
-entropy, the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
-Of more replicas than are kept, components stand for cells of them, each with a count.
+A replica without variance is a point. Points that repeat are atoms, which have a probability; the density is that of
+the rest. Others are draws of a quantity that is known by draws alone, such as a norm: its density is a kernel estimate.
 """
 
 from __future__ import annotations
@@ -36,10 +34,8 @@ class Mixture(Components, Law):
 
     Parameters
     ----------
-    mean : array_like
-        The mean of each component, or one for all.
-    var : array_like
-        The variance of each component, or one for all; a component of variance 0 is a point.
+    mean, var : array_like
+        The mean and the variance of each component, or one for all; a component of variance 0 is a point.
     origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional
@@ -98,9 +94,9 @@ class Mixture(Components, Law):
 
     def _needs_density(self, name: str) -> None:
         if not self._has_density:
-            first, *more = (f"{at:g}" for at in self._points.atoms)
-            points = ", ".join([first, *more[:2], *(["…"] if len(more) > 2 else [])])
-            many = "made of point masses at" if more else "the point mass at"
+            at = [f"{at:g}" for at in self._points.atoms]
+            points = ", ".join(at[:3] + ["…"] * (len(at) > 3))
+            many = "made of point masses at" if len(at) > 1 else "the point mass at"
             raise LawError(name, f"this law is {many} {points}, which has no density; law.atoms has their masses")
 
     def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
@@ -111,8 +107,8 @@ class Mixture(Components, Law):
         # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
         alike = self.weight is None or self.count is not None
         weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
-        square = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
-        variance = square[:, 0] - 2 * value * square[:, 1] + value**2 / n + points * (1 - 2 * value) / n
+        square, cross = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
+        variance = square - 2 * value * cross + value**2 / n + points * (1 - 2 * value) / n
         spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
         return np.asarray(combined(spread, few.unseen(y, kernel, n)))
 
@@ -192,7 +188,9 @@ class Mixture(Components, Law):
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        whole = self._merged._replace(weight=self._merged.weight / self._merged.weight.sum())
+        gaussians, mass = self._blocked
+        weight = gaussians.weight @ mass
+        whole = gaussians._replace(weight=weight / weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
 
@@ -240,9 +238,8 @@ class Mixture(Components, Law):
 
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
-        if self.component_var.any():
-            return super().support()
-        return float(self.component_mean.min()), float(self.component_mean.max())
+        smooth = self.component_var.any()
+        return super().support() if smooth else (float(self.component_mean.min()), float(self.component_mean.max()))
 
     # Others
 

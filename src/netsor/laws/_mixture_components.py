@@ -1,8 +1,4 @@
-"""The components of a mixture: its Gaussians, atoms and draws (see `_mixture`), and fewer in the place of many.
-
-Errors of distances need blocks of replicas. Replicas are exchangeable, so the counts of a block are all counts split at
-random, with a fixed seed.
-"""
+"""The components of a mixture: its Gaussians, atoms and draws (see `_mixture`), and fewer components for many."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from ._law_base import MAX_MAGNITUDE, LawError, Provenance, checked_origin, chec
 from ._replicas import BLOCKS, Replicas, Replicated
 
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by this many quantiles
-ROUNDED = 40  # bits of two points that agree: what is left, 1e-12 of them, is rounding
+ROUNDING = 2e-12  # relative difference of two points that only rounding causes
 CELL = 0.01  # width of a cell in log v, in `compress`
 CELLS = 400  # most cells in `compress`
 MAX_COMPONENTS = 1000  # components above which they are replaced by fewer
@@ -140,13 +136,13 @@ def binned(
     return GaussianMixture1D(mean.min() + step * at, np.full(len(at), var - widened * step**2), total)
 
 
-def merged(given: GaussianMixture1D, blocks: Blocks | None = None) -> GaussianMixture1D:
+def merged(given: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
     """Few of many Gaussians of different means and variances: cells of log v, each of one variance, on a lattice.
 
     Within a cell of width 0.02 variances differ from their mean by 1% at most, which over many components is second
     order in the density: it errs by about 1e-5 of its largest value (7e-5 for 3,000 components), so by more than that
-    of its own in the tails. With blocks, the weights are (nodes, blocks). A few Gaussians, or those that are not fewer
-    on a lattice, stay as they are.
+    of its own in the tails. The weights are (nodes, blocks). A few Gaussians, or those that are not fewer on a lattice,
+    stay as they are.
     """
     every = np.arange(len(given.mean))
     if len(every) > MAX_COMPONENTS:
@@ -157,7 +153,7 @@ def merged(given: GaussianMixture1D, blocks: Blocks | None = None) -> GaussianMi
             k = np.flatnonzero(place == cell)
             total = given.weight[k].sum()
             var = float(given.weight[k] @ given.var[k] / total) if total > 0 else float(given.var[k].mean())
-            parts.append(binned(given.mean[k], var, given.weight[k], None if blocks is None else blocks.of(k)))
+            parts.append(binned(given.mean[k], var, given.weight[k], blocks.of(k)))
         fewer = GaussianMixture1D(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         if 2 * len(fewer.mean) < len(every):
             return fewer
@@ -272,35 +268,29 @@ class Components:
         return self._weighted(self.component_weight)
 
     @cached_property
-    def _merged(self) -> GaussianMixture1D:
-        """Fewer components still, enough for distances, where no relative precision in the tails is needed."""
-        return self._compressed if self.centred or self.count is not None else merged(self._compressed)
+    def _blocks(self) -> tuple[npt.NDArray[np.intp], Blocks, Array, Array]:
+        """Which component each share belongs to, its block and its weight there; and the weights of the blocks.
 
-    @cached_property
-    def _blocks(self) -> tuple[Blocks, Array, Array]:
-        """The block of each replica, the weight of each in its block, and the weights of the blocks."""
-        labels = np.arange(self.replicas) * min(BLOCKS, self.replicas) // self.replicas
-        mass = np.bincount(labels, self.component_weight).astype(np.float64)
-        return Blocks(labels, len(mass)), self.component_weight / np.where(mass > 0, mass, 1.0)[labels], mass
-
-    @cached_property
-    def _split(self) -> tuple[Array, Array]:
-        """Counts, split into blocks at random: weights in each (components, blocks), and the blocks' weights."""
-        count = np.asarray(self.count)
-        rng = np.random.default_rng([self.replicas, len(count)])
-        whole = np.floor(count).astype(np.int64)  # two nodes share the count of a cell, so that counts may be fractions
-        split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)) + (count - whole)[:, None] / BLOCKS
-        mass = split.sum(axis=0)
-        return split / np.where(mass > 0, mass, 1.0), mass / mass.sum()
+        A replica is in one block. Counts are split into blocks at random.
+        """
+        if self.count is None:
+            which = np.arange(self.replicas)
+            labels, share = which * min(BLOCKS, self.replicas) // self.replicas, self.component_weight
+        else:
+            rng = np.random.default_rng([self.replicas, len(self.count)])
+            whole = np.floor(self.count).astype(np.int64)  # two nodes share the count of a cell: there may be fractions
+            split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)) + (self.count - whole)[:, None] / BLOCKS
+            which, labels = np.nonzero(split)
+            share = split[which, labels] / self.count.sum()
+        mass = np.bincount(labels, share).astype(np.float64)
+        return which, Blocks(labels, len(mass)), share / np.where(mass > 0, mass, 1.0)[labels], mass
 
     @cached_property
     def _blocked(self) -> tuple[GaussianMixture1D, Array]:
         """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
-        k = self._smooth
+        k, (which, blocks, weight, mass) = self._smooth, self._blocks
         if self.count is not None:
-            split, mass = self._split
-            return self._gaussians._replace(weight=split[k]), mass
-        blocks, weight, mass = self._blocks
+            return self._gaussians._replace(weight=summed(which, weight, len(self.count), blocks)[k]), mass
         if self.centred and len(k) > MAX_COMPONENTS:
             return compress(self.component_var[k], weight[k], blocks.of(k)), mass
         return self._weighted(weight, blocks), mass
@@ -320,16 +310,12 @@ class Components:
 
     def _steps(self, y: Array, side: Any) -> Replicated:
         """The distribution function of the points alone, by blocks."""
-        point, order = np.flatnonzero(self.component_var == 0), np.argsort(y)
+        which, blocks, weight, mass = self._blocks
+        point, order = np.flatnonzero(self.component_var[which] == 0), np.argsort(y)
         # what a point adds begins at the first y above it, or (side right) not below it
-        first = np.searchsorted(y[order], self.component_mean[point], side="left" if side == "right" else "right")
-        if self.count is not None:
-            split, mass = self._split
-            steps = np.zeros((len(y) + 1, len(mass)))
-            np.add.at(steps, first, split[point])
-        else:
-            blocks, weight, mass = self._blocks
-            steps = summed(first, weight[point], len(y) + 1, blocks.of(point))
+        at = self.component_mean[which[point]]
+        first = np.searchsorted(y[order], at, side="left" if side == "right" else "right")
+        steps = summed(first, weight[point], len(y) + 1, blocks.of(point))
         rows = np.empty((len(mass), len(y)))
         rows[:, order] = np.cumsum(steps, axis=0)[:-1].T
         return Replicated(rows, mass)
@@ -356,21 +342,10 @@ class Components:
 
 def _without_rounding(mean: Array, var: Array) -> Array:
     """The means, where points that rounding parts from one that repeats have its value: that of most of them."""
-    point = np.flatnonzero(var == 0)
-    at = np.sort(mean[point])
-    gaps = np.diff(at)
-    near, repeats = gaps < np.abs(at[1:]) * 2.0 ** (1 - ROUNDED), np.zeros(len(at), dtype=bool)
-    repeats[1:] |= gaps == 0
-    repeats[:-1] |= gaps == 0
-    if not ((gaps > 0) & near & (repeats[1:] | repeats[:-1])).any():
-        return mean
-    at, which, count = np.unique(mean[point], return_inverse=True, return_counts=True)
-    digits, exponent = np.frexp(at)
-    about = np.ldexp(np.round(np.ldexp(digits, ROUNDED)), exponent - ROUNDED)
-    group = np.unique(about, return_inverse=True)[1]
-    order = np.lexsort((-count, group))  # the most frequent one first in each
-    first = order[np.unique(group[order], return_index=True)[1]]
-    repeated = np.where(count[first] > 1, at[first], np.nan)[group]
+    at, which, count = np.unique(mean[var == 0], return_inverse=True, return_counts=True)
+    group = np.cumsum(np.diff(at, prepend=-np.inf) > ROUNDING * np.abs(at)) - 1
+    order = np.lexsort((-count, group))  # the most frequent one first in each group
+    most = order[np.unique(group, return_index=True)[1]][group]
     result = mean.copy()
-    result[point] = np.where(np.isnan(repeated), at, repeated)[which]
+    result[var == 0] = np.where(count[most] > 1, at[most], at)[which]
     return result

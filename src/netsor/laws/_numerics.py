@@ -24,7 +24,7 @@ MIN_GROWTH = 1.2  # of the bias of kernels from a bandwidth to √2 times that: 
 MAX_NODES = 60_000  # most nodes of a grid
 NARROWER = 0.5 ** np.arange(1, 7)  # factors of the bandwidth, by which biases of kernels are found
 SIGNIFICANT = 2.0  # standard errors of a change that is no noise
-INTEGRAL_ATOL = 1e-15  # absolute error that rounding leaves in an integral over a law
+INTEGRAL_RTOL, INTEGRAL_ATOL = 1e-8, 1e-15  # errors of an integral over a law; the second is what rounding leaves
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 
@@ -32,54 +32,38 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 def resolved(functions: Sequence[Read], places: Array, scales: Array) -> Array:
     """Nodes between which every function is a cubic, nearly; `places` and `scales` are where to begin."""
     y = np.unique((places[:, None] + scales[:, None] * FIRST).ravel())
-    y = _reaching(functions, y)
-    value, slope = _table(functions, y)
-    left = np.arange(len(y) - 1)  # cells still to be looked at, by their left ends
-    right = left + 1
-    while len(left) and len(y) < MAX_NODES:
-        a, b = y[left], y[right]
-        wide = (b - a) > 1e-14 * np.maximum(np.abs(a), np.abs(b))
-        left, right, a, b = left[wide], right[wide], a[wide], b[wide]
-        if not len(left):
-            break
-        middle = a + (b - a) / 2
-        middle_value, middle_slope = _table(functions, middle)
-        guess = (value[:, left] + value[:, right]) / 2 + (b - a) * (slope[:, left] - slope[:, right]) / 8
-        rough = (np.abs(middle_value - guess) > CDF_ATOL).any(axis=0)
-        start = len(y)
-        y = np.concatenate([y, middle])
-        value, slope = np.concatenate([value, middle_value], axis=1), np.concatenate([slope, middle_slope], axis=1)
-        new = start + np.flatnonzero(rough)
-        left, right = np.concatenate([left[rough], new]), np.concatenate([new, right[rough]])
-    return np.unique(y)
-
-
-def _reaching(functions: Sequence[Read], y: Array) -> Array:
-    """The nodes, and more on both sides until nothing is left beyond them."""
-    step = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4
-    ends = []
-    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):
+    step, more = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4, []
+    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):  # on both sides until nothing is left beyond
         at, far = float(end), step
         while np.isfinite(at) and max(float(f(np.array([at]))[which][0]) for f in functions) > GONE:
             at, far = at + sign * far, 1.5 * far
-            ends.append(at)
-    return np.unique(np.concatenate([y, [at for at in ends if np.isfinite(at)]]))
+            more.append(at)
+    y = np.unique(np.concatenate([y, [at for at in more if np.isfinite(at)]]))
+
+    def table(y: Array) -> Array:
+        """y, and a row each for the values of the functions and for their slopes."""
+        read = [f(y) for f in functions]
+        values = [np.where(low < 0.5, low, 1 - high) for low, high, _ in read]
+        return np.stack([y, *values, *(slope for _, _, slope in read)])
+
+    value, slope = slice(1, 1 + len(functions)), slice(1 + len(functions), None)
+    nodes = [table(y)]
+    left, right = nodes[0][:, :-1], nodes[0][:, 1:]  # of cells still to be looked at
+    while left.shape[1] and sum(part.shape[1] for part in nodes) < MAX_NODES:
+        a, b = left[0], right[0]
+        middle = table(a + (b - a) / 2)
+        nodes.append(middle)
+        guess = (left[value] + right[value]) / 2 + (b - a) * (left[slope] - right[slope]) / 8
+        rough = (np.abs(middle[value] - guess) > CDF_ATOL).any(axis=0)
+        rough &= (b - a) > 2e-14 * np.maximum(np.abs(a), np.abs(b))
+        left, right = (
+            np.concatenate(parts, axis=1)[:, np.tile(rough, 2)] for parts in ((left, middle), (middle, right))
+        )
+    return np.unique(np.concatenate([part[0] for part in nodes]))
 
 
-def _table(functions: Sequence[Read], y: Array) -> tuple[Array, Array]:
-    """Values and slopes, a row for each function."""
-    read = [f(y) for f in functions]
-    value = np.stack([np.where(low < 0.5, low, 1 - high) for low, high, _ in read])
-    return value, np.stack([slope for _, _, slope in read])
-
-
-def coarser(nodes: Array) -> Array:
-    """Every third node, and the last: a Gauss rule does more in a cell than a cubic."""
-    return np.append(nodes[:-1:3], nodes[-1])
-
-
-def integrated(integrand: Callable[[Array], Array], nodes: Array, share: float = 1e-8) -> tuple[Array, Array]:
-    """Points and weights of a Gauss rule on cells halved until the integral settles to this share of itself."""
+def integrated(integrand: Callable[[Array], Array], nodes: Array) -> tuple[Array, Array]:
+    """Points and weights of a Gauss rule on cells between nodes, halved until the integral settles to INTEGRAL_RTOL."""
     a, b = nodes[:-1], nodes[1:]
     done: list[tuple[Array, Array]] = []
     total = 0.0
@@ -89,7 +73,7 @@ def integrated(integrand: Callable[[Array], Array], nodes: Array, share: float =
         halves = _rule(np.concatenate([a, c]), np.concatenate([c, b]), integrand).reshape(2, -1).sum(axis=0)
         size = np.abs(total) + np.abs(halves).sum()
         # each cell may be off by as much as all of them together divided by their root: errors have either sign
-        close = np.maximum(share * size / np.sqrt(len(a)), INTEGRAL_ATOL)
+        close = np.maximum(INTEGRAL_RTOL * size / np.sqrt(len(a)), INTEGRAL_ATOL)
         settled = ~(np.abs(whole - halves) > close) | (c <= a) | (c >= b)
         total += float(np.abs(halves[settled]).sum())
         done.append((np.concatenate([a[settled], c[settled]]), np.concatenate([c[settled], b[settled]])))
@@ -114,10 +98,9 @@ def _rule(a: Array, b: Array, integrand: Callable[[Array], Array]) -> Array:
 def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[float, float]:
     """By how much a number changes from kernels of bandwidth h, where it is `value`, to √2 h; and its bias for h.
 
-    `number` is the number as a function of the bandwidth, in units of h. A bias that is proportional to h^p grows by
-    ρ = 2^(p/2) with each factor √2, so it is the change over ρ − 1. p is 2 for a smooth density, 1 for one with an
-    edge, and less where kernels are so wide that two edges meet; the changes from h/√2 to h and on to √2 h tell which.
-    If they have different signs, both are noise.
+    `number` is a function of the bandwidth, in units of h. A bias proportional to h^p grows by ρ = 2^(p/2) with each
+    factor √2, so it is the change over ρ − 1. p is 2 for a smooth density, 1 for one with an edge, and less where two
+    edges meet; the changes from h/√2 to h and on to √2 h tell which. If their signs differ, both are noise.
     """
     change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
     ratio = change / before if before else 2.0
@@ -144,7 +127,7 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
 
 def _quadrature(law: Any, integrand: Callable[[Array], Array]) -> tuple[Array, Array]:
     """Points and weights for an integral over a law with a density."""
-    return integrated(integrand, coarser(resolved([law._read], *law._scales())))
+    return integrated(integrand, resolved([law._read], *law._scales()))
 
 
 def entropy(law: Any) -> Estimate:

@@ -236,16 +236,16 @@ def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) ->
     return Jackknife(value, bias, combined(*errors), min(counts, default=0))
 
 
-def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], seed: int = 2025) -> Estimate:
+def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], errors: bool = True) -> Estimate:
     """A function with kinks of the means of the groups, less what noise adds to it, with its error.
 
     What noise adds is read from noise added once more; where the truth is 0 that finds the smaller half of it, so the
-    error counts one and a half times what was found.
+    error counts one and a half times what was found. Without errors, it is the function of the means alone.
     """
     value = float(functional(*(group.mean for group in groups)))
-    if all(len(group.rows) < 2 for group in groups):
+    if not errors or all(len(group.rows) < 2 for group in groups):
         return Estimate(value, 0.0)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(2025)
     weights, least = [], min(len(group.rows) for group in groups if len(group.rows) > 1)
     for group in groups:
         count = len(group.rows)

@@ -1,18 +1,14 @@
 """The breakpoints of a function of one argument: kinks, jumps, and structure too narrow for an integral's panels.
 
-It samples the function twice. Panels: on a grid that is uniform near 0 and geometric far out, every interval on which
-the function is not a polynomial is halved; intervals that never become smooth close in on a kink or a jump. Octaves: a
-much finer grid, whose step is 6e-5 of the power of two below |u| (so 6e-5 standard deviations in the bulk, whatever the
-standard deviation is), shows spikes and thin steps that the panels step over: a fourth difference that is large
-compared with its neighbours. Points found there become edges of the panels.
+On a grid that is uniform near 0 and geometric far out, every interval on which the function is not a polynomial is
+halved; intervals that never become smooth close in on a kink or a jump. A much finer grid, of 25,600 points in an
+octave of |u|, shows spikes and thin steps that the first one steps over, on intervals that are not smooth even there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,29 +16,22 @@ from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODE, NODES, POINTS, unresolved
 
-R = TypeVar("R")
-
-GRID_END_ARCSINH = 13.0  # arcsinh |u| at which the grid of panels ends: |u| about 2e5
-STEP = 1 / 32  # of that grid, in arcsinh u: 0.03 near 0, and 3 % of |u| far out
 OFFSET = 0.37  # of both grids, in steps: at round numbers, where kinks usually are, a grid point would hide them
+GRID = np.sinh((np.arange(-26, 26) + OFFSET) / 2)  # to |u| of about 2e5
 SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, that counts as rounding
 # Interval length, relative to 1 + |u|: one shorter that is still not smooth holds a kink or a jump
 MIN_SMOOTH_INTERVAL = 1e-8
-PASSES = 16  # rounds of merging neighbouring intervals: each at most halves their number
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
-POINTS_OF_OCTAVE = 2**14  # points of the fine grid in an octave of |u|, on each side of 0: step 6e-5 |u|
-NEIGHBOURS = 64  # neighbouring points that a fourth difference is compared with: wider features are seen by the panels
-OUTSTANDING = 32.0  # times the median fourth difference of its block: above, something narrow is there
-VISIBLE = 1e-9  # of the function's size nearby: smaller fourth differences are ignored
-# Narrow features in an octave: if more are found, they are noise or an oscillation, and are dropped
+INTERVALS_OF_OCTAVE = 1600  # of the fine grid in an octave of |u|, on each side of 0: points at most 6e-5 |u| apart
+VISIBLE = 1e-9  # deviation from a polynomial on such an interval, relative to the function's size: less is ignored
+# Ends of such intervals in an octave: if there are more, they are noise or an oscillation, and are dropped
 MAX_NARROW_FEATURES = 2**10
-MAX_VALUE = 1e100  # values beyond are left out: their differences overflow
-NOTHING = 1e-20  # of the function's largest value in the octave: values below count as 0
+MAX_VALUE = 1e100  # larger values count as this: their squares are still doubles
 
 
 class Breakpoints(NamedTuple):
-    """What the probe has found; the function is a polynomial (to rounding) on each interval left … right."""
+    """What the search has found; the function is a polynomial (to rounding) on each interval left … right."""
 
     breaks: Array  # (breaks,)
     jumps: bool
@@ -51,77 +40,56 @@ class Breakpoints(NamedTuple):
     noise: float  # rounding noise of its values, relative to their size: large if it computes in low precision
 
 
-def once_per_function(compute: Callable[..., R]) -> Callable[..., R]:
-    """Remember what is found of a function, by the other arguments, as long as the function is there."""
-    known: WeakKeyDictionary[Function, dict[tuple[Any, ...], R]] = WeakKeyDictionary()
-
-    @wraps(compute)
-    def found(f: Function, *given: Any) -> R:
-        results = known.setdefault(f, {})
-        if given not in results:
-            results[given] = compute(f, *given)
-        return results[given]
-
-    return found
-
-
 def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
-    """The features of a function without parameters; narrow ones with |u| in 2^lowest … 2^(highest + 1).
-
-    All |u| < 2^lowest share one grid across 0.
-    """
-    panels = _panels(f, ())
-    if f.smoothed is not None or highest < lowest:
-        return panels
-    octaves = [(octave, False) for octave in range(lowest, highest + 1)] + [(lowest, True)]
-    points, step = np.concatenate([_octave(f, *octave, max(VISIBLE, 64 * panels.noise)) for octave in octaves], axis=1)
-    return _panels(f, tuple(points[~_already_resolved(panels, points, 8 * step)].tolist()))
+    """The features of a function without parameters; narrow ones with |u| in 2^lowest … 2^(highest + 1), and near 0."""
+    narrow: set[float] = set()
+    if f.smoothed is None and lowest <= highest:
+        narrow = narrow.union(_narrow(f, lowest, True), *(_narrow(f, k, False) for k in range(lowest, highest + 1)))
+    return _panels(f, tuple(sorted(narrow)))
 
 
-def _already_resolved(panels: Breakpoints, points: Array, near: Array) -> Array:
-    """Which points the panels have resolved already: those near a break, or on intervals that are short."""
-    place = np.clip(np.searchsorted(panels.right, points), 0, len(panels.right) - 1)
-    seen: Array = panels.right[place] - panels.left[place] < near
-    if len(panels.breaks):
-        seen |= np.abs(panels.breaks[:, None] - points).min(axis=0) < near
-    return seen
+@lru_cache(maxsize=1024)
+def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
+    """The ends of the intervals of the fine grid, in an octave of |u| or across 0, with something narrow on them."""
+    level, steps = _level(f), np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
+    outward = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
+    found = []
+    for edges in [2.0**octave * np.linspace(-1.04, 1.03, 64)] if centre else [outward, -outward[::-1]]:
+        rough = _roughness(f, edges[:-1], edges[1:], level) > max(VISIBLE, 64 * level.noise)
+        found += edges[np.append(rough, False) | np.append(False, rough)].tolist()
+    return found if len(found) <= MAX_NARROW_FEATURES else []
 
 
 def declared(f: Function) -> Breakpoints:
-    """The declared breaks alone: a function whose parameters differ by row is not probed."""
+    """The declared breaks alone: a function whose parameters differ by row is not searched."""
     breaks = np.array(sorted(f.breaks or ()), dtype=float)
     return Breakpoints(breaks, len(breaks) > 0, np.empty(0), np.empty(0), 0.0)
 
 
-@once_per_function
+@lru_cache(maxsize=256)
 def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
-    """The features that panels show, with more edges than those of the grid."""
-    extra = np.array(more)
-    grid = np.sinh((np.arange(-GRID_END_ARCSINH / STEP, GRID_END_ARCSINH / STEP) + OFFSET) * STEP)
-    near = STEP * 2.0 ** -np.arange(1, 30)
-    stated = np.array(sorted(f.breaks or ()), dtype=float)
-    fine = [grid, near, -0.7 * near, stated, extra, *(point + sign * near for point in stated for sign in (1, -1))]
-    edges = np.unique(np.concatenate(fine))
-    level, breaks = _envelope(f, edges), stated
-    level = level._replace(noise=_noise(f, grid[np.abs(grid) < 30.0], level))
+    """The features that halving shows, with more edges than those of the grid."""
+    breaks, level = np.array(sorted(f.breaks or ()), dtype=float), _level(f)
+    edges = np.unique(np.concatenate([GRID, breaks, more]))
     if f.breaks is None:
         breaks = _clusters(_halved(f, edges, level)[1])
         edges = np.unique(np.concatenate([edges, breaks]))
     kept = _halved(f, edges, level)[0]
     long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
-    kept = np.unique(np.concatenate([kept[long], breaks, extra]))
-    kept = _merged(f, kept, np.concatenate([breaks, extra]), level)
-    return Breakpoints(breaks, len(breaks) > 0 and _jumps(f, breaks), kept[:-1], kept[1:], level.noise)
-
-
-def _values(f: Function, u: Array) -> Array:
-    with np.errstate(all="ignore"):
-        return np.broadcast_to(f(u), u.shape)
+    kept = np.unique(np.concatenate([kept[long], breaks, more]))
+    jumps = False
+    if len(breaks):  # a jump changes the function as much very near a break as near it
+        with np.errstate(all="ignore"):
+            steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
+            near, very_near = (np.abs(f(breaks + step) - f(breaks - step)) for step in steps)
+        jumps = bool(np.any(~(very_near <= 0.3 * near)))
+    return Breakpoints(breaks, jumps, kept[:-1], kept[1:], level.noise)
 
 
 def _on_panels(f: Function, left: Array, right: Array) -> Array:
-    values = _values(f, 0.5 * (left + right)[:, None] + 0.5 * (right - left)[:, None] * POINTS)
-    return np.clip(np.nan_to_num(values), -MAX_VALUE, MAX_VALUE)
+    u = 0.5 * (left + right)[:, None] + 0.5 * (right - left)[:, None] * POINTS
+    with np.errstate(all="ignore"):
+        return np.clip(np.nan_to_num(np.broadcast_to(f(u), u.shape)), -MAX_VALUE, MAX_VALUE)
 
 
 class _Level(NamedTuple):
@@ -136,12 +104,16 @@ class _Level(NamedTuple):
         return self.value[np.minimum(np.searchsorted(self.at, outer), len(self.at) - 1)]
 
 
-def _envelope(f: Function, edges: Array) -> _Level:
-    left, right = edges[:-1], edges[1:]
-    outer = np.maximum(np.abs(left), np.abs(right))
-    size = np.abs(_on_panels(f, left, right)).max(axis=1)
+@lru_cache(maxsize=256)
+def _level(f: Function) -> _Level:
+    """From values on the grid; the noise is the upper quartile of the roughness on very short intervals."""
+    outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))
     order = np.argsort(outer)
-    return _Level(outer[order], np.maximum.accumulate(size[order]))
+    size = np.abs(_on_panels(f, GRID[:-1], GRID[1:])).max(axis=1)
+    level = _Level(outer[order], np.maximum.accumulate(size[order]))
+    points = np.sinh(np.linspace(-4.1, 4.1, 256))
+    short = 1e-6 * (1.0 + np.abs(points))
+    return level._replace(noise=float(np.quantile(_roughness(f, points - short, points + short, level), 0.75)))
 
 
 def _roughness(f: Function, left: Array, right: Array, level: _Level) -> Array:
@@ -153,23 +125,13 @@ def _roughness(f: Function, left: Array, right: Array, level: _Level) -> Array:
     return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
 
 
-def _smooth(f: Function, left: Array, right: Array, level: _Level) -> Array:
-    return _roughness(f, left, right, level) <= max(SMOOTH, 4 * level.noise)
-
-
-def _noise(f: Function, points: Array, level: _Level) -> float:
-    """The roughness on intervals so short that only rounding can cause it: its upper quartile over the points."""
-    short = 1e-6 * (1.0 + np.abs(points))
-    return float(np.quantile(_roughness(f, points - short, points + short, level), 0.75))
-
-
 def _halved(f: Function, edges: Array, level: _Level) -> tuple[Array, Array]:
     """The edges after halving, and the intervals (·, 2) so short that only a kink or a jump can be in them."""
     kept = [edges]
     left, right = edges[:-1], edges[1:]
     short = np.empty((0, 2))
     while len(left):
-        failing = ~_smooth(f, left, right, level)
+        failing = _roughness(f, left, right, level) > max(SMOOTH, 4 * level.noise)
         size = (right - left) / (1.0 + np.abs(left))
         short = np.concatenate([short, np.stack([left, right], axis=1)[failing & (size < MIN_SMOOTH_INTERVAL)]])
         failing &= size > 4e-15
@@ -197,64 +159,3 @@ def _clusters(short: Array) -> Array:
         rounded = np.round(centres, digits)
         centres = np.where(np.abs(rounded - centres) <= sizes, rounded, centres)
     return centres
-
-
-def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
-    """Fewer edges: one goes where the function is smooth across it, unless it is among the wanted ones."""
-    for _ in range(PASSES):
-        before = len(edges)
-        for k in (0, 1):  # pairs of neighbours, and then the other pairs
-            left, middle, right = edges[k:-2:2], edges[k + 1 : -1 : 2], edges[k + 2 :: 2]
-            needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
-            needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
-            edges = np.delete(edges, k + 1 + 2 * np.nonzero(needless)[0])
-        if len(edges) == before:
-            break
-    return edges
-
-
-def _jumps(f: Function, breaks: Array) -> bool:
-    """Whether f changes as much very near a break as it does near it."""
-    steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
-    with np.errstate(all="ignore"):
-        near, very_near = (np.abs(f(breaks + step) - f(breaks - step)) for step in steps)
-    return bool(np.any(~(very_near <= 0.3 * near)))
-
-
-@once_per_function
-def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
-    """Points around the narrow features in an octave, or on a grid across 0, and the step of the grid, (2, ·)."""
-    step = 2.0**octave / POINTS_OF_OCTAVE
-    if centre:
-        step *= NEIGHBOURS // 2
-        side = 2 * POINTS_OF_OCTAVE // NEIGHBOURS
-        grids = [step * (np.arange(-side - 2, side + 3 + NEIGHBOURS) + OFFSET)]
-    else:
-        outward = 2.0**octave + step * (np.arange(-4, POINTS_OF_OCTAVE + 4 + NEIGHBOURS) + OFFSET)
-        grids = [outward, -outward]
-    values = [_values(f, grid) for grid in grids]
-    with np.errstate(all="ignore"):
-        values = [np.where(np.abs(v) < MAX_VALUE, v, np.nan) for v in values]
-    least = NOTHING * max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
-    points = np.concatenate([g[_outlier_points(v, least, visible)] for g, v in zip(grids, values, strict=True)])
-    points = np.unique(points if len(points) <= 5 * MAX_NARROW_FEATURES else points[:0])
-    runs = np.split(points, 1 + np.nonzero(np.diff(points) > 1.5 * step)[0])
-    thinned = [run[np.unique(np.linspace(0, len(run) - 1, 9).astype(int))] for run in runs if len(run)]
-    points = np.concatenate(thinned or [points])
-    return np.stack([points, np.full(len(points), step)])
-
-
-def _outlier_points(values: Array, least: float, visible: float) -> Array:
-    """The indices of the five points of every fourth difference that stands out from its block."""
-    with np.errstate(all="ignore"):
-        second = np.diff(values, n=2)
-        difference = np.abs(second[:-2] - 2 * second[1:-1] + second[2:])
-        count = len(difference) // NEIGHBOURS
-        parts = difference[: count * NEIGHBOURS].reshape(count, NEIGHBOURS)
-        size = np.nan_to_num(np.abs(values[2 : 2 + count * NEIGHBOURS]).reshape(count, NEIGHBOURS).max(axis=1))
-        level = visible * np.maximum(size, least)
-        some = np.nonzero(~(parts.max(axis=1) <= level))[0]
-        parts = np.nan_to_num(parts[some])
-        usual = np.sort(parts, axis=1)[:, NEIGHBOURS // 2]
-        block, place = np.nonzero(parts > np.maximum(level[some], OUTSTANDING * usual)[:, None])
-    return ((some[block] * NEIGHBOURS + place)[:, None] + np.arange(5)).ravel()

@@ -1,8 +1,6 @@
 """Adaptive Gauss–Legendre integration: panels are halved until the integrand is a polynomial on each of them.
 
-A panel carries a Gauss–Legendre rule. Its integrand counts as resolved when the last Legendre coefficients of its
-values are negligible; until then the panel is halved. What stays unresolved is the error. Many integrals are done at
-once: a panel knows the number of its integral.
+That is so when the last Legendre coefficients of its values are negligible. What stays unresolved is the error.
 """
 
 from __future__ import annotations
@@ -83,10 +81,10 @@ def resolve(
 ) -> Resolved:
     """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale.
 
-    `density(left, right)` is the largest weight that the values are multiplied by on a panel. The default `scale` is
-    the root mean square of the values under that weight. If more than `failing` panels of an integral fail in one
-    round, that is noise or an endless oscillation: they are not halved. With `squares`, for values that grow into the
-    tails, the density is that of N(0, 1), and the tolerance is for the root mean square of the unresolved part.
+    `density(left, right)` is the largest weight of the values on a panel, and `scale` by default their root mean square
+    under it. If more than `failing` panels of an integral fail in one round, that is noise or an endless oscillation:
+    they are not halved. With `squares`, for values that grow into the tails, the density is that of N(0, 1), and the
+    tolerance is for the root mean square of the unresolved part.
     """
     edges = np.sort(edges, axis=1)
     left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)

@@ -6,7 +6,7 @@ what is left after K terms is at most |ρ|^K √(rem_f rem_g), rem_f = E[φ²] �
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,9 +15,8 @@ from numpy.polynomial.chebyshev import chebvander
 
 from ..._array_api import Array
 from ...activations import Function
-from ._breakpoints import once_per_function
-from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
-from ._univariate import FARTHEST, Poles, Single, between, ends, growing, poles, slices
+from ._gauss_legendre import NODES, POINTS, WEIGHTS, largest_density, log_density, resolve, unresolved
+from ._univariate import FARTHEST, Single, between, ends, growing, poles, slices
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
 VALUES = 2**21  # of the function computed at once, to bound memory
@@ -130,6 +129,7 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
     def values_at(some: Array, x: Array) -> Array:
         return around.hide(some, x, own.at(some, x))
 
+    beyond: Array | float = 0.0
     if far:
         end, beyond = ends(f, rows)
         edges = np.clip(edges, -end[:, None], end[:, None])
@@ -137,32 +137,26 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
     else:
         largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
         panels = resolve(values_at, edges, largest, _tolerance(f), failing=failing)
-    _integrate(result, own, rows, terms, around, panels, far)
-    if far:
-        result.error[rows] += beyond
-
-
-def _integrate(result: Series, f: Single, rows: Array, terms: int, around: Poles, panels: Resolved, far: bool) -> None:
-    """The sums over panels. With `far`, φ and h_k are each multiplied by √density, which underflows later."""
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        # for a function that grows, φ and h_k are each multiplied by √density, which underflows later
         density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
         weighted = panels.weight * panels.values * density
-        result.square[rows] = panels.integrate((panels.values * density) ** 2 if far else panels.values**2 * density)
+        square = panels.integrate((panels.values * density) ** 2 if far else panels.values**2 * density)
         starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODES
         first = density.ravel() if far else np.ones(density.size)
         for k, h in enumerate(_hermite(panels.x.ravel(), terms, first)):
             result.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
         error = panels.error
         if f.f.smoothed is None:
-            wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(result.square[rows]))
+            wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
             error = np.where(panels.rough > 0, wide, error)
-        for x, value, doubt, square, square_doubt in around.tails():
-            result.square[rows] += square
+        for x, value, doubt, near, near_doubt in around.tails():
+            square += near
             for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):
                 result.coefficients[k, rows] += h * value
-            error = error + doubt * np.exp(0.25 * x * x) + 0.5 * square_doubt / np.sqrt(result.square[rows])
-        lost = ~np.isfinite(result.square[rows]) | ~(panels.rough <= LOST * result.square[rows])
-    result.error[rows] = np.where(lost, np.inf, error)
+            error = error + doubt * np.exp(0.25 * x * x) + 0.5 * near_doubt / np.sqrt(square)
+        lost = ~np.isfinite(square) | ~(panels.rough <= LOST * square)
+    result.square[rows], result.error[rows] = square, np.where(lost, np.inf, error + beyond)
 
 
 # A table of Hermite coefficients of centred rows. f_k(a) = E[φ(√a x) h_k(x)] is smooth in log a. A deep limit asks for
@@ -204,7 +198,7 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     return Series((rows[:-1] * norm)[:, back], (norm * norm)[back], (error * norm)[back])
 
 
-@once_per_function
+@lru_cache(maxsize=512)
 def _cell(f: Function, cell: int, terms: int) -> list[_Piece]:
     return _fitted(f, cell * WIDTH, (cell + 1) * WIDTH, terms, HALVINGS)
 

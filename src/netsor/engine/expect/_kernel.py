@@ -103,7 +103,7 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
 # is N(m, s²), and E[ψ(m + s z)] is a formula for every named activation, an integral for other functions. The integral
 # over u runs on panels with edges at the breakpoints of φ, and around those of ψ at distances of order s.
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
-BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
+BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is enough
 STEP = 1.0  # of panels, in standard deviations, before they are halved
 AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # distances of panel edges from a break of ψ, in units of s
 TOLERANCE = 1e-13  # of an integral, relative to `scale`
@@ -127,12 +127,20 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     rest = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
 
     def values(pair: Array, at: Array) -> Array:
-        conditional = _smoothed(y, pair, y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair])
+        m, s = y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair]
+        if y.f.smoothed is not None:
+            conditional = y.f.smoothed(m, s[:, None])  # E[ψ(m + s z)]
+        else:
+            params = tuple(np.repeat(p[pair], m.shape[1]) for p in y.params)
+            given = Single(y.f, m.ravel(), np.repeat(s, m.shape[1]), params, y.octaves)
+            conditional = series(given, 1).coefficients[0].reshape(m.shape)
         with np.errstate(invalid="ignore", over="ignore"):
             return x.at(pair, at) * conditional
 
     rows = np.arange(len(rho))
-    reach = max(_reach(x, rows), _reach(y, rows))
+    # where the mass of φ² and ψ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]
+    far = [float(np.max(ends(f, rows)[0])) for f in (x, y) if f.f.smoothed is None]
+    reach = max([TRUNCATION_STD, *(end for end in far if end > BOUNDED)])
     even = between(reach, STEP)
     edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, reach, STEP)]
     along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ(E[v | u])
@@ -151,14 +159,6 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 
-def _reach(x: Single, rows: Array) -> float:
-    """Where to stop: where the mass of φ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]."""
-    if x.f.smoothed is not None:
-        return TRUNCATION_STD
-    end = float(np.max(ends(x, rows)[0]))
-    return end if end > BOUNDED else TRUNCATION_STD
-
-
 def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
     """Edges where E[ψ(v) | u] varies fast: at each break of ψ, and at the distances AROUND from it."""
     breaks = y.features.breaks
@@ -168,15 +168,6 @@ def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         edges = (breaks + offsets * rest[:, None, None] - y.mean[:, None, None]) / slope[:, None, None]
     return np.clip(np.nan_to_num(edges, nan=reach), -reach, reach).reshape(len(rest), -1)
-
-
-def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
-    """E[ψ(m + s z)], m of shape (pairs, …)."""
-    if y.f.smoothed is not None:
-        return y.f.smoothed(m, s[:, None])
-    repeats = m.shape[1]
-    params = tuple(np.repeat(p[pair], repeats) for p in y.params)
-    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params, y.octaves), 1).coefficients[0].reshape(m.shape)
 
 
 # Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
@@ -215,9 +206,12 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
     todo = np.ones(len(rho), dtype=bool)
     formula = x.f.smoothed is not None or y.f.smoothed is not None
+    # kinks or uncentred rows make more than 256 terms cost more than conditioning, both more than 64
+    smooth = not len(x.features.breaks) or not len(y.features.breaks)
+    longest = (64, 256, 1024)[smooth + (x.centred and y.centred)]
     for terms, many, few in LENGTHS:
         hard = np.nonzero(todo)[0]
-        if len(hard) < (many if formula else few) or not _series_is_cheaper(x, y, terms):
+        if len(hard) < (many if formula else few) or terms > longest:
             break
         for block in slices(len(hard), PAIRS_PER_BATCH):
             some = hard[block]
@@ -232,12 +226,6 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
         away = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
         error += scale * CORRELATION_RTOL / np.sqrt(away)
     return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
-
-
-def _series_is_cheaper(x: Single, y: Single, terms: int) -> bool:
-    """Whether so many terms may cost less than conditioning: kinks or uncentred rows limit them to 256, both to 64."""
-    smooth = not len(x.features.breaks) or not len(y.features.breaks)
-    return terms <= (64, 256, 1024)[smooth + (x.centred and y.centred)]
 
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
@@ -344,10 +332,14 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
     second, others = (first, rows) if same else _single(y, yy)
     shape, ix, iy = paired(rows, others, xy.shape[:-2])
     covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
-    if same and np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
-        return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
-    value, error = pairs(first, second, ix, iy, covariance.ravel())
-    return value.reshape(shape), error.reshape(shape)
+    if not same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
+        value, error = pairs(first, second, ix, iy, covariance.ravel())
+        return value.reshape(shape), error.reshape(shape)
+    i, j = np.triu_indices(shape[-1])  # of a symmetric kernel one half
+    both = np.empty((2, *shape))
+    half = pairs(first, first, *(a.reshape(shape)[..., i, j].ravel() for a in (ix, iy, covariance)))
+    both[..., i, j] = both[..., j, i] = np.reshape(half, (2, *shape[:-2], -1))
+    return both[0], both[1]
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
@@ -368,16 +360,3 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
     mean, covariance, params = fitted(x, xx)
     std = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
     return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params)), mean.shape[:-1]
-
-
-def _mirrored(x: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:
-    """A symmetric kernel, from the pairs i ≤ j."""
-    upper = np.triu_indices(covariance.shape[-1])
-    index = (..., *upper)
-    both = np.empty((2, *covariance.shape))  # values and errors
-    for full, part in zip(
-        both, pairs(x, x, ix[index].ravel(), iy[index].ravel(), covariance[index].ravel()), strict=True
-    ):
-        full[index] = part.reshape(*covariance.shape[:-2], -1)
-        full[(..., *upper[::-1])] = full[index]
-    return both[0], both[1]

@@ -131,24 +131,22 @@ def _products(integrand: Integrand, some: Array, variables: int, log_points: int
     """Product rules of three sizes: the value of the finest, and their disagreement."""
     most = min(100, int((SETS << log_points) ** (1 / variables)))
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
-    rules = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[0]) for n in sizes]
+
+    def integrals(nodes: int, least: float) -> tuple[Array, Array, Array]:
+        """∫ f, and ∫ |f| over the rim of the rule and over all of it."""
+        z, weight, rim = product(variables, nodes, least)
+        values = integrand(some, z)
+        size = np.abs(values)
+        return values @ weight, size[..., rim] @ weight[rim], size @ weight
+
+    rules = [integrals(n, MIN_WEIGHTS[0]) for n in sizes]
     if most >= WIDE and np.any(rules[2][1] > SUM_RTOL * rules[2][2]):
-        rules = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[1]) for n in sizes]
+        rules = [integrals(n, MIN_WEIGHTS[1]) for n in sizes]
     (coarse, _, _), (middle, _, _), (fine, rim, whole) = rules
     spread = 3 * np.maximum(np.abs(fine - middle), np.abs(middle - coarse))
     if most >= WIDE:
         spread = spread + np.where(rim <= ENDLESS * whole, 20 * rim, np.inf)
     return fine, spread
-
-
-def _by_product(
-    integrand: Integrand, some: Array, variables: int, nodes: int, least: float
-) -> tuple[Array, Array, Array]:
-    """∫ f, and ∫ |f| over the rim of the rule and over all of it."""
-    z, weight, rim = product(variables, nodes, least)
-    values = integrand(some, z)
-    size = np.abs(values)
-    return values @ weight, size[..., rim] @ weight[rim], size @ weight
 
 
 RANK = 1e-13  # singular value of the unit rows, over the largest, below which it is rounding

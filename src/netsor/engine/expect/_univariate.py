@@ -107,6 +107,7 @@ FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflo
 FALL = 64.0  # of log(φ² density) from its largest value, at which the rest is rounding: e^−32 in a coefficient
 STEP = 0.5  # between points at which φ² times the density is followed outward, in standard deviations
 _OUTWARD = STEP * (np.arange(1, 105) - 0.63)  # not at round numbers, where poles usually are
+_FAR = int(np.searchsorted(_OUTWARD, 0.9 * FARTHEST))
 _AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])  # times the end of an integral
 SLOWEST = 1.05  # of −d log(φ² density)/d log x: a tail that falls more slowly counts as infinite
 SAFETY = 4.0  # factor on estimates of a tail
@@ -135,28 +136,17 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     sides = np.where(known, sides, -np.inf)
     top = sides.max(axis=(1, 2))
     alive = sides > (top - FALL)[:, None, None]
-    count = len(_OUTWARD)
-    last = np.where(alive.any(axis=2), count - 1 - np.argmax(alive[:, :, ::-1], axis=2), 0)  # (rows, 2)
-    cut = np.where(known.all(axis=2), count - 1, known.sum(axis=2) - 1)
-    overflown = np.any((last >= cut) & (cut < count - 1), axis=1)
-    reach = np.minimum(_OUTWARD[last.max(axis=1)] + 2 * STEP, FARTHEST)
+    alive_before = np.concatenate([np.ones_like(alive[:, :, :1]), alive[:, :, :-1]], axis=2)
+    overflown = np.any(alive_before & ~known, axis=(1, 2))
+    reach = np.minimum(np.where(alive, _OUTWARD, _OUTWARD[0]).max(axis=(1, 2)) + 2 * STEP, FARTHEST)
     with np.errstate(all="ignore"):
-        root = np.exp(0.5 * (top - FALL)) * SAFETY
-    endless = reach >= FARTHEST
-    if endless.any():
-        root[endless] += _slow(sides[endless])
+        # a tail that reaches the farthest point, from how fast it falls there
+        far, farther = sides[:, :, _FAR], sides[:, :, -1]
+        rate = (far - farther) / np.log(_OUTWARD[-1] / _OUTWARD[_FAR])  # of log(φ² density), in log x
+        tail = SAFETY * np.exp(farther) * FARTHEST / (rate - 1.0)
+        tail = np.where(np.isneginf(farther), 0.0, np.where(rate > SLOWEST, tail, np.inf))
+        root = SAFETY * np.exp(0.5 * (top - FALL)) + np.where(reach >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0)
     return reach, np.where(overflown, np.inf, root)
-
-
-def _slow(sides: Array) -> Array:
-    """The root of the tails beyond the farthest point, from how fast they fall there."""
-    far, farther = int(np.searchsorted(_OUTWARD, 0.9 * FARTHEST)), len(_OUTWARD) - 1
-    with np.errstate(all="ignore"):
-        fall = sides[:, :, far] - sides[:, :, farther]
-        rate = fall / np.log(_OUTWARD[farther] / _OUTWARD[far])  # of log(φ² density), in log x
-        tail = SAFETY * np.exp(sides[:, :, farther]) * FARTHEST / (rate - 1.0)
-        tail = np.where(np.isneginf(sides[:, :, farther]), 0.0, np.where(rate > SLOWEST, tail, np.inf))
-        return np.sqrt(tail.sum(axis=1))
 
 
 # Integrable poles. Within a small radius of a pole at b, φ counts as a power c |u − b|^−a. Its integral and that of its
