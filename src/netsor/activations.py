@@ -267,9 +267,7 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
 # The functions. Those with a name in this module may be lambdas: they are sent to other processes by that name.
 
 
-def _known(
-    name: str, f: Callable[..., Array], smoothed: Callable[..., Array], bounded: bool, **more: Any
-) -> Function:
+def _known(name: str, f: Callable[..., Array], smoothed: Callable[..., Array], bounded: bool, **more: Any) -> Function:
     return Function(name, f, bounded, True, smoothed=smoothed, **{"breaks": (), **more})
 
 

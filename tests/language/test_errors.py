@@ -46,7 +46,7 @@ CASES = {
     "weight width": (lambda: ns.weight(n, 1.5), "weight: in_width=1.5 must be a Width or a positive integer"),
     "weight index": (lambda: ns.weight(n, n, 2)[5], r"weight: index 5 on shape \(2,\)"),
     "matmul width": (lambda: ns.weight(n, m) @ x(2), r"W @ x: W maps R\^m to R\^n, but x lives in R\^n"),
-    "matmul operand": (lambda: ns.weight(n, n) @ np.ones(3), "W @ x: a weight multiplies vectors, got array"),
+    "matmul operand": (lambda: ns.weight(n, n) @ np.ones(3), "W @ x: needs a vector, got array"),
     "each batch": (lambda: ns.weight(n, n, 3).each(x(2)), r"the batch \(3,\) is not how the shape \(2,\) of x begins"),
     "add shapes": (lambda: x(2) + x(3), r"\+: shapes \(2,\) and \(3,\) do not broadcast"),
     "add widths": (lambda: x() + ns.gaussian(m), r"\+: the vectors live in different spaces, R\^n and R\^m"),

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
-
 from .. import activations as known
 from .._validate import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ..activations import Function
 from ._check_function import infer_output_shape
 from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast, broadcast_shapes
-from ._vector import Nonlin, Vector, same_width
+from ._vector import Nonlin, Vector, as_vector, same_width
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
 
@@ -112,14 +110,6 @@ def nonlin(
     width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
     infer_output_shape(f, "nonlin", [()] * len(arguments), scalars=len(scalars))
     return Vector(Nonlin(f, vectors, scalars), shape, width)
-
-
-def as_vector(x: object, operation: str) -> Vector:
-    """Check that an argument is a vector."""
-    if not isinstance(x, Vector):
-        remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
-        raise TraceError(operation, f"needs a vector, got {shown(x)}{remedy}")
-    return x
 
 
 def as_function(

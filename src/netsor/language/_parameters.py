@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._validate import NUMBERS, Shape, TraceError, as_name, as_shape, scale, scaled, shown
 from ._array import Entrywise, Keep, Operation, Source, VectorAccess, box, index_positions
 from ._scalar import Floats, Hyperparameter, Scalar
-from ._vector import Gaussian, Vector
+from ._vector import Gaussian, Vector, as_vector
 from ._width import Width, as_width, bindable
 
 
@@ -29,16 +29,12 @@ class Weight:
     ----------
     source : Source
         Where the matrices were made, and their name.
-    out_width, in_width : Width
-        Of W x, and of x.
+    out_width, in_width, fan : Width
+        Of W x, of x, and what the variance of the entries is divided by.
     std : float
         σ in entries N(0, σ²/fan).
-    members : numpy.ndarray
-        Which matrices of the source these are.
-    count : int
-        How many matrices the source has.
-    fan : Width
-        What the variance of the entries is divided by.
+    members, count : numpy.ndarray, int
+        Which matrices of the source these are, and how many it has.
     transposed : bool
         Whether these are the matrices transposed.
     by : Scalar or None
@@ -72,10 +68,7 @@ class Weight:
 
     @property
     def T(self) -> Weight:
-        """The transposed matrices, those of each batch index for themselves: `W.T @ v` is W^T v.
-
-        Entries are those of W, so with W in R^{out × in} the coordinates of W^T v have variance std² |v|²/in.
-        """
+        """The transposed matrices, with the entries of W: the coordinates of W^T v have variance std² |v|²/in."""
         return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
 
     @property
@@ -107,27 +100,22 @@ class Weight:
 
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
-        self._accept("W.T @ x" if self.transposed else "W @ x", x)
-        return self._product(x, self.batch + x.shape, each=False)
+        return self._product("W.T @ x" if self.transposed else "W @ x", x, each=False)
 
     def each(self, x: Vector) -> Vector:
         """Matrix b on the vectors x[b]."""
-        self._accept("W.each(x)", x)
-        if x.shape[: len(self.batch)] != self.batch:
-            raise TraceError("W.each(x)", f"the batch {self.batch} is not how the shape {x.shape} of x begins")
-        return self._product(x, x.shape, each=True)
+        return self._product("W.each(x)", x, each=True)
 
-    def _product(self, x: Vector, shape: Shape, each: bool) -> Vector:
-        product = Vector(MatMul(replace(self, by=None), x, each), shape, self.out_width)
-        return product if self.by is None else self.by * product
-
-    def _accept(self, operation: str, x: object) -> None:
-        if not isinstance(x, Vector):
-            remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
-            raise TraceError(operation, f"a weight multiplies vectors, got {shown(x)}{remedy}")
+    def _product(self, operation: str, x: Vector, each: bool) -> Vector:
+        as_vector(x, operation)
         if x.width != self.in_width:
             maps = f"{'W.T' if self.transposed else 'W'} maps R^{self.in_width} to R^{self.out_width}"
             raise TraceError(operation, f"{maps}, but x lives in R^{x.width}")
+        if each and x.shape[: len(self.batch)] != self.batch:
+            raise TraceError(operation, f"the batch {self.batch} is not how the shape {x.shape} of x begins")
+        shape = x.shape if each else self.batch + x.shape
+        product = Vector(MatMul(replace(self, by=None), x, each), shape, self.out_width)
+        return product if self.by is None else self.by * product
 
 
 class MatMul(Entrywise):
@@ -186,15 +174,15 @@ def weight(
     """
     shape = as_shape(batch, "weight", "batch")
     by = std if isinstance(std, Scalar) else None
-    if by is not None and (by.shape or entry_std is not None):
-        raise TraceError("weight", "std", std, "a number, or a single scalar of the program without entry_std")
+    if by is not None and by.shape:
+        raise TraceError("weight", "std", std, "a number, or a single scalar of the program")
     sigma = 1.0 if isinstance(std, Scalar) else scale(std, "std", "weight")
     members = np.arange(math.prod(shape)).reshape(shape)
     out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
     if entry_std is not None:
         each = scale(entry_std, "entry_std", "weight")
-        if sigma != 1:
-            raise TraceError("weight", f"std={sigma:g} and entry_std={each:g} say the same thing: give one of them")
+        if by is not None or sigma != 1:
+            raise TraceError("weight", f"std={shown(std)} and entry_std={each:g} say the same thing: give one of them")
         if in_.name is not None:
             remedy = f"write std={each:g} * N**0.5 with N the number that the model has"
             raise TraceError("weight", f"entry_std={each:g} needs a number as in_width, got {in_}: {remedy}")
@@ -301,14 +289,12 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
     """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices, such as relative biases of scores.
 
+    Other parameters are those of `gaussian`.
+
     Parameters
     ----------
-    shape : int or tuple of int
-        The shape of the array; () for one.
     std : float
         The standard deviation.
-    name : str, optional
-        The printed name.
 
     Examples
     --------

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._validate import LARGEST, TraceError, numbers, real, refused, shown
-from ._apply import as_vector
 from ._array import Entrywise, Keep, VectorAccess
 from ._scalar import Floats
-from ._vector import Vector
+from ._vector import Vector, as_vector
 
 
 class Stretch(NamedTuple):

@@ -11,11 +11,10 @@ import numpy as np
 from .._array_api import array_namespace
 from .._validate import TraceError, as_axis, real, scale, shown
 from ..activations import Function
-from ._apply import as_vector
 from ._array import Operation, V, Value, VectorAccess
 from ._operation import Concat, Dot, Join, Split
 from ._scalar import Scalar, applied, broadcast_shapes
-from ._vector import Vector, ones, same_width
+from ._vector import Vector, as_vector, ones, same_width
 from ._width import Width
 
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
 from ..language import Scalar, TraceError, Vector, Width, apply, gaussian, join, mean_dot, normal
-from ..language._apply import as_vector
 from ..language._check_function import declares_output
+from ..language._vector import as_vector
 from ..language._width import as_width
 
 
