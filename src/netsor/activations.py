@@ -1,10 +1,7 @@
 """Functions φ, with what is known of them.
 
-`Function` is what the language applies to coordinates (`ns.nonlin`) and to scalars (`ns.apply`). `bounded` and
-`lipschitz` are True, False or None (unknown). `lipschitz` means pseudo-Lipschitz, as in the paper:
-|φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for some k, so polynomials are allowed and e^x is not.
-
-A function is known by what it computes, never by its name: two functions called "relu" may differ.
+A function is known by what it computes, never by its name: two functions called "relu" may differ. Pseudo-Lipschitz
+means |φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for some k, so polynomials are allowed and e^x is not.
 """
 
 from __future__ import annotations
@@ -37,10 +34,8 @@ class Function:
         Printed.
     f : callable
         The function of numpy arrays.
-    bounded : bool, optional
-        Whether it is bounded; None: not known.
-    lipschitz : bool, optional
-        Whether it is pseudo-Lipschitz.
+    bounded, lipschitz : bool, optional
+        Whether it is bounded, and pseudo-Lipschitz; None: not known.
     parameters : tuple of float
         Printed after the arguments, as in clip(x, 100).
     breaks : tuple of float, optional

@@ -1,10 +1,8 @@
 """Derivatives of the named functions: named functions themselves, with what is known of them.
 
-Each activation belongs to a family that contains its derivatives of all orders, so that a derivative of a derivative is
-found like the first: polynomials in x and tanh(a x + b x³) (tanh, sigmoid, silu, gelu_tanh), polynomials times Φ and φ
-(erf, gelu), waves, and functions that are constant between kinks (relu, leaky_relu, abs, clip), whose own derivative is
-0: they are differentiable but at a few points, which a Gaussian coordinate meets with probability 0. Of numpy's
-functions those that losses are made of are known.
+Each activation belongs to a family that contains its derivatives of all orders: polynomials in x and tanh(a x + b x³)
+(tanh, sigmoid, silu, gelu_tanh), polynomials times Φ and φ (erf, gelu), waves, and functions that are constant between
+kinks (relu, leaky_relu, abs, clip), whose own derivative is 0, since a Gaussian coordinate meets no kink.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ CUBIC = 0.044715  # of gelu_tanh
 
 
 def derivative(f: Function, k: int = 0) -> Function | float | None:
-    """∂f/∂x_k: a function of the same arguments, a number if it is constant, None if it is not known.
-
-    What the user declared counts; else f is recognised by what it computes, numpy's own functions too.
-    """
+    """∂f/∂x_k, as declared or by `RULES`: a function of the same arguments, a constant number, None if not known."""
     declared = f.derivative
     if declared is not None:
         several = isinstance(declared, tuple)

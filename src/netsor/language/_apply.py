@@ -40,10 +40,8 @@ def apply(
         and may return any number of axes in their place.
     name : str, optional
         The printed name; by default that of f.
-    bounded : bool, optional
-        Declares whether f is bounded, which the checker cannot see.
-    lipschitz : bool, optional
-        Declares whether f is pseudo-Lipschitz.
+    bounded, lipschitz : bool, optional
+        Declare whether f is bounded, and pseudo-Lipschitz, which the checker cannot see.
     derivative : callable or tuple, optional
         The derivative, for `ns.grad`. With `axes=0`, a function of the same arguments, ∂f/∂p. With `axes=k`, a function
         of the arguments and of d, an array like the result of f, that returns the gradient of Σ d·f. For several

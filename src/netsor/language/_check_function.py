@@ -1,8 +1,7 @@
-"""Checks of users' functions: each is called on a few numbers, once, while the program is traced.
+"""Checks of users' functions: each is called on a few numbers while the program is traced.
 
-A function must give the same numbers for the same arguments wherever they stand in an array, and leave its arguments
-unchanged. One that subtracts the mean of its argument, draws random numbers, counts its calls or works in place would
-silently change the law of a program, so it is refused here.
+One that subtracts the mean of its argument, draws random numbers, counts its calls or works in place would silently
+change the law of a program, so it is refused here.
 """
 
 from __future__ import annotations
@@ -87,15 +86,12 @@ AGAIN = "gives other numbers when it is called again: functions are deterministi
 SCALES = (1.0, 1e-6, 1e3)
 
 
-def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare how many numbers a built-in function returns, so that it need not be called on many tokens to find out.
-
-    None: as many as its first argument has.
-    """
+def declares_output(numbers: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare how many numbers a built-in function returns, so that it is not called on many tokens to find out."""
 
     def declared(f: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(f, "output_shape", lambda first, *others: first if numbers is None else (numbers,))  # noqa: B010
-        return f  # (functions have no such field to a type checker)
+        setattr(f, "numbers", numbers)  # noqa: B010 (functions have no such field to a type checker)
+        return f
 
     return declared
 
@@ -122,9 +118,9 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
     The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
     """
     if is_builtin(f):
-        known = getattr(base(f), "output_shape", None)
+        numbers: int | None = getattr(base(f), "numbers", None)
         with np.errstate(all="ignore"):
-            return tuple(known(*cores)) if known else np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:]
+            return np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:] if numbers is None else (numbers,)
     given = f.f, f.name, operation, tuple(cores), scalars
     try:
         return _checked_shape(*given)

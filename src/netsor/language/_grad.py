@@ -209,9 +209,11 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
 
-    A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the law of the
-    coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and `ns.apply`. You can
-    differentiate gradients again.
+    Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its coordinates are of order 1 at every width
+    if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is r. The squared norm of the gradient itself is
+    then `ns.mean_dot(g, g)`. Read a coordinate of an output y by a random readout, `ns.dot(ns.gaussian(n), y)`, which
+    has the law of the coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and
+    `ns.apply`. You can differentiate gradients again.
 
     Parameters
     ----------
@@ -221,13 +223,6 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
         Any values of the program; an index of a value stands for its entries.
     weights : Scalar or array_like, optional
         Broadcast to the shape of p: the gradient is that of Σ weights·p.
-
-    Returns
-    -------
-    Vector, Scalar, or tuple of them
-        Of the shape and kind of `wrt`. Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its
-        coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is
-        r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
 
     Examples
     --------

@@ -23,12 +23,10 @@ class Stretch(NamedTuple):
 
     Parameters
     ----------
-    factor : float
-        The divisor of low frequencies.
+    factor, original : float
+        The divisor of low frequencies, and the length of the original context.
     low, high : float
         Turns below which a frequency is low, and above which it is high.
-    original : float
-        The length of the original context.
 
     Examples
     --------

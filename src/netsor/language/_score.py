@@ -26,10 +26,8 @@ def dot(x: Vector, y: Vector) -> Scalar:
 
     Parameters
     ----------
-    x
-        Vectors, such as queries.
-    y
-        Vectors of the same width, such as keys.
+    x, y
+        Vectors of one width, such as queries and keys.
 
     Examples
     --------
@@ -168,12 +166,10 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Stack arrays of one shape along a new axis, as numpy.stack does.
+    """Stack arrays of one shape along a new axis, as numpy.stack does. Other parameters are those of `join`.
 
     Parameters
     ----------
-    values : sequence of Vector, or of Scalar
-        One or more arrays of one shape.
     axis : int
         The position of the new axis.
 

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
-from ..language import Scalar, TraceError, Vector, Width, apply, gaussian, join, mean_dot, normal
-from ..language._check_function import declares_output
+from ..activations import Function
+from ..language import Scalar, TraceError, Vector, Width, gaussian, join, mean_dot, normal
+from ..language._scalar import applied
 from ..language._vector import as_vector
 from ..language._width import as_width
 
@@ -46,10 +47,9 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
 
 def root(gram: Scalar) -> Scalar:
     """The symmetric square root of positive semidefinite matrices; eigenvalues that are 0 up to rounding count as 0."""
-    return apply(symmetric_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
+    return applied(Function("root", symmetric_root, bounded=False, lipschitz=False), (gram,), gram.shape, axes=2)
 
 
-@declares_output(None)
 def symmetric_root(gram: Any) -> Any:
     """`root` of arrays."""
     xp = array_namespace(gram)
