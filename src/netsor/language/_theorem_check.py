@@ -280,15 +280,13 @@ class _Facts:
                     add("alike", " rotates pairs of coordinates, which the paper does not cover")
                 case _ if type(op) not in COVERED:
                     add("unknown", f" is made by {type(op).__name__}, which no theorem of the checker covers")
-            for read in dict.fromkeys(op.inputs):
-                if not _passes_on(op) and self._made_for_scores(read):
-                    add("elsewhere", f" uses {self.names[read]}, made by a matrix of a score factor")
+            summed = isinstance(op, MatMul | Dot)
+            for v in dict.fromkeys(op.inputs):
+                if not _passes_on(op) and self._made_for_scores(v):
+                    add("elsewhere", f" uses {self.names[v]}, made by a matrix of a score factor")
                 # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
-                finite = isinstance(read, Vector) and read.width.name is None and read not in self.fixed
-                if finite and isinstance(op, MatMul | Dot):
-                    add(
-                        "widths", f" sums over the coordinates of {self.names[read]} in R^{read.width}, which is finite"
-                    )
+                if summed and isinstance(v, Vector) and v.width.name is None and v not in self.fixed:
+                    add("widths", f" sums over the coordinates of {self.names[v]} in R^{v.width}, which is finite")
         for output in filter(self._made_for_scores, self.outputs):
             found["elsewhere"].append(f"{self.at(output)} is an output, made by a matrix of a score factor")
         return found
