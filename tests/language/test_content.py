@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language import _array, _check_function, _softmax
+from netsor.language import _array, _check_function, _score
 from netsor.language._array import Places, around, box, within
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
@@ -77,9 +77,9 @@ def test_content_is_that_of_the_numbers():
 
 def test_equal_masks_are_one_array_as_long_as_somebody_has_it():
     gc.collect()  # what earlier tests left
-    before = len(_check_function._known), len(_softmax._masks)
+    before = len(_check_function._known), len(_score._masks)
     mask = np.tri(5, dtype=bool)
-    first, second = _softmax._shared(mask), _softmax._shared(mask.copy())
+    first, second = _score._shared(mask), _score._shared(mask.copy())
     assert first is second
     assert not first.flags.writeable
     np.testing.assert_array_equal(first, np.tri(5))
@@ -87,7 +87,7 @@ def test_equal_masks_are_one_array_as_long_as_somebody_has_it():
     assert len(_check_function._known) == before[0] + 1
     del first, second
     gc.collect()
-    assert (len(_check_function._known), len(_softmax._masks)) == before
+    assert (len(_check_function._known), len(_score._masks)) == before
 
 
 def test_an_array_in_its_own_shape_is_itself(monkeypatch):

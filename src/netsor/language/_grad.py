@@ -63,7 +63,18 @@ class Reverse:
         self._passing: set[Value] = set()  # what has a live input, or counts
         self._units: dict[Value, tuple[Unit, ...]] = {}
         for value in self.values:
-            self._prepare(value)
+            op, inputs = value.op, value.op.inputs
+            if value not in self.constants and (self._counts(op) or any(x in self._live for x in inputs)):
+                self._passing.add(value)
+            if value in self.leaves or value in self._passing:
+                self._live.add(value)
+            units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
+            if isinstance(op, ops.Dot):
+                units[dot_unit(op)] = None
+            elif isinstance(value, Scalar):  # a function passes on what it gets
+                for x in inputs:
+                    units |= dict.fromkeys(self._wanted(x))
+            self._units[value] = tuple(units)
         self._parts: defaultdict[tuple[Value, Unit], list[Part]] = defaultdict(list)
         self.units: dict[Unit, None] = {}  # in which the seeds are asked for
         for p, weights in seeds:
@@ -83,21 +94,6 @@ class Reverse:
     def parts(self, leaf: Value) -> list[Part]:
         """The same as a list of contributions, each with the entries it belongs to."""
         return self._parts.get((leaf, None), [])
-
-    def _prepare(self, value: Value) -> None:
-        op, inputs = value.op, value.op.inputs
-        if value not in self.constants and (self._counts(op) or any(x in self._live for x in inputs)):
-            self._passing.add(value)
-        if value in self.leaves or value in self._passing:
-            self._live.add(value)
-        units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
-        if isinstance(op, ops.Dot):
-            units[dot_unit(op)] = None
-        elif isinstance(value, Scalar):  # a function passes on what it gets
-            for x in inputs:
-                if x in self._live:
-                    units |= dict.fromkeys(self._units[x])
-        self._units[value] = tuple(units)
 
     def _counts(self, op: ops.Operation) -> bool:
         return isinstance(op, ops.Acting) and self.chosen(op)
@@ -235,8 +231,7 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     >>> net.law(n=16, draws=100).dim
     3
     """
-    p = as_loss(p, "grad")
-    by = as_scalar(1.0 if weights is None else weights, "grad")
+    p, by = as_loss(p, "grad"), as_scalar(1.0 if weights is None else weights, "grad")
     if broadcast("grad", by, p) != p.shape:
         raise TraceError("grad", f"weights of shape {by.shape} must broadcast to the shape {p.shape} of p")
     several = isinstance(wrt, list | tuple)

@@ -1,10 +1,8 @@
 """A traced program as a graph: its values in order, its sources and names, and slicing.
 
-Slicing moves indexing from the outputs towards the inputs, so that nothing is computed that no output needs. Asking for
-the first token of an attention output needs one row of scores, so one query. Going backwards, `demand` says which
-entries of its inputs an operation needs; going forwards, `rebuilt` applies the operation to those entries alone.
-Demands are boxes, one set of positions per axis, so tokens and heads stay array axes. Matrices keep their identity, so
-the law does not change.
+Slicing moves indexing from the outputs towards the inputs, so that nothing is computed that no output needs. Going
+backwards, `demand` says which entries of its inputs an operation needs; going forwards, `rebuilt` applies the operation
+to those entries alone. Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from . import _operation as ops
 from ._array import Axes, Keep, Value, align_axes, around, box, every, is_all, kept, within
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._softmax import MASKED_SOFTMAX
+from ._score import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
 
@@ -54,11 +52,9 @@ def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
     """The random sources in the order of their first use: what seeds are made from."""
     sources: dict[ops.Source, int] = {}
     for value in values:
-        match value.op:
-            case ops.Gaussian(source=source) | ops.Normal(source=source):
-                sources.setdefault(source, len(sources))
-            case ops.MatMul(weight=weight) | ops.SteppedMatMul(weight=weight):
-                sources.setdefault(weight.source, len(sources))
+        of = value.op.weight if isinstance(value.op, ops.Acting) else value.op
+        if isinstance(of, Weight | ops.Gaussian | ops.Normal):
+            sources.setdefault(of.source, len(sources))
     return sources
 
 

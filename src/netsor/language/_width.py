@@ -55,9 +55,7 @@ class Width:
         if isinstance(name, str):
             self.name = bindable(name, "Width")
         else:
-            size = as_whole(name)
-            if size is None or not 1 <= size < LARGEST:
-                raise TraceError("Width", "name", name, "a string, or a positive integer below 2^53 for a fixed width")
+            size = whole(name, "name", "Width", why=" for a fixed width, or a string")
             self.factor = whole(self.factor * size, "factor", "Width")
 
     def __mul__(self, factor: int) -> Width:
@@ -94,12 +92,7 @@ class Width:
 
 def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
     """A Width from a Width or an integer."""
-    if isinstance(width, Width):
-        return width
-    size = as_whole(width)
-    if size is None or not 1 <= size < LARGEST:
-        raise TraceError(operation, name, width, "a Width or a positive integer below 2^53")
-    return Width(size)
+    return width if isinstance(width, Width) else Width(whole(width, name, operation, why=" or a Width"))
 
 
 def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool) -> dict[str, float]:
