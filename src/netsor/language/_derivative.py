@@ -58,11 +58,9 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
-
-    def product(unit: Unit) -> Scalar:
-        return dot(d, x) if unit is None else scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
-
-    return {unit: product(unit) for unit in units}
+    return {
+        unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x)) if unit else dot(d, x) for unit in units
+    }
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:

@@ -1,7 +1,6 @@
-"""The operations of the language, which every interpreter reads.
+"""The operations of the language. Those that operators make are defined next to the values they make.
 
-Each makes an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x, and
-shapes broadcast as in numpy. Operations that operators make are defined next to the values they make.
+Each makes an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x.
 """
 
 from __future__ import annotations
