@@ -53,7 +53,8 @@ def apply(
     >>> ns.apply(lambda p: p.max(axis=-1), p, axes=1, name="max")
     <Scalar of shape (2,), by Apply>
     """
-    f = as_function(f, "apply", name, bounded, lipschitz, derivative, len(scalars))
+    declared = {"bounded": bounded, "lipschitz": lipschitz, "derivative": derivative}
+    f = as_function(f, "apply", len(scalars), name, **declared)
     values = tuple(as_scalar(scalar, "apply") for scalar in scalars)
     if not values:
         raise TraceError("apply", f"{f.name} needs at least one scalar")
@@ -98,7 +99,8 @@ def nonlin(
     >>> print(f"{ns.Program(ns.weight(n, n) @ h).law(n=ns.inf).var():.4f}")  # E[z⁴]/2
     1.5000
     """
-    f = as_function(f, "nonlin", name, bounded, lipschitz, derivative, len(arguments))
+    declared = {"bounded": bounded, "lipschitz": lipschitz, "derivative": derivative}
+    f = as_function(f, "nonlin", len(arguments), name, **declared)
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
     if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
         given = ", ".join(map(shown, arguments[:4]))
@@ -110,21 +112,13 @@ def nonlin(
     return Vector(Nonlin(f, vectors, scalars), shape, width)
 
 
-def as_function(
-    f: Callable[..., Any],
-    operation: str,
-    name: str | None,
-    bounded: bool | None,
-    lipschitz: bool | None,
-    derivative: Derivative = None,
-    arguments: int = 1,
-) -> Function:
+def as_function(f: Callable[..., Any], operation: str, arguments: int, name: str | None, **declared: Any) -> Function:
     """A Function from a callable and what the user declared about it."""
     if not isinstance(f, Function):
         called = getattr(f, "__name__", None)
         default = called.replace("<lambda>", "f") if isinstance(called, str) else "f"
-        f = Function(default if name is None else name, f, bounded, lipschitz, derivative=derivative)
-    elif any(declared is not None for declared in (name, bounded, lipschitz, derivative)):
+        f = Function(default if name is None else name, f, **declared)
+    elif any(given is not None for given in (name, *declared.values())):
         raise TraceError(operation, f"{f.name} is a Function: declare what is known of it in ns.Function(…)")
     if as_name(f.name, operation) is None:
         raise TraceError(operation, f"name=None of the Function of {shown(f.f)} must be a string")

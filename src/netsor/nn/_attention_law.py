@@ -1,4 +1,4 @@
-"""The laws of one attention layer at infinite width, given the kernel of its tokens: the paper's, and two older ones."""
+"""The laws of one attention layer at infinite width, given the kernel of its tokens: the paper's and two older ones."""
 
 from __future__ import annotations
 
