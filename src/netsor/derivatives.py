@@ -7,8 +7,9 @@ kinks (relu, leaky_relu, abs, clip), whose own derivative is 0, since a Gaussian
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial, reduce
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -104,9 +105,27 @@ def inner_tanh(x: Array, a: float, b: float) -> Array:
 
 
 def polynomial_in_tanh(x: Array, t: Array, table: Table) -> Array:
-    """The polynomial in x and t. For large x, rows that vanish at t = ±1 are small before powers of x multiply them."""
-    total = _horner(x, [_horner(t, row) for row in table])
+    """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
+    terms: list[Array] = []
+    for q, k, p in _factors(table):
+        term = _horner(x, (*[0.0] * k, _horner(t, q)))
+        terms.append(operator.imul(term, _horner(x, p)) if len(p) > 1 else term)
+    total = reduce(operator.iadd, terms) if terms else 0.0
     return total + 0.0 * t if isinstance(total, float) else total
+
+
+@cache
+def _factors(table: Table) -> tuple[tuple[Row, int, Row], ...]:
+    """The q, k and p: rows of the table that are multiples of each other, as those of gelu_tanh' are, share one q."""
+    groups: dict[Row, dict[int, float]] = {}  # the sizes of such rows by the power of x
+    for k, row in enumerate(table):
+        if size := next(filter(None, row), 0.0):
+            groups.setdefault(tuple(c / size for c in row), {})[k] = size
+    starts = {min(sizes): sizes for sizes in groups.values()}
+    return tuple(
+        (table[k], k, tuple(sizes.get(j, 0.0) / sizes[k] for j in range(k, max(sizes) + 1)))
+        for k, sizes in starts.items()
+    )
 
 
 def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
