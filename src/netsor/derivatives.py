@@ -109,7 +109,9 @@ def polynomial_in_tanh(x: Array, t: Array, table: Table) -> Array:
     terms: list[Array] = []
     for q, k, p in _factors(table):
         term = _horner(x, (*[0.0] * k, _horner(t, q)))
-        terms.append(operator.imul(term, _horner(x, p)) if len(p) > 1 else term)
+        if len(p) > 1:
+            term *= _horner(x, p)
+        terms.append(term)
     total = reduce(operator.iadd, terms) if terms else 0.0
     return total + 0.0 * t if isinstance(total, float) else total
 

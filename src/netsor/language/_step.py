@@ -223,7 +223,7 @@ def train(
     return history
 
 
-def _stepped(op: Any, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], terms: list[Term]) -> ops.SteppedMatMul:
+def _stepped(op: Any, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], terms: list[Term]) -> Any:
     """An operation with its matrices moved."""
     if not isinstance(op, ops.SteppedMatMul):
         op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())

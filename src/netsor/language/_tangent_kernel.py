@@ -241,14 +241,14 @@ def clipped(whole: Gradients, most: float) -> Gradients:
     """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
     squares = []
     for own in whole.terms.values():
-        for terms, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
-            left, right = pooled([scale(_unit(t, True), t.left) for t in terms]), pooled([t.right for t in terms])
+        for same, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
+            left, right = pooled([scale(_unit(t, True), t.left) for t in same]), pooled([t.right for t in same])
             squares.append((mean_dot(left, left) * mean_dot(right, right)).sum())
     for leaf, parts in whole.leaves.items():  # equal initial vectors count once
         d = reduce(operator.add, (scale(width_ratio((), (Width(unit),) if unit else ()), d) for unit, d in parts))
-        d, same = d.reshape(-1), _tied(leaf)
+        d, tied = d.reshape(-1), _tied(leaf)
         each = mean_dot(d[:, None], d[:, None])[:, 0, 0] if isinstance(d, Vector) else d * d
-        squares.append((each if same is None else each * (1.0 / same.sum(axis=1))).sum())
+        squares.append((each if tied is None else each * (1.0 / tied.sum(axis=1))).sum())
     f = Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True)
     by = applied(f, (reduce(operator.add, squares),), ())
     terms = {source: [replace(term, left=by * term.left) for term in terms] for source, terms in whole.terms.items()}

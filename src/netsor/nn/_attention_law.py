@@ -254,14 +254,14 @@ def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, A
     """E f_2(u + τz) and 1 − E f_0(u + τz) at `count` places u from `low` on."""
     spacing = step / max(tau, 0.5)
     half = math.ceil(TRUNCATION_STD / spacing)
-    z = spacing * np.arange(-half, half + 1)
+    z = spacing * np.arange(-half, half + 1, dtype=np.float64)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
     if tau < 0.5:
-        two, less = _functions(low + step * np.arange(count)[:, None] + tau * z)
+        two, less = _functions(low + step * np.arange(count, dtype=np.float64)[:, None] + tau * z)
         return two @ weight, less @ weight
     # every u + τz is one of these
-    two, less = _functions(low + step * np.arange(-half, count + half))
+    two, less = _functions(low + step * np.arange(-half, count + half, dtype=np.float64))
     return np.convolve(two, weight, "valid"), np.convolve(less, weight, "valid")
 
 

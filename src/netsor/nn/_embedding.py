@@ -87,7 +87,7 @@ class Embedding:
         self.known = np.unique(self.ids)
         by = std if isinstance(std, Scalar) else None
         self.std: Any = scale(std, "std", "embedding") if by is None else by
-        cov = self.std**2 if by is None else 1.0
+        cov: Any = self.std**2 if by is None else 1.0
         drawn: Any = gaussian(as_width(width, "embedding"), len(self.known), cov=cov, name=name)
         drawn.op.source.by = by
         self.vectors: Vector = drawn if by is None else by * drawn
