@@ -139,11 +139,11 @@ class Mix(Entrywise):
 # What the operators above are made of
 
 
-def as_vector(x: object, operation: str) -> Vector:
+def as_vector(x: object, operation: str, name: str = "") -> Vector:
     """Check that an argument is a vector."""
     if not isinstance(x, Vector):
         remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
-        raise TraceError(operation, f"needs a vector, got {shown(x)}{remedy}")
+        raise TraceError(operation, f"needs a vector, got {name and f'{name}='}{shown(x)}{remedy}")
     return x
 
 

@@ -93,7 +93,7 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     >>> x
     <Vector of shape (4,) in R^n, by Add>
     """
-    x = as_vector(x, "block")
+    x = as_vector(x, "block", "x")
     order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
 
     def normed(u: Vector) -> Vector:
@@ -151,7 +151,7 @@ def mlp(
     >>> ns.nn.mlp(ns.gaussian(n, 4), 4 * n, activation=ns.silu, gate=True)
     <Vector of shape (4,) in R^n, by MatMul>
     """
-    x = as_vector(x, "mlp")
+    x = as_vector(x, "mlp", "x")
     widths = [as_width(width, "mlp", "hidden") for width in (hidden if isinstance(hidden, list | tuple) else [hidden])]
     out = x.width if out is None else as_width(out, "mlp", "out")
     gate = one_of(gate, "gate", "mlp", (True, False))
@@ -192,7 +192,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     traced: list[tuple[Vector, T]] = []
 
     def act(x: Vector) -> T:
-        x = as_vector(x, "shared")
+        x = as_vector(x, "shared", "x")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
             why = "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
