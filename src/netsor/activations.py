@@ -24,9 +24,7 @@ Array = Any  # an array of any array-API library
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A named function of arrays, vectorised over leading axes, with what is known of it.
-
-    `ns.nonlin` and `ns.apply` take one instead of a plain function.
+    """A named function of arrays with what is known of it, for `ns.nonlin` and `ns.apply`.
 
     Parameters
     ----------
@@ -239,10 +237,9 @@ def logistic_mixture(term: Callable[[Array, Array, float], Array]) -> Callable[[
 
 @cache
 def _gelu_difference() -> tuple[tuple[float, float], ...]:
-    """(weight, centre) with gelu_tanh(x) − gelu(x) = Σ weight e^(−2 (x − centre)²), to 1e-14.
+    """(weight, centre) with gelu_tanh(x) − gelu(x) = Σ weight e^(−2 (x − centre)²), to 1e-14, by least squares.
 
-    The difference is even, at most 5e-4, analytic, and vanishes beyond 8, so Gaussian bumps at distances of half
-    their width fit it; the fit is by least squares.
+    The difference is even, analytic, and vanishes beyond 8, so Gaussian bumps at half their width apart fit it.
     """
     centres = 0.25 * np.arange(28)
     x = np.linspace(0.0, 12.0, 1201)

@@ -1,7 +1,6 @@
 """Gradients of scalars, as values of the same program, and the uses of matrices that they are made of.
 
-A use makes W x with cotangent δ, or W^T x. In R^out × R^in, the space of W, its part of ∂p/∂W is l r^T: l = δ and
-r = x, or l = x and r = δ if W acts transposed.
+The part of ∂p/∂W that a use W x with cotangent δ has is l r^T: l = δ and r = x, or the reverse if W acts transposed.
 """
 
 from __future__ import annotations

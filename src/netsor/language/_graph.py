@@ -27,10 +27,7 @@ from ._width import Width, bind_widths
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
-    """Every value that the outputs depend on, inputs before what uses them, in an order fixed by the program.
-
-    Without the past, those that they depend on for given steps of optimisers.
-    """
+    """Every value that the outputs depend on (without the past: for given steps of optimisers), inputs first."""
     done: dict[Value, None] = {}
     for output in outputs:
         pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
@@ -117,10 +114,7 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 
 
 def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:
-    """How a Take reads its input, axis by axis: `u[i, j] = x[j, 3]` is ["j", "3"]; None if there is no such way.
-
-    Letters stand for the axes of the result; counting starts at 0, as in Python.
-    """
+    """How a Take reads its input, by letters for the axes of the result: `u[i, j] = x[j, 3]` is ["j", "3"], or None."""
     indices: list[str] = []
     for coordinate in np.unravel_index(flat, shape) if shape else ():
         coordinate = np.asarray(coordinate)

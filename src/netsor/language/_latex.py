@@ -162,10 +162,7 @@ class Writer:
         return base + (f"^{{{top}}}" if top else "") + tex.below(indices, weight.batch)
 
     def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
-        """1 if two matrices of one batch are the same, else 0; nothing for a single matrix.
-
-        A paper has Kronecker's δ of the indices, if each matrix of the batch stands in it once.
-        """
+        """1 if two matrices of one batch are the same, else 0; in a paper, Kronecker's δ where each occurs once."""
         distinct = weight.members is other.members and weight.members.size == np.unique(weight.members).size
         if self.paper and len(i) == len(j) and distinct:
             return " ".join(rf"\delta_{{{a} {b}}}" for a, b in zip(i, j, strict=True) if a != b)
@@ -310,10 +307,7 @@ class Writer:
         return f"{mean}{cov} = {' '.join(filter(None, (same, tex.variance(op.weight), of)))}"
 
     def shared(self, values: Sequence[Value]) -> list[str]:
-        """The covariances between those of the values that one matrix made.
-
-        W x and W^T v are independent in their Gaussian parts.
-        """
+        """The covariances between values that one matrix made; W x and W^T v have independent Gaussian parts."""
         uses: dict[tuple[Source, bool], list[Value]] = {}
         for value in values:
             if isinstance(value.op, MatMul):

@@ -19,10 +19,9 @@ from ._vector import Vector
 
 
 class Expansion:
-    """The columns, and for each vector its rows.
+    """The columns, and for each vector its rows. Column 0 is (1, …, 1).
 
-    `matrix` is the number of the matrix of a column; E_k has one too, for it has the law of W (1, …, 1) with W fresh;
-    others have −1. Column 0 is (1, …, 1).
+    `matrix` is the number of the matrix of a column, or −1; E_k has one too, since it has the law of W (1, …, 1).
     """
 
     def __init__(self, values: Sequence[Value]) -> None:

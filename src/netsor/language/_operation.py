@@ -136,12 +136,11 @@ class OptimiserStep:
 class GradientTerm:
     """A pair (left, right) of inputs of `SteppedMatMul`: Σ_k l[b, k] r[b, k]^T, times `size`, is a term of G.
 
-    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in); l or r is √out ∂L/∂y, √unit more if
-    there is a unit. `members` are the matrices b.
+    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in); l or r is √(out·unit) ∂L/∂y.
     """
 
     step: int
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # the matrices b
     used: Weight
     unit: str | None
 
@@ -175,10 +174,7 @@ class SteppedMatMul(Entrywise):
 
 
 class SteppedParameter(Operation):
-    """V or S: an initial vector or random scalars after a step, with G the sum of d, each in a unit.
-
-    d is √n ∂L/∂x of vectors, ∂L/∂x of scalars, and √unit more if there is a unit.
-    """
+    """V or S: an initial vector or random scalars after a step; G is the sum of d, √(n·unit) ∂L/∂x or √unit ∂L/∂x."""
 
     acts, kind, letter = VectorAccess.ON_COORDINATES, "after a step", "h"
     x: Value

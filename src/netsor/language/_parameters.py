@@ -73,10 +73,7 @@ class Weight:
 
     @property
     def adjoint(self) -> Weight:
-        """√(in/out) W^T if the entries of W are N(0, std²/in): the same matrices with entries N(0, std²/out).
-
-        It is what takes √out ∂p/∂(W x) to √in ∂p/∂x; for other entries a factor √(in/fan) is left.
-        """
+        """√(in/out) W^T, with entries N(0, std²/out): it takes √out ∂p/∂(W x) to √in ∂p/∂x, but for √(in/fan)."""
         return replace(self.T, fan=self.out_width)
 
     @property
@@ -198,10 +195,7 @@ class Data(Entrywise):
 
 
 class Normal(Operation):
-    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
-
-    All entries are drawn, even if few are needed, so that every part of a program sees the same numbers.
-    """
+    """S: i.i.d. N(0, std²). All entries are drawn, so that every part of a program sees the same numbers."""
 
     kind, letter = "random scalars", "z"
     source: Source
@@ -261,9 +255,9 @@ def gaussian(
 
 
 def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """A square root of a positive semidefinite matrix, which may be singular: R with R Rᵀ = cov.
+    """R with R Rᵀ = cov, a matrix that may be singular.
 
-    That of the correlations, which is symmetric, times standard deviations: vectors of 1e-8 stand next to those of 1e8.
+    It is the root of the correlations times standard deviations: vectors of 1e-8 stand next to those of 1e8.
     """
     size = np.abs(covariance).max()
     symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
@@ -287,9 +281,7 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
-    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices, such as relative biases of scores.
-
-    Other parameters are those of `gaussian`.
+    """Random scalars, i.i.d. N(0, std²), such as relative biases of scores. Other parameters are those of `gaussian`.
 
     Parameters
     ----------
@@ -306,14 +298,12 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
 
 
 def hyperparameter(name: str) -> Scalar:
-    """A number that you give when you evaluate the program, such as a learning rate: `net.draw(…, lr=0.1)`.
-
-    At finite widths the plan does not depend on it, so a grid of numbers is planned once.
+    """A number that you give when you evaluate the program; at finite widths, a grid of numbers is planned once.
 
     Parameters
     ----------
     name : str
-        The keyword of `law`, `draw`, `simulate` and `plan` that gives the number.
+        The keyword of `law`, `draw`, `simulate` and `plan` that gives the number: `net.draw(…, lr=0.1)`.
 
     Examples
     --------

@@ -284,9 +284,6 @@ class Pool(Operation):
 
 
 def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:
-    """(count,) scalars: a symmetric function f of the coordinates of all vectors of x.
-
-    f maps an array (replicas, numbers) to (replicas, count).
-    """
+    """`count` scalars: a symmetric function f, (replicas, numbers) → (replicas, count), of all coordinates of x."""
     name = getattr(f, "__name__", "f")
     return Scalar(Pool(Function(name, f), as_vector(x, name), count), (count,))
