@@ -27,6 +27,7 @@ from ..derivatives import base, derivative, known
 from . import _operation as ops
 from ._apply import apply, nonlin
 from ._array import Operation
+from ._check_function import infer_output_shape
 from ._rotary import Rotate
 from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
@@ -204,8 +205,11 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
     if declared is None:
         raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes}, derivative=g)")
+    core = d.shape[op.leading :]
+    cores = [*(p.shape[p.ndim - axes :] for p in op.scalars), core]
+    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)  # which checks the function
     flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)  # as many axes as the arguments have
-    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=d.shape[op.leading :], axes=axes))
+    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes))
     return apply(pulled, *op.scalars, flat, axes=axes)
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from .._array_api import array_namespace
-from .._validate import TraceError, as_axis, real, scale, shown
+from .._validate import Shape, TraceError, as_axis, real, scale, shown
 from ..activations import Function, row_softmax
 from ._array import Operation, V, Value, VectorAccess
-from ._check_function import content_of
 from ._operation import Concat, Dot, Join, Split
 from ._scalar import Floats, Scalar, applied, as_scalar, broadcast_shapes, constant
 from ._vector import Vector, as_vector, ones, same_width
@@ -22,8 +20,6 @@ from ._width import Width
 
 SOFTMAX = Function("softmax", row_softmax, bounded=True, lipschitz=True)
 MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz=True)
-
-_masks: WeakValueDictionary[object, Floats] = WeakValueDictionary()  # by their content
 
 
 def dot(x: Vector, y: Vector) -> Scalar:
@@ -95,7 +91,7 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         return applied(SOFTMAX, (p,), p.shape, axes=1)
     allowed = checked_mask(mask, p.shape, "softmax")
     allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
-    return applied(MASKED_SOFTMAX, (p, constant(_shared(allowed))), p.shape, axes=1)
+    return applied(MASKED_SOFTMAX, (p, constant(_mask_numbers(allowed.shape, allowed.tobytes()))), p.shape, axes=1)
 
 
 def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
@@ -120,15 +116,12 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
     return allowed
 
 
-def _shared(mask: npt.NDArray[np.bool_]) -> Floats:
+@lru_cache(maxsize=4)  # layers share their masks, which are large
+def _mask_numbers(shape: Shape, mask: bytes) -> Floats:
     """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
-    key = content_of(mask)
-    kept = _masks.get(key)
-    if kept is None:
-        kept = mask.astype(np.float64)
-        kept.setflags(write=False)
-        _masks[key] = kept
-    return kept
+    numbers = np.frombuffer(mask, dtype=bool).reshape(shape).astype(np.float64)
+    numbers.setflags(write=False)
+    return numbers
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:

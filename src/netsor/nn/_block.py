@@ -202,21 +202,15 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"
             raise TraceError("shared", f"{x!r} must be as the vectors of the first call, of {first}")
-        return cast(T, _substitute(result, argument, x))
+        values: Any = result if isinstance(result, tuple) else (result,)
+        if not all(isinstance(value, Value) for value in values):
+            raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(result)}")
+        new: dict[Any, Value] = {argument: x}  # the result with x instead of the argument
+        for value in topological_order(values):
+            if value not in new:
+                new[value] = value.with_inputs(*(new[given] for given in value.op.inputs))
+        if not isinstance(result, tuple):
+            return cast(T, new[result])
+        return cast(T, getattr(result, "_make", tuple)(new[value] for value in values))
 
     return act
-
-
-def _substitute(made: Any, argument: Vector, x: Vector) -> Any:
-    """The result with x instead of the argument."""
-    values = made if isinstance(made, tuple) else (made,)
-    if not all(isinstance(value, Value) for value in values):
-        raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(made)}")
-    new: dict[Value, Value] = {argument: x}
-    for value in topological_order(values):
-        if value not in new:
-            new[value] = value.with_inputs(*(new[given] for given in value.op.inputs))
-    substituted = [new[value] for value in values]
-    if not isinstance(made, tuple):
-        return substituted[0]
-    return cast(Any, type(made))(*substituted) if hasattr(made, "_fields") else tuple(substituted)
