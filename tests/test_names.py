@@ -11,5 +11,5 @@ def test_no_two_files_have_one_name():
     package = Path(netsor.__file__).parent
     files = [path for room in ("language", "engine", "laws") for path in (package / room).rglob("*.py")]
     names = Counter(path.stem.strip("_") for path in files if path.stem != "__init__")
-    assert len(names) > 100  # the files were found
+    assert len(names) > 50  # the files were found
     assert [name for name, count in names.items() if count > 1] == []

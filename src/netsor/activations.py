@@ -1,10 +1,7 @@
 """Functions φ, with what is known of them.
 
-`Function` is what the language applies to coordinates (`ns.nonlin`) and to scalars (`ns.apply`). `bounded` and
-`lipschitz` are True, False or None (unknown). `lipschitz` means pseudo-Lipschitz, as in the paper:
-|φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for some k, so polynomials are allowed and e^x is not.
-
-A function is known by what it computes, never by its name: two functions called "relu" may differ.
+A function is known by what it computes, never by its name: two functions called "relu" may differ. Pseudo-Lipschitz
+means |φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for some k, so polynomials are allowed and e^x is not.
 """
 
 from __future__ import annotations
@@ -27,9 +24,7 @@ Array = Any  # an array of any array-API library
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A named function of arrays, vectorised over leading axes, with what is known of it.
-
-    `ns.nonlin` and `ns.apply` take one instead of a plain function.
+    """A named function of arrays with what is known of it, for `ns.nonlin` and `ns.apply`.
 
     Parameters
     ----------
@@ -37,10 +32,8 @@ class Function:
         Printed.
     f : callable
         The function of numpy arrays.
-    bounded : bool, optional
-        Whether it is bounded; None: not known.
-    lipschitz : bool, optional
-        Whether it is pseudo-Lipschitz.
+    bounded, lipschitz : bool, optional
+        Whether it is bounded, and pseudo-Lipschitz; None: not known.
     parameters : tuple of float
         Printed after the arguments, as in clip(x, 100).
     breaks : tuple of float, optional
@@ -190,27 +183,28 @@ def _density(t: Array) -> Array:
     return np.exp(-0.5 * t * t) / np.sqrt(2.0 * np.pi)
 
 
-def _relu_smoothed(m: Array, s: Array) -> Array:
+def _ratio(m: Array, s: Array) -> Array:
+    """m/s; infinite where s is 0, or so small that a double sees no smoothing."""
     m, s = np.broadcast_arrays(m, s)
-    far = np.abs(m) >= 40.0 * s  # a double sees no smoothing there, nor where s = 0
-    t = np.divide(m, s, out=np.zeros(m.shape), where=~far)
-    return np.where(far, np.maximum(m, 0.0), m * scipy.special.ndtr(t) + s * _density(t))
+    return np.divide(m, s, out=np.where(m > 0, np.inf, -np.inf), where=np.abs(m) < 40.0 * s)
+
+
+def _relu_smoothed(m: Array, s: Array) -> Array:
+    t = _ratio(m, s)
+    return m * scipy.special.ndtr(t) + s * _density(t)
 
 
 def _leaky_relu_smoothed(m: Array, s: Array, slope: float) -> Array:
     return slope * m + (1.0 - slope) * _relu_smoothed(m, s)
 
 
-def _abs_smoothed(m: Array, s: Array) -> Array:
-    return _leaky_relu_smoothed(m, s, slope=-1.0)
-
-
 def _clip_smoothed(m: Array, s: Array, bound: float) -> Array:
     return m - _relu_smoothed(m - bound, s) + _relu_smoothed(-m - bound, s)
 
 
-def _erf_smoothed(m: Array, s: Array) -> Array:
-    return scipy.special.erf(m / np.sqrt(1.0 + 2.0 * s * s))
+def _erf_smoothed(m: Array, s: Array, scale: float = 1.0) -> Array:
+    """E[erf(x/scale)] for x = m + s z."""
+    return scipy.special.erf(m / np.sqrt(scale**2 + 2.0 * s * s))
 
 
 def _ramp_smoothed(m: Array, s: Array, scale: float) -> Array:
@@ -236,30 +230,16 @@ def _logistic() -> tuple[tuple[float, float], ...]:
     return tuple(zip(weights.tolist(), (2 * k).tolist(), strict=True))
 
 
-def logistic_sum(term: Callable[[float], Array]) -> Array:
-    """Σ weight · term(scale) over the scales of the logistic function."""
-    return sum(weight * term(scale) for weight, scale in _logistic())
-
-
-def _tanh_smoothed(m: Array, s: Array) -> Array:
-    # tanh(x) = 2 sigmoid(2 x) − 1
-    return logistic_sum(lambda scale: scipy.special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s)))
-
-
-def _sigmoid_smoothed(m: Array, s: Array) -> Array:
-    return logistic_sum(lambda scale: scipy.special.ndtr(m / np.sqrt(scale**2 + s * s)))
-
-
-def _silu_smoothed(m: Array, s: Array) -> Array:
-    return logistic_sum(lambda scale: _ramp_smoothed(m, s, scale))
+def logistic_mixture(term: Callable[[Array, Array, float], Array]) -> Callable[[Array, Array], Array]:
+    """The function Σ weight · term(m, s, scale) over the scales of the logistic function."""
+    return lambda m, s: sum(weight * term(m, s, scale) for weight, scale in _logistic())
 
 
 @cache
 def _gelu_difference() -> tuple[tuple[float, float], ...]:
-    """(weight, centre) with gelu_tanh(x) − gelu(x) = Σ weight e^(−2 (x − centre)²), to 1e-14.
+    """(weight, centre) with gelu_tanh(x) − gelu(x) = Σ weight e^(−2 (x − centre)²), to 1e-14, by least squares.
 
-    The difference is even, at most 5e-4, analytic, and vanishes beyond 8, so Gaussian bumps at distances of half
-    their width fit it; the fit is by least squares.
+    The difference is even, analytic, and vanishes beyond 8, so Gaussian bumps at half their width apart fit it.
     """
     centres = 0.25 * np.arange(28)
     x = np.linspace(0.0, 12.0, 1201)
@@ -279,16 +259,8 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
 # The functions. Those with a name in this module may be lambdas: they are sent to other processes by that name.
 
 
-def _known(
-    name: str,
-    f: Callable[..., Array],
-    smoothed: Callable[..., Array],
-    bounded: bool,
-    parity: int | None = None,
-    breaks: tuple[float, ...] = (),
-    parameters: tuple[float, ...] = (),
-) -> Function:
-    return Function(name, f, bounded, True, parameters, breaks, smoothed, parity=parity)
+def _known(name: str, f: Callable[..., Array], smoothed: Callable[..., Array], bounded: bool, **more: Any) -> Function:
+    return Function(name, f, bounded, True, smoothed=smoothed, **{"breaks": (), **more})
 
 
 def _in_library(name: str) -> Callable[[Array], Array]:
@@ -297,13 +269,16 @@ def _in_library(name: str) -> Callable[[Array], Array]:
 
 IDENTITY = _known("identity", lambda x: x, lambda m, s: m + 0.0 * s, bounded=False, parity=-1)
 RELU = _known("relu", _relu, _relu_smoothed, bounded=False, breaks=(0.0,))
-ABS = _known("abs", _in_library("abs"), _abs_smoothed, bounded=False, parity=1, breaks=(0.0,))
+ABS = _known("abs", _in_library("abs"), partial(_leaky_relu_smoothed, slope=-1.0), False, parity=1, breaks=(0.0,))
 ERF = _known("erf", lambda x: _special("erf", x), _erf_smoothed, bounded=True, parity=-1)
-TANH = _known("tanh", _in_library("tanh"), _tanh_smoothed, bounded=True, parity=-1)
-SIGMOID = _known("sigmoid", _sigmoid, _sigmoid_smoothed, bounded=True)
+# tanh(x) = 2 sigmoid(2 x) − 1
+_TANH_SMOOTHED = logistic_mixture(lambda m, s, scale: _erf_smoothed(m, s, 0.5**0.5 * scale))
+_SIGMOID_SMOOTHED = logistic_mixture(lambda m, s, scale: scipy.special.ndtr(m / np.sqrt(scale**2 + s * s)))
+TANH = _known("tanh", _in_library("tanh"), _TANH_SMOOTHED, bounded=True, parity=-1)
+SIGMOID = _known("sigmoid", _sigmoid, _SIGMOID_SMOOTHED, bounded=True)
 GELU = _known("gelu", _gelu, lambda m, s: _ramp_smoothed(m, s, 1.0), bounded=False)
 GELU_TANH = _known("gelu_tanh", _gelu_tanh, _gelu_tanh_smoothed, bounded=False)  # the gelu_new of GPT-2
-SILU = _known("silu", _silu, _silu_smoothed, bounded=False)
+SILU = _known("silu", _silu, logistic_mixture(_ramp_smoothed), bounded=False)
 SIN = _known("sin", _in_library("sin"), lambda m, s: np.exp(-0.5 * s * s) * np.sin(m), bounded=True, parity=-1)
 COS = _known("cos", _in_library("cos"), lambda m, s: np.exp(-0.5 * s * s) * np.cos(m), bounded=True, parity=1)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language import _array, _check_function, _softmax
+from netsor.language import _array, _check_function
 from netsor.language._array import Places, around, box, within
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
@@ -75,19 +75,26 @@ def test_content_is_that_of_the_numbers():
     assert _check_function.content_of(a) != key
 
 
-def test_equal_masks_are_one_array_as_long_as_somebody_has_it():
-    gc.collect()  # what earlier tests left
-    before = len(_check_function._known), len(_softmax._masks)
+def test_equal_masks_are_one_array():
     mask = np.tri(5, dtype=bool)
-    first, second = _softmax._shared(mask), _softmax._shared(mask.copy())
-    assert first is second
+    p = ns.normal((5, 5))
+    first, second, causal = (ns.softmax(p, m).op.scalars[1].op.numbers for m in (mask, mask.copy(), "causal"))
+    assert first is second is causal
     assert not first.flags.writeable
-    np.testing.assert_array_equal(first, np.tri(5))
-    _check_function.content_of(first)
-    assert len(_check_function._known) == before[0] + 1
-    del first, second
+    np.testing.assert_array_equal(first, mask)
+    assert ns.softmax(p, mask.T).op.scalars[1].op.numbers is not first
+
+
+def test_contents_are_forgotten_with_their_arrays():
+    gc.collect()  # what earlier tests left
+    before = len(_check_function._known)
+    a = np.arange(3.0)
+    a.setflags(write=False)
+    _check_function.content_of(a)
+    assert len(_check_function._known) == before + 1
+    del a
     gc.collect()
-    assert (len(_check_function._known), len(_softmax._masks)) == before
+    assert len(_check_function._known) == before
 
 
 def test_an_array_in_its_own_shape_is_itself(monkeypatch):

@@ -130,6 +130,10 @@ REFUSED = {
         lambda: (lambda z: ns.grad(ns.apply(lambda q: q.max(-1), z, axes=1, name="most"), z))(ns.normal(3)),
         r"the derivative of most is unknown: .* axes=1, derivative=g\)",
     ),
+    "of whole axes, not vectorised": (
+        lambda: (lambda z: ns.grad(ns.apply(np.square, z, axes=1, derivative=lambda q, d: d.sum()), z))(ns.normal(3)),
+        r"square' is not vectorised",
+    ),
     "logits": (
         lambda: (lambda x: ns.grad(ns.nn.logits(x, 3), x))(ns.gaussian(n, 2)),
         r"the derivative of root is unknown",

@@ -103,7 +103,7 @@ ERRORS = {
     ),
     "shared shape": (lambda: twice(nn.shared(ns.tanh)), r"must be as the vectors of the first call, of shape \(3,\)"),
     "shared number": (lambda: nn.shared(lambda u: 3)(tokens()), "shared: layer must make a value or a tuple of values"),
-    "both deviations": (lambda: ns.weight(n, 3, std=2.0, entry_std=1.0), "std=2 and entry_std=1 say the same thing"),
+    "both deviations": (lambda: ns.weight(n, 3, std=2.0, entry_std=1.0), "std=2.0 and entry_std=1 say the same thing"),
     "entries in the limit": (
         lambda: ns.weight(n, n, entry_std=0.02),
         r"entry_std=0.02 needs a number as in_width",

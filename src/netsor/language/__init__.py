@@ -1,45 +1,31 @@
 """The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
 
-from .._validate import TraceError as TraceError
-from ._apply import abs as abs
-from ._apply import apply as apply
-from ._apply import clip as clip
-from ._apply import cos as cos
-from ._apply import erf as erf
-from ._apply import gelu as gelu
-from ._apply import gelu_tanh as gelu_tanh
-from ._apply import identity as identity
-from ._apply import leaky_relu as leaky_relu
-from ._apply import nonlin as nonlin
-from ._apply import relu as relu
-from ._apply import sigmoid as sigmoid
-from ._apply import silu as silu
-from ._apply import sin as sin
-from ._apply import tanh as tanh
-from ._array import Value as Value
-from ._grad import grad as grad
-from ._parameters import Weight as Weight
-from ._parameters import data as data
-from ._parameters import gaussian as gaussian
-from ._parameters import hyperparameter as hyperparameter
-from ._parameters import normal as normal
-from ._parameters import weight as weight
-from ._probe import probe as probe
-from ._rotary import rotary as rotary
-from ._scalar import Scalar as Scalar
-from ._score import concat as concat
-from ._score import dot as dot
-from ._score import join as join
-from ._score import layer_norm as layer_norm
-from ._score import mean_dot as mean_dot
-from ._score import rms_norm as rms_norm
-from ._score import stack as stack
-from ._softmax import softmax as softmax
-from ._step import step as step
-from ._step import train as train
-from ._tangent_kernel import grad_norm as grad_norm
-from ._tangent_kernel import ntk as ntk
-from ._vector import Vector as Vector
-from ._vector import ones as ones
-from ._width import Width as Width
-from ._width import inf as inf
+from .._validate import TraceError
+from ._apply import (
+    abs,
+    apply,
+    clip,
+    cos,
+    erf,
+    gelu,
+    gelu_tanh,
+    identity,
+    leaky_relu,
+    nonlin,
+    relu,
+    sigmoid,
+    silu,
+    sin,
+    tanh,
+)
+from ._array import Value
+from ._grad import grad
+from ._parameters import Weight, data, gaussian, hyperparameter, normal, weight
+from ._probe import probe
+from ._rotary import rotary
+from ._scalar import Scalar
+from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, softmax, stack
+from ._step import step, train
+from ._tangent_kernel import grad_norm, ntk
+from ._vector import Vector, ones
+from ._width import Width, inf

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
-
 from .. import activations as known
 from .._validate import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ..activations import Function
 from ._check_function import infer_output_shape
 from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast, broadcast_shapes
-from ._vector import Nonlin, Vector, same_width
+from ._vector import Nonlin, Vector, as_vector, same_width
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
 
@@ -42,10 +40,8 @@ def apply(
         and may return any number of axes in their place.
     name : str, optional
         The printed name; by default that of f.
-    bounded : bool, optional
-        Declares whether f is bounded, which the checker cannot see.
-    lipschitz : bool, optional
-        Declares whether f is pseudo-Lipschitz.
+    bounded, lipschitz : bool, optional
+        Declare whether f is bounded, and pseudo-Lipschitz, which the checker cannot see.
     derivative : callable or tuple, optional
         The derivative, for `ns.grad`. With `axes=0`, a function of the same arguments, ∂f/∂p. With `axes=k`, a function
         of the arguments and of d, an array like the result of f, that returns the gradient of Σ d·f. For several
@@ -57,7 +53,8 @@ def apply(
     >>> ns.apply(lambda p: p.max(axis=-1), p, axes=1, name="max")
     <Scalar of shape (2,), by Apply>
     """
-    f = as_function(f, "apply", name, bounded, lipschitz, derivative, len(scalars))
+    declared = {"bounded": bounded, "lipschitz": lipschitz, "derivative": derivative}
+    f = as_function(f, "apply", len(scalars), name, **declared)
     values = tuple(as_scalar(scalar, "apply") for scalar in scalars)
     if not values:
         raise TraceError("apply", f"{f.name} needs at least one scalar")
@@ -102,7 +99,8 @@ def nonlin(
     >>> print(f"{ns.Program(ns.weight(n, n) @ h).law(n=ns.inf).var():.4f}")  # E[z⁴]/2
     1.5000
     """
-    f = as_function(f, "nonlin", name, bounded, lipschitz, derivative, len(arguments))
+    declared = {"bounded": bounded, "lipschitz": lipschitz, "derivative": derivative}
+    f = as_function(f, "nonlin", len(arguments), name, **declared)
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
     if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
         given = ", ".join(map(shown, arguments[:4]))
@@ -114,29 +112,13 @@ def nonlin(
     return Vector(Nonlin(f, vectors, scalars), shape, width)
 
 
-def as_vector(x: object, operation: str) -> Vector:
-    """Check that an argument is a vector."""
-    if not isinstance(x, Vector):
-        remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
-        raise TraceError(operation, f"needs a vector, got {shown(x)}{remedy}")
-    return x
-
-
-def as_function(
-    f: Callable[..., Any],
-    operation: str,
-    name: str | None,
-    bounded: bool | None,
-    lipschitz: bool | None,
-    derivative: Derivative = None,
-    arguments: int = 1,
-) -> Function:
+def as_function(f: Callable[..., Any], operation: str, arguments: int, name: str | None, **declared: Any) -> Function:
     """A Function from a callable and what the user declared about it."""
     if not isinstance(f, Function):
         called = getattr(f, "__name__", None)
         default = called.replace("<lambda>", "f") if isinstance(called, str) else "f"
-        f = Function(default if name is None else name, f, bounded, lipschitz, derivative=derivative)
-    elif any(declared is not None for declared in (name, bounded, lipschitz, derivative)):
+        f = Function(default if name is None else name, f, **declared)
+    elif any(given is not None for given in (name, *declared.values())):
         raise TraceError(operation, f"{f.name} is a Function: declare what is known of it in ns.Function(…)")
     if as_name(f.name, operation) is None:
         raise TraceError(operation, f"name=None of the Function of {shown(f.f)} must be a string")

@@ -1,7 +1,4 @@
-"""Arrays of values, before they are vectors or scalars: operations, shapes, indexing and rearrangement.
-
-A value is the operation that made it, with its shape checked; nothing is computed while a program is written.
-"""
+"""The base classes of values and operations; shapes, indexing and rearrangement."""
 
 from __future__ import annotations
 
@@ -146,10 +143,9 @@ class VectorAccess(Enum):
 
 @dataclass_transform(eq_default=False, frozen_default=True)
 class Operation:
-    """What a value was made by: a frozen dataclass, as every class below this one is, compared by identity.
+    """The base class of operations: frozen dataclasses, compared by identity, whose inputs are fields.
 
-    Its inputs are those of its fields that are values, or tuples of them. What only one reading of a program needs to
-    know is a row in the table of that reading (see `rule_for`).
+    What only one interpreter needs to know is a row in the table of that interpreter (see `rule_for`).
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -182,25 +178,20 @@ class Operation:
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
         """The values that the operation reads, in the order of its fields."""
-        read: list[Value] = []
-        for name in self.__match_args__:
-            entry = getattr(self, name)
-            if isinstance(entry, Value):
-                read.append(entry)
-            elif isinstance(entry, tuple):
-                read += [x for x in entry if isinstance(x, Value)]
-        return tuple(read)
+        entries = (getattr(self, name) for name in self.__match_args__)
+        listed = (entry if isinstance(entry, tuple) else (entry,) for entry in entries)
+        return tuple(x for entry in listed for x in entry if isinstance(x, Value))
 
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values, given in the order of `inputs`."""
         given = iter(inputs)
         changed: dict[str, Any] = {}
         for name in self.__match_args__:
-            entry = getattr(self, name)
-            if isinstance(entry, Value):
-                changed[name] = next(given)
-            elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):
-                changed[name] = tuple(islice(given, len(entry)))
+            match getattr(self, name):
+                case Value():
+                    changed[name] = next(given)
+                case (Value(), *_) as several:
+                    changed[name] = tuple(islice(given, len(several)))
         return replace(self, **changed)
 
 
@@ -222,8 +213,7 @@ def align_axes(ndim: int, to: int) -> tuple[int, ...]:
 def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R:
     """The row of an operation in the table of a reading; a missing one is an error that says where it is missing."""
     if type(op) not in table:
-        remedy = "docs/developer.md, 'Adding an operation', says what it is"
-        raise TypeError(f"{type(op).__name__} has no row in {place}: {remedy}")
+        raise TypeError(f"{type(op).__name__} has no row in {place}: see docs/developer.md, 'Adding an operation'")
     return table[type(op)]
 
 

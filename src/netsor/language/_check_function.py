@@ -1,17 +1,16 @@
-"""Checks of users' functions: each is called on a few numbers, once, while the program is traced.
+"""Checks of users' functions: each is called on a few numbers while the program is traced.
 
-A function must give the same numbers for the same arguments wherever they stand in an array, and leave its arguments
-unchanged. One that subtracts the mean of its argument, draws random numbers, counts its calls or works in place would
-silently change the law of a program, so it is refused here.
+One that subtracts the mean of its argument, draws random numbers, counts its calls or works in place would silently
+change the law of a program, so it is refused here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any, NoReturn
 from weakref import ref
@@ -85,22 +84,13 @@ REARRANGED: tuple[Callable[[NumpyArray], NumpyArray], ...] = (
 )
 AGAIN = "gives other numbers when it is called again: functions are deterministic; ns.gaussian makes random numbers"
 SCALES = (1.0, 1e-6, 1e3)
-MAX_CHECKED_NUMBERS = 1000  # in the arguments of a function of this package above which only its shape is asked for
-MAX_KNOWN_SHAPES = 256  # above which all are forgotten: each keeps its function alive
-
-# The shapes that functions return, by their content; with the function, since identities of objects are in its content
-_shapes: dict[object, tuple[Function, Shape]] = {}
 
 
-def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare how many numbers a built-in function returns (None: as many as its first argument has).
-
-    Then it need not be called on many tokens to find out.
-    """
+def declares_output(numbers: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare how many numbers a built-in function returns, so that it is not called on many tokens to find out."""
 
     def declared(f: Callable[..., Any]) -> Callable[..., Any]:
-        shape = (lambda first, *others: first) if numbers is None else (lambda *cores: (numbers,))
-        setattr(f, "output_shape", shape)  # noqa: B010 (functions have no such field to a type checker)
+        setattr(f, "numbers", numbers)  # noqa: B010 (functions have no such field to a type checker)
         return f
 
     return declared
@@ -127,106 +117,95 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
 
     The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    trial = _Trial(f, operation, cores, scalars)
-    if is_builtin(f) and sum(map(math.prod, cores)) > MAX_CHECKED_NUMBERS:
-        known = getattr(base(f), "output_shape", None)
-        return tuple(known(*cores)) if known else trial.call([np.ones((1, 1, *core)) for core in cores]).shape[2:]
-    key = content(f.f), operation, tuple(cores), scalars
+    if is_builtin(f):
+        numbers: int | None = getattr(base(f), "numbers", None)
+        with np.errstate(all="ignore"):
+            return np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:] if numbers is None else (numbers,)
+    given = f.f, f.name, operation, tuple(cores), scalars
     try:
-        if key in _shapes:
-            return _shapes[key][1]
-    except TypeError:  # an object without a hash is checked again
-        return trial.shape()
-    if len(_shapes) >= MAX_KNOWN_SHAPES:
-        _shapes.clear()
-    shape = trial.shape()
-    _shapes[key] = f, shape
-    return shape
+        return _checked_shape(*given)
+    except TypeError:  # an object without a hash is checked every time
+        return _checked_shape.__wrapped__(*given)
 
 
 class _Raised(Exception):
     """The function raised an exception, its cause."""
 
 
-class _Trial:
-    """A function called on a few numbers."""
+@lru_cache(maxsize=256)
+def _checked_shape(f: Callable[..., Any], name: str, operation: str, cores: tuple[Shape, ...], scalars: int) -> Shape:
+    """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
+    elementwise = not any(cores)
 
-    def __init__(self, f: Function, operation: str, cores: Sequence[Shape], scalars: int) -> None:
-        self.f, self.operation, self.cores, self.scalars = f, operation, cores, scalars
-        self.elementwise = not any(cores)
+    def refuse(problem: str, cause: BaseException | None = None) -> NoReturn:
+        raise TraceError(operation, f"{name} {problem}") from cause
 
-    def shape(self) -> Shape:
-        """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
-        rng = np.random.default_rng(0)
-        normal = [rng.standard_normal((*LEADING, *core)) for core in self.cores]
-        for k in range(1, self.scalars + 1):
-            normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
-        positive = [_make_definite(np.abs(x) + 0.1) for x in normal]
-        try:
-            expected = self._check(positive)
-        except _Raised as raised:
-            given = ", ".join(str(x.shape) for x in positive)
-            self._refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
-        for scale in SCALES:
-            try:
-                shape = self._check([scale * x for x in normal])
-            except _Raised:
-                continue
-            if shape != expected:
-                self._refuse(f"gives arrays of shape {expected} and of shape {shape}, depending on the numbers")
-        return expected
+    def refuse_places(became: str = "") -> NoReturn:
+        apart = "it gives other numbers when its arguments stand elsewhere in the array"
+        if operation == "nonlin":
+            remedy = "ns.mean_dot and ns.layer_norm are for what needs all coordinates"
+            refuse(f"is not coordinatewise: {f'arrays of shape {became}' if became else apart}; {remedy}")
+        whole, alone = "with axes=1 it sees the last axis whole", "let it act on the last axes alone, as with axis=-1"
+        symptom = f"the leading axes {became}" if became else apart
+        refuse(f"is not vectorised: {symptom}; {whole if elementwise else alone}")
 
-    def _check(self, x: list[NumpyArray]) -> Shape:
-        result = self.call(x)
-        if result.shape[:2] != LEADING or (self.elementwise and result.shape != LEADING):
-            self._refuse(self._not_vectorised(f"of shape {LEADING} became {result.shape}"))
-        self._same(result, self.call(x), AGAIN)
-        for moved in REARRANGED:
-            self._same(moved(result), self.call([moved(a) for a in x]), self._not_vectorised())
-        for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
-            column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
-            repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
-            self._same(self.call(repeated), self.call(column), "does not broadcast its arguments, as np.add does")
-        self._same(result, self.call(x), AGAIN)
-        return result.shape[2:]
-
-    def call(self, arguments: list[NumpyArray]) -> NumpyArray:
+    def call(arguments: Sequence[NumpyArray]) -> NumpyArray:
         """f of copies of the arguments, which it must leave unchanged."""
         given = [a.copy() for a in arguments]
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
-                result = np.asarray(self.f.f(*given))
+                result = np.asarray(f(*given))
             except Exception as error:
                 raise _Raised from error
         if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
-            self._refuse("writes into its argument, which other operations read too: let it make a new array")
+            refuse("writes into its argument, which other operations read too: let it make a new array")
         if result.dtype.kind not in "biuf":
-            self._refuse(f"gives {result.dtype} numbers; real ones are allowed (float, int or bool)")
+            refuse(f"gives {result.dtype} numbers; real ones are allowed (float, int or bool)")
         return result.copy()
 
-    def _same(self, first: NumpyArray, second: NumpyArray, problem: str) -> None:
-        """Refuse f unless the arrays agree, up to what the order of its operations may change."""
-        if first.shape == second.shape:
-            single = first.dtype.kind == "f" and first.dtype.itemsize < 8
-            a, b = first.astype(np.float64), second.astype(np.float64)
-            size = np.abs(a[np.isfinite(a)]).max(initial=0.0)
-            # infinities and NaN must stand in the same places
-            if np.allclose(a, b, rtol=0.0, atol=(1e-4 if single else 1e-9) * size, equal_nan=True):
-                return
-        self._refuse(problem)
+    def check(x: Sequence[NumpyArray]) -> Shape:
+        result = call(x)
+        if result.shape[:2] != LEADING or (elementwise and result.shape != LEADING):
+            refuse_places(f"{LEADING} became {result.shape}")
+        if not _same(result, call(x)):
+            refuse(AGAIN)
+        for moved in REARRANGED:
+            if not _same(moved(result), call([moved(a) for a in x])):
+                refuse_places()
+        for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
+            column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
+            repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
+            if not _same(call(repeated), call(column)):
+                refuse("does not broadcast its arguments, as np.add does")
+        if not _same(result, call(x)):
+            refuse(AGAIN)
+        return result.shape[2:]
 
-    def _not_vectorised(self, became: str = "") -> str:
-        apart = "it gives other numbers when its arguments stand elsewhere in the array"
-        if self.operation == "nonlin":
-            remedy = "ns.mean_dot and ns.layer_norm are for what needs all coordinates"
-            return f"is not coordinatewise: {f'arrays {became}' if became else apart}; {remedy}"
-        whole, alone = "with axes=1 it sees the last axis whole", "let it act on the last axes alone, as with axis=-1"
-        symptom = f"the leading axes {became.removeprefix('of shape ')}" if became else apart
-        return f"is not vectorised: {symptom}; {whole if self.elementwise else alone}"
+    rng = np.random.default_rng(0)
+    normal = [rng.standard_normal((*LEADING, *core)) for core in cores]
+    for k in range(1, scalars + 1):
+        normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
+    positive = [_make_definite(np.abs(x) + 0.1) for x in normal]
+    try:
+        expected = check(positive)
+    except _Raised as raised:
+        given = ", ".join(str(x.shape) for x in positive)
+        refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
+    for scale in SCALES:
+        with suppress(_Raised):
+            shape = check([scale * x for x in normal])
+            if shape != expected:
+                refuse(f"gives arrays of shape {expected} and of shape {shape}, depending on the numbers")
+    return expected
 
-    def _refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
-        raise TraceError(self.operation, f"{self.f.name} {problem}") from cause
+
+def _same(first: NumpyArray, second: NumpyArray) -> bool:
+    """Whether arrays agree, up to what the order of operations may change; infinities and NaN in the same places."""
+    single = first.dtype.kind == "f" and first.dtype.itemsize < 8
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    size = np.abs(a[np.isfinite(a)]).max(initial=0.0)
+    return a.shape == b.shape and np.allclose(a, b, rtol=0.0, atol=(1e-4 if single else 1e-9) * size, equal_nan=True)
 
 
 def _make_definite(x: NumpyArray) -> NumpyArray:

@@ -27,6 +27,7 @@ from ..derivatives import base, derivative, known
 from . import _operation as ops
 from ._apply import apply, nonlin
 from ._array import Operation
+from ._check_function import infer_output_shape
 from ._rotary import Rotate
 from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
@@ -58,11 +59,9 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
-
-    def product(unit: Unit) -> Scalar:
-        return dot(d, x) if unit is None else scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
-
-    return {unit: product(unit) for unit in units}
+    return {
+        unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x)) if unit else dot(d, x) for unit in units
+    }
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
@@ -206,8 +205,11 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
     if declared is None:
         raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes}, derivative=g)")
+    core = d.shape[op.leading :]
+    cores = [*(p.shape[p.ndim - axes :] for p in op.scalars), core]
+    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)  # which checks the function
     flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)  # as many axes as the arguments have
-    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=d.shape[op.leading :], axes=axes))
+    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes))
     return apply(pulled, *op.scalars, flat, axes=axes)
 
 

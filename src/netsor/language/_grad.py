@@ -1,7 +1,6 @@
 """Gradients of scalars, as values of the same program, and the uses of matrices that they are made of.
 
-A use makes W x with cotangent δ, or W^T x. In R^out × R^in, the space of W, its part of ∂p/∂W is l r^T: l = δ and
-r = x, or l = x and r = δ if W acts transposed.
+The part of ∂p/∂W that a use W x with cotangent δ has is l r^T: l = δ and r = x, or the reverse if W acts transposed.
 """
 
 from __future__ import annotations
@@ -63,7 +62,18 @@ class Reverse:
         self._passing: set[Value] = set()  # what has a live input, or counts
         self._units: dict[Value, tuple[Unit, ...]] = {}
         for value in self.values:
-            self._prepare(value)
+            op, inputs = value.op, value.op.inputs
+            if value not in self.constants and (self._counts(op) or any(x in self._live for x in inputs)):
+                self._passing.add(value)
+            if value in self.leaves or value in self._passing:
+                self._live.add(value)
+            units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
+            if isinstance(op, ops.Dot):
+                units[dot_unit(op)] = None
+            elif isinstance(value, Scalar):  # a function passes on what it gets
+                for x in inputs:
+                    units |= dict.fromkeys(self._wanted(x))
+            self._units[value] = tuple(units)
         self._parts: defaultdict[tuple[Value, Unit], list[Part]] = defaultdict(list)
         self.units: dict[Unit, None] = {}  # in which the seeds are asked for
         for p, weights in seeds:
@@ -83,21 +93,6 @@ class Reverse:
     def parts(self, leaf: Value) -> list[Part]:
         """The same as a list of contributions, each with the entries it belongs to."""
         return self._parts.get((leaf, None), [])
-
-    def _prepare(self, value: Value) -> None:
-        op, inputs = value.op, value.op.inputs
-        if value not in self.constants and (self._counts(op) or any(x in self._live for x in inputs)):
-            self._passing.add(value)
-        if value in self.leaves or value in self._passing:
-            self._live.add(value)
-        units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
-        if isinstance(op, ops.Dot):
-            units[dot_unit(op)] = None
-        elif isinstance(value, Scalar):  # a function passes on what it gets
-            for x in inputs:
-                if x in self._live:
-                    units |= dict.fromkeys(self._units[x])
-        self._units[value] = tuple(units)
 
     def _counts(self, op: ops.Operation) -> bool:
         return isinstance(op, ops.Acting) and self.chosen(op)
@@ -209,9 +204,11 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
 
-    A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the law of the
-    coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and `ns.apply`. You can
-    differentiate gradients again.
+    Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its coordinates are of order 1 at every width
+    if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is r. The squared norm of the gradient itself is
+    then `ns.mean_dot(g, g)`. Read a coordinate of an output y by a random readout, `ns.dot(ns.gaussian(n), y)`, which
+    has the law of the coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and
+    `ns.apply`. You can differentiate gradients again.
 
     Parameters
     ----------
@@ -221,13 +218,6 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
         Any values of the program; an index of a value stands for its entries.
     weights : Scalar or array_like, optional
         Broadcast to the shape of p: the gradient is that of Σ weights·p.
-
-    Returns
-    -------
-    Vector, Scalar, or tuple of them
-        Of the shape and kind of `wrt`. Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its
-        coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is
-        r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
 
     Examples
     --------
@@ -240,8 +230,7 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     >>> net.law(n=16, draws=100).dim
     3
     """
-    p = as_loss(p, "grad")
-    by = as_scalar(1.0 if weights is None else weights, "grad")
+    p, by = as_loss(p, "grad"), as_scalar(1.0 if weights is None else weights, "grad")
     if broadcast("grad", by, p) != p.shape:
         raise TraceError("grad", f"weights of shape {by.shape} must broadcast to the shape {p.shape} of p")
     several = isinstance(wrt, list | tuple)

@@ -1,10 +1,8 @@
 """A traced program as a graph: its values in order, its sources and names, and slicing.
 
-Slicing moves indexing from the outputs towards the inputs, so that nothing is computed that no output needs. Asking for
-the first token of an attention output needs one row of scores, so one query. Going backwards, `demand` says which
-entries of its inputs an operation needs; going forwards, `rebuilt` applies the operation to those entries alone.
-Demands are boxes, one set of positions per axis, so tokens and heads stay array axes. Matrices keep their identity, so
-the law does not change.
+Slicing moves indexing from the outputs towards the inputs, so that nothing is computed that no output needs. Going
+backwards, `demand` says which entries of its inputs an operation needs; going forwards, `rebuilt` applies the operation
+to those entries alone. Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
 """
 
 from __future__ import annotations
@@ -23,16 +21,13 @@ from . import _operation as ops
 from ._array import Axes, Keep, Value, align_axes, around, box, every, is_all, kept, within
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._softmax import MASKED_SOFTMAX
+from ._score import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
-    """Every value that the outputs depend on, inputs before what uses them, in an order fixed by the program.
-
-    Without the past, those that they depend on for given steps of optimisers.
-    """
+    """Every value that the outputs depend on (without the past: for given steps of optimisers), inputs first."""
     done: dict[Value, None] = {}
     for output in outputs:
         pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
@@ -54,11 +49,9 @@ def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
     """The random sources in the order of their first use: what seeds are made from."""
     sources: dict[ops.Source, int] = {}
     for value in values:
-        match value.op:
-            case ops.Gaussian(source=source) | ops.Normal(source=source):
-                sources.setdefault(source, len(sources))
-            case ops.MatMul(weight=weight) | ops.SteppedMatMul(weight=weight):
-                sources.setdefault(weight.source, len(sources))
+        of = value.op.weight if isinstance(value.op, ops.Acting) else value.op
+        if isinstance(of, Weight | ops.Gaussian | ops.Normal):
+            sources.setdefault(of.source, len(sources))
     return sources
 
 
@@ -121,10 +114,7 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 
 
 def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:
-    """How a Take reads its input, axis by axis: `u[i, j] = x[j, 3]` is ["j", "3"]; None if there is no such way.
-
-    Letters stand for the axes of the result; counting starts at 0, as in Python.
-    """
+    """How a Take reads its input, by letters for the axes of the result: `u[i, j] = x[j, 3]` is ["j", "3"], or None."""
     indices: list[str] = []
     for coordinate in np.unravel_index(flat, shape) if shape else ():
         coordinate = np.asarray(coordinate)

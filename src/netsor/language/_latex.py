@@ -1,15 +1,14 @@
 """A program and its limit law as LaTeX: Definition 3.1 of the paper, applied.
 
-An array of vectors is written with an index for each axis, g^{(2)}_{ij}; a batch of matrices likewise. The full style
-has a line for each operation. The style of a paper has the lines that the law of the outputs needs, and this law in a
-box: E[Z^x Z^y] of outputs of matrices, combinations and concatenations is written by E[Z Z] of what they are made of.
+The full style has a line for each operation. The style of a paper has the lines that the law of the outputs needs, and
+this law in a box, where E[Z^x Z^y] of products, combinations and concatenations is written by their parts.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from ._rotary import Rotate
 from ._score import Pool
 from ._theorem_check import CONJECTURED, NO_LIMIT, Report
 from ._vector import Vector
-from ._width import Width
 
 FULL = (
     r"(%s.) As the widths go to infinity, coordinates of the vectors $h$ converge in distribution to $Z^{h}$ and the "
@@ -164,10 +162,7 @@ class Writer:
         return base + (f"^{{{top}}}" if top else "") + tex.below(indices, weight.batch)
 
     def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
-        """1 if two matrices of one batch are the same, else 0; nothing for a single matrix.
-
-        A paper has Kronecker's δ of the indices, if each matrix of the batch stands in it once.
-        """
+        """1 if two matrices of one batch are the same, else 0; in a paper, Kronecker's δ where each occurs once."""
         distinct = weight.members is other.members and weight.members.size == np.unique(weight.members).size
         if self.paper and len(i) == len(j) and distinct:
             return " ".join(rf"\delta_{{{a} {b}}}" for a, b in zip(i, j, strict=True) if a != b)
@@ -185,11 +180,11 @@ class Writer:
             case Constant():
                 return [] if value.size == 1 else [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
             case Data(vectors):
-                return [rf"{name} \in {tex.space(Width(vectors.shape[-1]))} \text{{ given}} {where}"]
+                return [rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}} {where}"]
             case ops.Gaussian(_, mean, factor) if isinstance(value, Vector):
                 given = " with independent coordinates" if factor.any() else " given"
                 law = tex.escape(tex.initial_law(mean, factor))
-                return [rf"{name} \in {tex.space(value.width)} \text{{{given}, {law}}} {where}"]
+                return [rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}} \text{{{given}, {law}}} {where}"]
             case ops.Normal(std=std):
                 return [rf"{name} {tex.normal(std)} {where}"]
             case ops.Hyperparameter(given):
@@ -273,12 +268,10 @@ class Writer:
 
     def law(self, value: Value) -> list[str]:
         """What the box of a paper says of an output."""
-        base = tex.unindexed(value).op
-        if not (isinstance(value, Vector) and isinstance(base, MatMul)) or base.weight.source in self.transposed:
+        if not isinstance(value, Vector) or tex.matrix_source(value) in (None, *self.transposed):
             return self.limit(value)
-        i = tex.letters(value.shape)
+        i, given = tex.letters(value.shape), self.given(value)
         j = tex.primed(i)
-        given = self.given(value)
         z, other = self.limit_name(value, i), self.limit_name(value, j)
         condition = rf"\text{{ given }} {self.known} " if given else ""
         cov = rf"\operatorname{{Var}}({z}" if z == other else rf"\operatorname{{Cov}}({z}, {other}"
@@ -314,10 +307,7 @@ class Writer:
         return f"{mean}{cov} = {' '.join(filter(None, (same, tex.variance(op.weight), of)))}"
 
     def shared(self, values: Sequence[Value]) -> list[str]:
-        """The covariances between those of the values that one matrix made.
-
-        W x and W^T v are independent in their Gaussian parts.
-        """
+        """The covariances between values that one matrix made; W x and W^T v have independent Gaussian parts."""
         uses: dict[tuple[Source, bool], list[Value]] = {}
         for value in values:
             if isinstance(value.op, MatMul):
@@ -368,7 +358,8 @@ class Writer:
                 same = self.same(weight, i[: len(weight.batch)], other, j[: len(other.batch)])
                 inner = self.expanded(a.x, _multiplied(a, i), b.x, _multiplied(b, j), used)
                 return inner.times(tex.variance(weight), same)
-        letter = _unused_letter(i, j, used)
+        taken = "".join((*i, *j, *used))
+        letter = next((letter for letter in LETTERS if letter not in taken), None)
         if isinstance(a, ops.Concat) and x is y and letter:  # (1/n) Σ_α over the joint space is the mean over its parts
             count, axis = a.x.shape[a.axis], a.axis
             k = letter if count > 1 else "1"
@@ -379,12 +370,12 @@ class Writer:
                 inner = _Sum((), (), self.expectation(a.x, of, a.x, with_))
             return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,)) if count > 1 else inner
         if (step := self._combination(x, i, letter)) is not None:
-            factor, over, part, at = step
-            return self.expanded(part, at, y, j, (*used, *over)).times(factor, over=over)
-        if (step := self._combination(y, j, letter)) is not None:
-            factor, over, part, at = step
-            return self.expanded(x, i, part, at, (*used, *over)).times(factor, over=over)
-        return _Sum((), (), self.expectation(x, i, y, j))
+            factor, over, x, i = step
+        elif (step := self._combination(y, j, letter)) is not None:
+            factor, over, y, j = step
+        else:
+            return _Sum((), (), self.expectation(x, i, y, j))
+        return self.expanded(x, i, y, j, (*used, *over)).times(factor, over=over)
 
     def _combination(
         self, value: Vector, i: Indices, letter: str | None
@@ -406,9 +397,3 @@ class Writer:
 def _multiplied(op: Acting, i: Indices) -> Indices:
     """The indices of x in W x."""
     return i if op.each else i[len(op.weight.batch) :]
-
-
-def _unused_letter(i: Indices, j: Indices, used: Iterable[str]) -> str | None:
-    """A letter that no index is written with; None, if all are taken."""
-    taken = {character for index in (*i, *j, *used) for character in index}
-    return next((letter for letter in LETTERS if letter not in taken), None)

@@ -1,9 +1,7 @@
 """Every vector of a program as a combination, by fixed numbers, of vectors that are no such combinations.
 
 Those are the columns here: outputs W x of a matrix that never acts transposed, the standard Gaussian vectors E_k of
-initial ones, (1, …, 1), data, and all else that a program makes (nonlinearities, combinations by random scalars,
-concatenations). Sums, multiples and rearrangements of vectors are rows of numbers over the columns, so that what
-cancels is seen to cancel.
+initial ones, (1, …, 1), data, and all else that a program makes. What cancels is seen to cancel.
 """
 
 from __future__ import annotations
@@ -21,10 +19,9 @@ from ._vector import Vector
 
 
 class Expansion:
-    """The columns, and for each vector its rows.
+    """The columns, and for each vector its rows. Column 0 is (1, …, 1).
 
-    `matrix` is the number of the matrix of a column; E_k has one too, for it has the law of W (1, …, 1) with W fresh;
-    others have −1. Column 0 is (1, …, 1).
+    `matrix` is the number of the matrix of a column, or −1; E_k has one too, since it has the law of W (1, …, 1).
     """
 
     def __init__(self, values: Sequence[Value]) -> None:

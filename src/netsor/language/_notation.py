@@ -9,7 +9,7 @@ import numpy as np
 
 from .._validate import Shape
 from . import _operation as ops
-from ._array import Operation, Value
+from ._array import Value
 from ._graph import LETTERS, names_of, narrow, take_as_index, topological_order, widths_of
 from ._operation import Acting, Constant, Floats, MatMul, Source, SteppedMatMul, Take, steps_of
 from ._parameters import Weight
@@ -32,10 +32,7 @@ def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
 
 
 def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> tuple[str, list[tuple[str, str, str]], str]:
-    """The first line of the text, a row of three cells for each operation and weight, and the last lines.
-
-    These say what is probed, and what is returned.
-    """
+    """The first line of the text, a row of three cells for each operation and weight; what is probed and returned."""
     every = narrow([*outputs, *(probe.value for probe in probes)])
     values = topological_order(every)
     names = names_of(values)
@@ -51,7 +48,8 @@ def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> tuple
         if not isinstance(value.op, Constant) or value.size > 1:
             shape = "×".join(map(str, value.shape)) or "1"
             shape += f" in R^{value.width}" if isinstance(value, Vector) else ""
-            rows.append((f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), shape))
+            kind = value.op.kind or type(value.op).__name__.lower()
+            rows.append((f"{names[value]} = {expression(value, names)}", kind, shape))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
     written = [_reference(value, names) for value in every]
@@ -117,11 +115,7 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"rotary({ref(x)})"
         case Pool(f, x):
             return f"{f.name}({ref(x)})"
-    return f"{_name(op)}({ref(*op.inputs)})"
-
-
-def _name(op: Operation) -> str:
-    return type(op).__name__.lower()
+    return f"{type(op).__name__.lower()}({ref(*op.inputs)})"
 
 
 def initial_law(mean: Floats, factor: Floats) -> str:
@@ -198,11 +192,6 @@ def normal(std: float) -> str:
     return rf"\sim \mathcal N(0, {decimal(std**2)}) \text{{ independent}}"
 
 
-def space(width: Width) -> str:
-    """The space R^n."""
-    return rf"\mathbb{{R}}^{{{dimension(width)}}}"
-
-
 def dimension(width: Width) -> str:
     """A width in a formula."""
     if width.name is None:
@@ -217,9 +206,7 @@ def kappa(base: float, fraction: float, stretch: tuple[float, ...] | None) -> st
     if stretch is not None:
         theta = rf"\sigma_{{{', '.join(map(decimal, stretch))}}}({theta})"
     turned = rf"\int_0^1 \cos(r \, {theta}) \, du"
-    if fraction == 1:
-        return rf"\kappa(r) = {turned}"
-    return rf"\kappa(r) = {decimal(fraction)} {turned} + {decimal(1 - fraction)}"
+    return rf"\kappa(r) = {turned if fraction == 1 else f'{decimal(fraction)} {turned} + {decimal(1 - fraction)}'}"
 
 
 def variance(weight: Weight) -> str:
@@ -229,17 +216,15 @@ def variance(weight: Weight) -> str:
     return number + ("" if many == few else rf"\frac{{{many}}}{{{few}}} \,")
 
 
-def unindexed(x: Value) -> Value:
-    """What x is an index of; x itself if it is none."""
-    while isinstance(x.op, Take):
-        x = x.op.x
-    return x
+def matrix_source(x: Value) -> Source | None:
+    """The source of the matrices that made x, or what x is an index of; None if it is no MatMul output."""
+    op = x.op.x.op if isinstance(x.op, Take) else x.op
+    return op.weight.source if isinstance(op, MatMul) else None
 
 
 def different_matrices(x: Value, y: Value) -> bool:
     """Whether both are MatMul outputs (or indexed ones), of independent matrices: then E[Z^x Z^y] = 0."""
-    a, b = unindexed(x).op, unindexed(y).op
-    return isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is not b.weight.source
+    return None not in (sources := (matrix_source(x), matrix_source(y))) and sources[0] is not sources[1]
 
 
 OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}

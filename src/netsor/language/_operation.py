@@ -1,7 +1,6 @@
-"""The operations of the language, which every interpreter reads.
+"""The operations of the language. Those that operators make are defined next to the values they make.
 
-Each makes an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x, and
-shapes broadcast as in numpy. Operations that operators make are defined next to the values they make.
+Each makes an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x.
 """
 
 from __future__ import annotations
@@ -137,12 +136,11 @@ class OptimiserStep:
 class GradientTerm:
     """A pair (left, right) of inputs of `SteppedMatMul`: Σ_k l[b, k] r[b, k]^T, times `size`, is a term of G.
 
-    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in); l or r is √out ∂L/∂y, √unit more if
-    there is a unit. `members` are the matrices b.
+    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in); l or r is √(out·unit) ∂L/∂y.
     """
 
     step: int
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # the matrices b
     used: Weight
     unit: str | None
 
@@ -176,10 +174,7 @@ class SteppedMatMul(Entrywise):
 
 
 class SteppedParameter(Operation):
-    """V or S: an initial vector or random scalars after a step, with G the sum of d, each in a unit.
-
-    d is √n ∂L/∂x of vectors, ∂L/∂x of scalars, and √unit more if there is a unit.
-    """
+    """V or S: an initial vector or random scalars after a step; G is the sum of d, √(n·unit) ∂L/∂x or √unit ∂L/∂x."""
 
     acts, kind, letter = VectorAccess.ON_COORDINATES, "after a step", "h"
     x: Value

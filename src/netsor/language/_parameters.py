@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._validate import NUMBERS, Shape, TraceError, as_name, as_shape, scale, scaled, shown
 from ._array import Entrywise, Keep, Operation, Source, VectorAccess, box, index_positions
 from ._scalar import Floats, Hyperparameter, Scalar
-from ._vector import Gaussian, Vector
+from ._vector import Gaussian, Vector, as_vector
 from ._width import Width, as_width, bindable
 
 
@@ -29,16 +29,12 @@ class Weight:
     ----------
     source : Source
         Where the matrices were made, and their name.
-    out_width, in_width : Width
-        Of W x, and of x.
+    out_width, in_width, fan : Width
+        Of W x, of x, and what the variance of the entries is divided by.
     std : float
         σ in entries N(0, σ²/fan).
-    members : numpy.ndarray
-        Which matrices of the source these are.
-    count : int
-        How many matrices the source has.
-    fan : Width
-        What the variance of the entries is divided by.
+    members, count : numpy.ndarray, int
+        Which matrices of the source these are, and how many it has.
     transposed : bool
         Whether these are the matrices transposed.
     by : Scalar or None
@@ -72,18 +68,12 @@ class Weight:
 
     @property
     def T(self) -> Weight:
-        """The transposed matrices, those of each batch index for themselves: `W.T @ v` is W^T v.
-
-        Entries are those of W, so with W in R^{out × in} the coordinates of W^T v have variance std² |v|²/in.
-        """
+        """The transposed matrices, with the entries of W: the coordinates of W^T v have variance std² |v|²/in."""
         return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
 
     @property
     def adjoint(self) -> Weight:
-        """√(in/out) W^T if the entries of W are N(0, std²/in): the same matrices with entries N(0, std²/out).
-
-        It is what takes √out ∂p/∂(W x) to √in ∂p/∂x; for other entries a factor √(in/fan) is left.
-        """
+        """√(in/out) W^T, with entries N(0, std²/out): it takes √out ∂p/∂(W x) to √in ∂p/∂x, but for √(in/fan)."""
         return replace(self.T, fan=self.out_width)
 
     @property
@@ -107,27 +97,22 @@ class Weight:
 
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
-        self._accept("W.T @ x" if self.transposed else "W @ x", x)
-        return self._product(x, self.batch + x.shape, each=False)
+        return self._product("W.T @ x" if self.transposed else "W @ x", x, each=False)
 
     def each(self, x: Vector) -> Vector:
         """Matrix b on the vectors x[b]."""
-        self._accept("W.each(x)", x)
-        if x.shape[: len(self.batch)] != self.batch:
-            raise TraceError("W.each(x)", f"the batch {self.batch} is not how the shape {x.shape} of x begins")
-        return self._product(x, x.shape, each=True)
+        return self._product("W.each(x)", x, each=True)
 
-    def _product(self, x: Vector, shape: Shape, each: bool) -> Vector:
-        product = Vector(MatMul(replace(self, by=None), x, each), shape, self.out_width)
-        return product if self.by is None else self.by * product
-
-    def _accept(self, operation: str, x: object) -> None:
-        if not isinstance(x, Vector):
-            remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
-            raise TraceError(operation, f"a weight multiplies vectors, got {shown(x)}{remedy}")
+    def _product(self, operation: str, x: Vector, each: bool) -> Vector:
+        as_vector(x, operation)
         if x.width != self.in_width:
             maps = f"{'W.T' if self.transposed else 'W'} maps R^{self.in_width} to R^{self.out_width}"
             raise TraceError(operation, f"{maps}, but x lives in R^{x.width}")
+        if each and x.shape[: len(self.batch)] != self.batch:
+            raise TraceError(operation, f"the batch {self.batch} is not how the shape {x.shape} of x begins")
+        shape = x.shape if each else self.batch + x.shape
+        product = Vector(MatMul(replace(self, by=None), x, each), shape, self.out_width)
+        return product if self.by is None else self.by * product
 
 
 class MatMul(Entrywise):
@@ -186,15 +171,15 @@ def weight(
     """
     shape = as_shape(batch, "weight", "batch")
     by = std if isinstance(std, Scalar) else None
-    if by is not None and (by.shape or entry_std is not None):
-        raise TraceError("weight", "std", std, "a number, or a single scalar of the program without entry_std")
+    if by is not None and by.shape:
+        raise TraceError("weight", "std", std, "a number, or a single scalar of the program")
     sigma = 1.0 if isinstance(std, Scalar) else scale(std, "std", "weight")
     members = np.arange(math.prod(shape)).reshape(shape)
     out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
     if entry_std is not None:
         each = scale(entry_std, "entry_std", "weight")
-        if sigma != 1:
-            raise TraceError("weight", f"std={sigma:g} and entry_std={each:g} say the same thing: give one of them")
+        if by is not None or sigma != 1:
+            raise TraceError("weight", f"std={shown(std)} and entry_std={each:g} say the same thing: give one of them")
         if in_.name is not None:
             remedy = f"write std={each:g} * N**0.5 with N the number that the model has"
             raise TraceError("weight", f"entry_std={each:g} needs a number as in_width, got {in_}: {remedy}")
@@ -210,10 +195,7 @@ class Data(Entrywise):
 
 
 class Normal(Operation):
-    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
-
-    All entries are drawn, even if few are needed, so that every part of a program sees the same numbers.
-    """
+    """S: i.i.d. N(0, std²). All entries are drawn, so that every part of a program sees the same numbers."""
 
     kind, letter = "random scalars", "z"
     source: Source
@@ -273,9 +255,9 @@ def gaussian(
 
 
 def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """A square root of a positive semidefinite matrix, which may be singular: R with R Rᵀ = cov.
+    """R with R Rᵀ = cov, a matrix that may be singular.
 
-    That of the correlations, which is symmetric, times standard deviations: vectors of 1e-8 stand next to those of 1e8.
+    It is the root of the correlations times standard deviations: vectors of 1e-8 stand next to those of 1e8.
     """
     size = np.abs(covariance).max()
     symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
@@ -299,16 +281,12 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
-    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices, such as relative biases of scores.
+    """Random scalars, i.i.d. N(0, std²), such as relative biases of scores. Other parameters are those of `gaussian`.
 
     Parameters
     ----------
-    shape : int or tuple of int
-        The shape of the array; () for one.
     std : float
         The standard deviation.
-    name : str, optional
-        The printed name.
 
     Examples
     --------
@@ -320,14 +298,12 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
 
 
 def hyperparameter(name: str) -> Scalar:
-    """A number that you give when you evaluate the program, such as a learning rate: `net.draw(…, lr=0.1)`.
-
-    At finite widths the plan does not depend on it, so a grid of numbers is planned once.
+    """A number that you give when you evaluate the program; at finite widths, a grid of numbers is planned once.
 
     Parameters
     ----------
     name : str
-        The keyword of `law`, `draw`, `simulate` and `plan` that gives the number.
+        The keyword of `law`, `draw`, `simulate` and `plan` that gives the number: `net.draw(…, lr=0.1)`.
 
     Examples
     --------

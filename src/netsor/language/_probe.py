@@ -1,7 +1,4 @@
-"""Probes: names for values inside a program, which audits measure and printers show.
-
-A probe is not an operation: the graph, its law and its random numbers are the same without it.
-"""
+"""Probes: names for values inside a program, which audits measure. They are no operations and change no law."""
 
 from __future__ import annotations
 
@@ -53,14 +50,11 @@ NAMES = {
 
 
 class Probe(NamedTuple):
-    """A named value; with the entries of scores and weights that take part (None: those of the softmax).
-
-    Of logits, which words are right (None: any may be).
-    """
+    """A named value."""
 
     name: str
     value: Value
-    mask: Bools | None = None
+    mask: Bools | None = None  # scores and weights that take part (None: those of the softmax), or words that are right
 
 
 _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._validate import LARGEST, TraceError, numbers, real, refused, shown
-from ._apply import as_vector
 from ._array import Entrywise, Keep, VectorAccess
 from ._scalar import Floats
-from ._vector import Vector
+from ._vector import Vector, as_vector
 
 
 class Stretch(NamedTuple):
@@ -24,12 +23,10 @@ class Stretch(NamedTuple):
 
     Parameters
     ----------
-    factor : float
-        The divisor of low frequencies.
+    factor, original : float
+        The divisor of low frequencies, and the length of the original context.
     low, high : float
         Turns below which a frequency is low, and above which it is high.
-    original : float
-        The length of the original context.
 
     Examples
     --------

@@ -21,26 +21,13 @@ def _power(x: Any, k: float) -> Any:
     return x**k
 
 
-def _inverse(x: Any) -> Any:
-    return 1.0 / x
-
-
-def _sum(x: Any) -> Any:
-    return array_namespace(x).sum(x, axis=-1)
-
-
-def _mean(x: Any) -> Any:
-    return array_namespace(x).mean(x, axis=-1)
-
-
-# By name, so that a traced program can be sent to another process.
 ADD = Function("add", operator.add, bounded=False, lipschitz=True)
 SUBTRACT = Function("subtract", operator.sub, bounded=False, lipschitz=True)
 MULTIPLY = Function("multiply", operator.mul, bounded=False, lipschitz=True)
 MATMUL = Function("matmul", operator.matmul, bounded=False, lipschitz=True)
-INVERSE = Function("reciprocal", _inverse, bounded=False, lipschitz=False)
-SUM = Function("sum", _sum, bounded=False, lipschitz=True)
-MEAN = Function("mean", _mean, bounded=False, lipschitz=True)
+INVERSE = Function("reciprocal", lambda x: 1.0 / x, bounded=False, lipschitz=False)
+SUM = Function("sum", lambda x: array_namespace(x).sum(x, axis=-1), bounded=False, lipschitz=True)
+MEAN = Function("mean", lambda x: array_namespace(x).mean(x, axis=-1), bounded=False, lipschitz=True)
 
 
 def power(exponent: float) -> Function:
@@ -58,7 +45,7 @@ def _operators(f: Function) -> tuple[Operator, Operator]:
 
     def made(*arguments: ScalarLike) -> Scalar:
         if any(map(_other_value, arguments)):
-            return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__ and the like
+            return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__, __rmatmul__, …
         values = tuple(as_scalar(argument, f.name) for argument in arguments)
         return applied(f, values, broadcast(f.name, *values))
 
@@ -96,14 +83,11 @@ class Scalar(Value):
         return self * -1.0
 
     def __pow__(self, exponent: float) -> Scalar:
-        k = real(exponent, "exponent", "**")
-        return applied(power(k), (self,), self.shape)
+        return applied(power(real(exponent, "exponent", "**")), (self,), self.shape)
 
     def __matmul__(self, other: Any) -> Any:
         """Of scalars, their matrix product; of vectors, their combinations, y_i = Σ_j a_ij x_j."""
-        if _other_value(other):
-            return NotImplemented  # Python then calls Vector.__rmatmul__
-        return _matmul(self, as_scalar(other, "@"))
+        return NotImplemented if _other_value(other) else _matmul(self, as_scalar(other, "@"))
 
     def __rmatmul__(self, other: npt.ArrayLike) -> Scalar:
         return _matmul(as_scalar(other, "@"), self)

@@ -46,14 +46,12 @@ def step(
 
     `optimiser` is an object of `ns.optim`, or a dictionary of them by weight or by name, with "matrices" for all other
     weights and None for all other parameters. An object remembers: in the next step it continues with its moments. A
-    string is an optimiser without memory. Its step moves a matrix W to (1 − η·weight_decay) W − η U. With G the
-    gradient of the loss by **the entries of W themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no
-    factor taken out), U is
+    string is an optimiser without memory, which moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient
+    by **the entries of W themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
 
     - "sgd": G.
-    - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest,
-      which Muon's own polynomial leaves near 0), or that polynomial of Newton and Schulz. Each matrix of a batch, such
-      as a head of attention, has its own step.
+    - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest),
+      or Muon's polynomial of Newton and Schulz. Each matrix of a batch, such as a head of attention, has its own step.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
     Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
@@ -158,12 +156,22 @@ def step(
     if clip_norm is not None:
         moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
     matrices = {source: (*rule(terms[0].used.drawn), terms) for source, terms in moved.terms.items()}
-    shifted: dict[Value, Value] = {}
+    new: dict[Value, Value] = {}
     for leaf, parts in moved.leaves.items():
         units, d = zip(*parts, strict=True)
         own, scalars = rule(leaf)
-        shifted[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, scalars, units, own))
-    stepped = _rebuilt(listed, matrices, moved.latest, shifted)
+        new[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, scalars, units, own))
+    for value in topological_order(listed, past=False):  # the outputs made again, from what moved
+        op: Any = value.op
+        if value in new or isinstance(op, ops.SteppedParameter):
+            new.setdefault(value, value)
+            continue
+        current = ops.current_inputs(op)
+        new[value] = value.with_inputs(*(new[x] for x in current), *op.inputs[len(current) :])
+        source = op.weight.source if isinstance(op, ops.Acting) else None
+        if source in matrices and ops.steps_of(op) == moved.latest[source]:
+            new[value] = replace(new[value], op=_stepped(new[value].op, *matrices[source]))
+    stepped = [new[output] for output in listed]
     return type(outputs)(stepped) if several else stepped[0]
 
 
@@ -215,12 +223,7 @@ def train(
     return history
 
 
-_Move = tuple[ops.OptimiserStep, tuple[Scalar, ...], list[Term]]  # a step of a matrix
-
-
-def _stepped(
-    op: ops.Acting, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], terms: list[Term]
-) -> ops.SteppedMatMul:
+def _stepped(op: Any, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], terms: list[Term]) -> Any:
     """An operation with its matrices moved."""
     if not isinstance(op, ops.SteppedMatMul):
         op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
@@ -233,28 +236,6 @@ def _stepped(
         parts=(*op.parts, *(ops.GradientTerm(number, t.members, t.used, t.unit) for t in terms)),
         steps=(*op.steps, rule),
     )
-
-
-def _rebuilt(
-    outputs: Sequence[Value],
-    matrices: Mapping[Source, _Move],
-    latest: Mapping[Source, tuple[ops.OptimiserStep, ...]],
-    shifted: Mapping[Value, Value],
-) -> list[Value]:
-    """The outputs made again, with what moved in the place of what it was."""
-    new: dict[Value, Value] = dict(shifted)
-    for value in topological_order(outputs, past=False):
-        if value in new or isinstance(value.op, ops.SteppedParameter):
-            new.setdefault(value, value)
-            continue
-        current = ops.current_inputs(value.op)
-        made = value.with_inputs(*(new[x] for x in current), *value.op.inputs[len(current) :])
-        op: Any = made.op
-        move = matrices.get(op.weight.source) if isinstance(op, ops.Acting) else None
-        if move and ops.steps_of(op) == latest[op.weight.source]:
-            made = replace(made, op=_stepped(op, *move))
-        new[value] = made
-    return [new[output] for output in outputs]
 
 
 class _ByParameter:

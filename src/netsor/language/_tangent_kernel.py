@@ -1,14 +1,14 @@
-"""The tangent kernel, gradients by all parameters and their norms: products of Gram matrices over uses of a matrix.
+"""The tangent kernel, gradients by all parameters and their norms.
 
-With parts l r^T of ∂p/∂W (see `_grad`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
-matrix.
+With parts l r^T of ∂p/∂W (see `_grad`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one matrix.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,12 +71,11 @@ def ntk(
     terms, leaves = _backward(first, chosen)
     others, other_leaves = (terms, leaves) if second is first else _backward(second, chosen)
     shape, standard = (first.size, second.size), parametrisation == "standard"
-    found: list[Scalar] = []
-    for version, own in terms.items():
-        found += [_matrix_term(pair, shape, standard) for pair in _paired(own, others.get(version, []))]
+    pairs = [pair for version, own in terms.items() for pair in _paired(own, others.get(version, []))]
+    found = [_matrix_term(pair, shape, standard) for pair in pairs]
     for k, leaf in enumerate(chosen.leaves):
         found.append(_leaf_term(leaf, [[row[k] for row in side] for side in (leaves, other_leaves)], standard))
-    total = sum(found[1:], start=found[0]) if found else constant(np.zeros(shape))
+    total = reduce(operator.add, found) if found else constant(np.zeros(shape))
     return total.reshape(*first.shape, *second.shape)
 
 
@@ -154,14 +153,9 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
     y); with respect to W = (std/√in) N it is √in/std times that.
     """
     drawn = term.used.drawn
-    rows, columns = drawn.out_width, drawn.in_width
-    over, under = [rows, columns], [term.used.fan, term.used.out_width]
-    if standard:
-        over.append(columns)
-    if term.unit is not None:
-        under.append(Width(term.unit))
-    unit = width_ratio(tuple(over), tuple(under))
-    return unit if standard else drawn.std * unit
+    over = drawn.out_width, drawn.in_width, *([drawn.in_width] if standard else [])
+    under = term.used.fan, term.used.out_width, *([Width(term.unit)] if term.unit else [])
+    return width_ratio(over, under) if standard else drawn.std * width_ratio(over, under)
 
 
 def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
@@ -250,9 +244,13 @@ def clipped(whole: Gradients, most: float) -> Gradients:
         for same, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
             left, right = pooled([scale(_unit(t, True), t.left) for t in same]), pooled([t.right for t in same])
             squares.append((mean_dot(left, left) * mean_dot(right, right)).sum())
-    squares += [_square_of_leaf(leaf, parts) for leaf, parts in whole.leaves.items()]
-    total = sum(squares[1:], start=squares[0])
-    by = applied(Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True), (total,), ())
+    for leaf, parts in whole.leaves.items():  # equal initial vectors count once
+        d = reduce(operator.add, (scale(width_ratio((), (Width(unit),) if unit else ()), d) for unit, d in parts))
+        d, tied = d.reshape(-1), _tied(leaf)
+        each = mean_dot(d[:, None], d[:, None])[:, 0, 0] if isinstance(d, Vector) else d * d
+        squares.append((each if tied is None else each * (1.0 / tied.sum(axis=1))).sum())
+    f = Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True)
+    by = applied(f, (reduce(operator.add, squares),), ())
     terms = {source: [replace(term, left=by * term.left) for term in terms] for source, terms in whole.terms.items()}
     leaves = {leaf: [(unit, by * d) for unit, d in parts] for leaf, parts in whole.leaves.items()}
     return Gradients(terms, leaves, whole.latest)
@@ -261,12 +259,3 @@ def clipped(whole: Gradients, most: float) -> Gradients:
 def _clip_factor(square: Any, most: float) -> Any:
     xp = array_namespace(square)
     return xp.clip(most / (xp.sqrt(xp.clip(square, 0.0, None)) + CLIP_EPS), None, 1.0)
-
-
-def _square_of_leaf(leaf: Value, parts: Sequence[tuple[str | None, Any]]) -> Scalar:
-    """The squared gradient of an initial vector or of random scalars; equal ones count once."""
-    terms = [scale(1.0 if unit is None else width_ratio((), (Width(unit),)), d) for unit, d in parts]
-    d = sum(terms[1:], start=terms[0]).reshape(-1)
-    same = _tied(leaf)
-    squares = mean_dot(d[:, None], d[:, None])[:, 0, 0] if isinstance(d, Vector) else d * d
-    return (squares if same is None else squares * (1.0 / same.sum(axis=1))).sum()

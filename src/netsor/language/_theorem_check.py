@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,12 +42,10 @@ class Point:
 
     Parameters
     ----------
-    name : str
-        Of the point.
-    verdict : str
-        What follows from this point: `proved`, `conjectured` or `no limit`.
+    name, verdict : str
+        What the point asks for, and what follows from it: `proved`, `conjectured` or `no limit`.
     findings : tuple of str
-        For each finding against it a sentence.
+        A sentence for each finding against it.
     """
 
     name: str
@@ -61,12 +59,10 @@ class Report:
 
     Parameters
     ----------
-    program : str
-        The name of the program.
+    program, theorem : str
+        The name of the program, and what is proved if all points hold.
     points : tuple of Point
         The points of the assumption.
-    theorem : str
-        What is proved if all of them hold.
 
     Examples
     --------
@@ -87,16 +83,16 @@ class Report:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The findings that led to the verdict; none if the limit is proved."""
-        verdict = self.verdict
-        return tuple(f for point in self.points if point.verdict == verdict for f in point.findings)
+        return tuple(f for point in self.points if point.verdict == self.verdict for f in point.findings)
 
     def _because(self) -> str:
         """The verdict and what it rests on."""
-        verdict = self.verdict
-        if verdict == PROVED:
-            return f"limit proved ({self.theorem})"
-        names = ", ".join(point.name for point in self.points if point.verdict == verdict)
-        return f"limit conjectured; open: {names}" if verdict == CONJECTURED else f"no limit; fails: {names}"
+        names = ", ".join(point.name for point in self.points if point.verdict == self.verdict)
+        return {
+            PROVED: f"limit proved ({self.theorem})",
+            CONJECTURED: f"limit conjectured; open: {names}",
+            NO_LIMIT: f"no limit; fails: {names}",
+        }[self.verdict]
 
     def __repr__(self) -> str:
         return f"<Report on {self.program}: {self._because()}; print it for every point>"
@@ -128,6 +124,52 @@ def verdict_of(report: Report) -> str:
     return verdict(report._because(), COLOURS[report.verdict])
 
 
+def _all(truths: Iterable[bool | None]) -> bool | None:
+    """Three-valued: False if one is, else None (unknown) if one is."""
+    listed = list(truths)
+    return False if False in listed else None if None in listed else True
+
+
+def _of_function(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
+    """A pseudo-Lipschitz function is bounded on bounded sets."""
+    return True if _all([op.f.lipschitz, inputs]) else op.f.bounded
+
+
+# The operations that the theorems of the paper and of Yang (2019, 2020) speak of, and those that the identities above
+# reduce to them. This set claims proofs: an operation that is not in it makes a program conjectured, whatever else is
+# known of it.
+COVERED: frozenset[type[Operation]] = frozenset(
+    {Gaussian, ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
+    | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
+)
+
+# Whether what an operation makes is bounded, `rule(op, inputs)`, with `inputs` whether all its inputs are; None if that
+# is not known, as for an operation without a rule. Being bounded says nothing about a theorem.
+BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
+    **dict.fromkeys(COVERED | {Rotate}, lambda op, inputs: inputs),
+    Gaussian: lambda op, inputs: not op.factor.any(),
+    MatMul: lambda op, inputs: False,
+    Dot: lambda op, inputs: inputs if op.power == 1 else False,
+    Nonlin: _of_function,
+    Apply: _of_function,
+}
+
+# The points of Assumption 3.1
+POINTS = {
+    "matmul": "factors of scores are MatMul outputs",
+    "tied": "the two factors of a score have different matrices",
+    "correlated": "the two factors of a score are uncorrelated",
+    "elsewhere": "matrices of score factors are used for nothing else",
+    "bounded": "inputs of score factors are bounded",
+    "lipschitz": "functions are pseudo-Lipschitz",
+    "transposed": "no matrix acts with its transpose if there are scores",
+    "deep": "a vector that depends on a score is not multiplied again",
+    "mean": "no mean enters a program with scores",
+    "alike": "coordinates are treated alike",
+    "widths": "every width goes to infinity",
+    "unknown": "every operation is one that the theorems speak of",  # listed only where it fails
+}
+
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 
@@ -136,43 +178,27 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
 
     `correlated(outputs, scores)` says which of the scores have factors with E[Z^x Z^y] ≠ 0: the engine computes that.
     """
-    facts = _CheckContext(outputs)
-    at, rotations = facts.at, [v for v in facts.values if isinstance(v.op, Rotate)]
-    others = [v for v in facts.values if type(v.op) not in COVERED and v not in rotations]
-    not_covered = [f"{at(v)} is made by {type(v.op).__name__}, which no theorem of the checker covers" for v in others]
-    diverging = () if others else correlated(outputs, list(facts.scores))
+    facts = _Facts(outputs)
+    against = facts.against()
+    diverging = () if against["unknown"] else correlated(outputs, list(facts.scores))
     growth = "E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a limit"
-    growing = tuple(f"{at(v)}: its factors are correlated, {growth}" for v in facts.scores if v in diverging)
-    turned = [f"{at(v)} rotates pairs of coordinates, which the paper does not cover" for v in rotations]
-    points = (
-        _point("factors of scores are MatMul outputs", _not_matmul(facts)),
-        _point("the two factors of a score have different matrices", _tied(facts)),
-        Point("the two factors of a score are uncorrelated", NO_LIMIT if growing else PROVED, growing),
-        _point("matrices of score factors are used for nothing else", _used_elsewhere(facts)),
-        _point("inputs of score factors are bounded", _unbounded(facts)),
-        _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
-        _point("no matrix acts with its transpose if there are scores", _transposed(facts)),
-        _point("a vector that depends on a score is not multiplied again", _deep(facts)),
-        _point("no mean enters a program with scores", _means(facts)),
-        _point("coordinates are treated alike", turned),
-        _point("every width goes to infinity", _fixed_widths(facts)),
-        *([_point("every operation is one that the theorems speak of", not_covered)] if not_covered else []),
-    )
+    for score in (score for score in facts.scores if score in diverging):
+        against["correlated"].append(f"{facts.at(score)}: its factors are correlated, {growth}")
+    points = []
+    for key, findings in against.items():
+        fails = NO_LIMIT if key == "correlated" else CONJECTURED
+        if findings or key != "unknown":
+            points.append(Point(POINTS[key], fails if findings else PROVED, tuple(findings)))
     if facts.scores:
         theorem = "Theorem 3.1"
     elif facts.expansion.transposed:
         theorem = "Yang 2020, Netsor with transposes: there are no scores"
     else:
         theorem = "Yang 2019: there are no scores"
-    return Report(name, points, theorem)
+    return Report(name, tuple(points), theorem)
 
 
-def _point(name: str, against: Iterable[str]) -> Point:
-    findings = tuple(against)
-    return Point(name, CONJECTURED if findings else PROVED, findings)
-
-
-class _CheckContext:
+class _Facts:
     """What the points ask about: of what each vector is a combination, what depends on scores, what is bounded."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
@@ -196,148 +222,98 @@ class _CheckContext:
             random = isinstance(op, Gaussian | MatMul | Dot | Normal)
             if not random and all(x in self.fixed for x in inputs):
                 self.fixed.add(value)
+        self.used: set[Value] = set()  # by an operation; indexing is none
+        for value in reversed(self.values):
+            moved = isinstance(value.op, Take | Join)
+            self.used |= {x for x in value.op.inputs if not moved or value in self.used}
+        factors = [x for op in self.scores.values() for x in op.inputs]
+        self.factor_columns = {int(k) for x in factors for k in self.expansion.columns(x)}
+        self.factor_matrices = {int(m) for x in factors for m in self.expansion.matrices(x)} - {-1}
 
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
+
+    def against(self) -> dict[str, list[str]]:
+        """The findings against each point."""
+        found: dict[str, list[str]] = {point: [] for point in POINTS}
+        products = {v: v.op.x for v in self.values if isinstance(v.op, MatMul)}
+        columns = {v: set(self.expansion.columns(v).tolist()) for v in products}
+        # the vectors x of the factors W x of all scores
+        score_inputs = {x: None for v, x in products.items() if not self.factor_columns.isdisjoint(columns[v])}
+        for x in score_inputs:
+            if self.bounded[x] is not True:
+                known = "bounded" if self.bounded[x] is False else "known to be bounded (declare bounded=)"
+                why = "the paper assumes it for convenience, and uses ReLU itself"
+                found["bounded"].append(f"{self.at(x)} is not {known}; {why}")
+        for value in self.values:
+            op = value.op
+
+            def add(point: str, finding: str, value: Value = value) -> None:
+                found[point].append(f"{self.at(value)}{finding}")
+
+            match op:
+                case Dot(x, y, 0.5):
+                    limit = "the score has a limit only if its factors are uncorrelated"
+                    for factor in dict.fromkeys((x, y)):
+                        if -1 in self.expansion.matrices(factor):  # or of a matrix that acts transposed too
+                            what = f"{self.names[factor]} is not a combination of MatMul outputs by fixed numbers"
+                            add("matmul", f": the factor {what}; {limit}")
+                    if self._tied(value, op):
+                        add("tied", ": tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0")
+                case Dot() if self.scores and value in self.used:
+                    add("mean", ": a mean used by the program; Yang (2019) covers it without scores alone")
+                case Dot() if self.depends[value] and self.bounded[value] is not True:
+                    add("mean", ": a mean that depends on a score, of vectors not known to be bounded")
+                case MatMul(weight, x):
+                    if self.scores and weight.transposed:
+                        what = f"made by the transpose of {self.names[weight.source]}"
+                        add("transposed", f": {what}; Yang (2020) covers that without scores alone")
+                    # A linear combination commutes with a matrix, W Σ_j a_j x_j = Σ_j a_j W x_j, so attention's own
+                    # output matrix is no second multiplication; it is one after a nonlinearity, and for the factors
+                    # of another score.
+                    if self.depends[x] and (x in score_inputs or not self.linear[x]):
+                        add("deep", f": multiplies {self.names[x]}, which depends on a score (the deep case)")
+                case Nonlin(f) | Apply(f) if f.lipschitz is not True:
+                    known = "is not" if f.lipschitz is False else "is not known to be (declare lipschitz=)"
+                    add("lipschitz", f": {f.name} {known} pseudo-Lipschitz")
+                case Rotate():
+                    add("alike", " rotates pairs of coordinates, which the paper does not cover")
+                case _ if type(op) not in COVERED:
+                    add("unknown", f" is made by {type(op).__name__}, which no theorem of the checker covers")
+            summed = isinstance(op, MatMul | Dot)
+            for v in dict.fromkeys(op.inputs):
+                if not _passes_on(op) and self._made_for_scores(v):
+                    add("elsewhere", f" uses {self.names[v]}, made by a matrix of a score factor")
+                # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
+                if summed and isinstance(v, Vector) and v.width.name is None and v not in self.fixed:
+                    add("widths", f" sums over the coordinates of {self.names[v]} in R^{v.width}, which is finite")
+        for output in filter(self._made_for_scores, self.outputs):
+            found["elsewhere"].append(f"{self.at(output)} is an output, made by a matrix of a score factor")
+        return found
 
     @cached_property
     def asked(self) -> dict[Value, npt.NDArray[np.bool_]]:
         """The entries of each value that the outputs depend on."""
         return asked_entries(self.outputs)
 
-
-def _all(truths: Iterable[bool | None]) -> bool | None:
-    """Three-valued: False if one is, else None (unknown) if one is."""
-    listed = list(truths)
-    return False if False in listed else None if None in listed else True
-
-
-def _of_function(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
-    """A pseudo-Lipschitz function is bounded on bounded sets."""
-    return True if _all([op.f.lipschitz, inputs]) else op.f.bounded
-
-
-# The operations that the theorems of the paper and of Yang (2019, 2020) speak of, and those that the identities above
-# reduce to them. This set claims proofs: an operation that is not in it makes a program conjectured, whatever else is
-# known of it.
-COVERED: frozenset[type[Operation]] = frozenset(
-    {Gaussian, ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
-    | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
-)
-
-# Whether what an operation makes is bounded, `rule(op, inputs)`, with `inputs` whether all its inputs are; None if that
-# is not known, as for an operation without a rule. Being bounded says nothing about a theorem.
-BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
-    Gaussian: lambda op, inputs: not op.factor.any(),
-    MatMul: lambda op, inputs: False,
-    Dot: lambda op, inputs: inputs if op.power == 1 else False,
-    Nonlin: _of_function,
-    Apply: _of_function,
-    **dict.fromkeys((ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root), lambda op, inputs: inputs),
-    **dict.fromkeys((Add, Scale, Mix, ops.Concat, ops.Split, Take, Join, Rotate), lambda op, inputs: inputs),
-}
-
-
-def _not_matmul(facts: _CheckContext) -> Iterator[str]:
-    for score in facts.scores:
-        for factor in dict.fromkeys(score.op.inputs):
-            if -1 in facts.expansion.matrices(factor):  # or of a matrix that acts transposed too
-                what = f"the factor {facts.names[factor]} is not a combination of MatMul outputs by fixed numbers"
-                yield f"{facts.at(score)}: {what}; the score has a limit only if its factors are uncorrelated"
-
-
-def _tied(facts: _CheckContext) -> Iterator[str]:
-    for score, op in facts.scores.items():
+    def _tied(self, score: Value, op: Dot) -> bool:
+        """Whether a matrix has made both factors of an entry that the outputs depend on."""
         x, y = op.x, op.y
-        first, second = (facts.expansion.matrices(v) for v in (x, y))
-        if not np.setdiff1d(np.intersect1d(first, second), [-1]).size or not facts.asked[score].any():
-            continue
+        first, second = (self.expansion.matrices(v) for v in (x, y))
+        if not np.setdiff1d(np.intersect1d(first, second), [-1]).size or not self.asked[score].any():
+            return False
         i, j = (np.arange(v.size).reshape(v.shape) for v in (x, y))
-        places = (np.broadcast_to(k, score.shape)[facts.asked[score]] for k in (i[..., :, None], j[..., None, :]))
-        common = facts.expansion.used(x) @ facts.expansion.used(y).T
-        if common[*places].any():
-            yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
+        places = (np.broadcast_to(k, score.shape)[self.asked[score]] for k in (i[..., :, None], j[..., None, :]))
+        return bool((self.expansion.used(x) @ self.expansion.used(y).T)[*places].any())
+
+    def _made_for_scores(self, x: Value) -> bool:
+        """Whether a matrix that has made factors of scores has made a vector too."""
+        return isinstance(x, Vector) and not self.factor_matrices.isdisjoint(self.expansion.matrices(x).tolist())
 
 
-def _used_elsewhere(facts: _CheckContext) -> Iterator[str]:
-    in_scores = {int(m) for score in facts.scores for x in score.op.inputs for m in facts.expansion.matrices(x)} - {-1}
-
-    def concerned(x: Value) -> bool:
-        return isinstance(x, Vector) and not in_scores.isdisjoint(facts.expansion.matrices(x).tolist())
-
-    for value in facts.values if in_scores else ():
-        match value.op:
-            case Dot(power=0.5) | Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
-                continue  # a score, or a combination, which counts where it is used
-        for x in dict.fromkeys(value.op.inputs):
-            if concerned(x):
-                yield f"{facts.at(value)} uses {facts.names[x]}, made by a matrix of a score factor"
-    for output in facts.outputs:
-        if concerned(output):
-            yield f"{facts.at(output)} is an output, made by a matrix of a score factor"
-
-
-def _score_inputs(facts: _CheckContext) -> dict[Value, None]:
-    """The vectors x of the factors W x of all scores."""
-    used = np.zeros(len(facts.expansion.matrix), dtype=bool)
-    for score in facts.scores:
-        for x in score.op.inputs:
-            used[facts.expansion.columns(x)] = True
-    products = ((v, v.op.x) for v in facts.values if isinstance(v.op, MatMul))
-    return {x: None for product, x in products if used[facts.expansion.columns(product)].any()}
-
-
-def _unbounded(facts: _CheckContext) -> Iterator[str]:
-    for x in _score_inputs(facts):
-        if facts.bounded[x] is not True:
-            known = "is not bounded" if facts.bounded[x] is False else "is not known to be bounded (declare bounded=)"
-            yield f"{facts.at(x)} {known}; the paper assumes it for convenience, and uses ReLU itself"
-
-
-def _not_lipschitz(facts: _CheckContext) -> Iterator[str]:
-    for value in facts.values:
-        if isinstance(value.op, Nonlin | Apply) and value.op.f.lipschitz is not True:
-            known = "is not" if value.op.f.lipschitz is False else "is not known to be (declare lipschitz=)"
-            yield f"{facts.at(value)}: {value.op.f.name} {known} pseudo-Lipschitz"
-
-
-def _transposed(facts: _CheckContext) -> Iterator[str]:
-    for value in facts.values if facts.scores else ():
-        if isinstance(value.op, MatMul) and value.op.weight.transposed:
-            matrix = facts.names[value.op.weight.source]
-            yield f"{facts.at(value)}: made by the transpose of {matrix}; Yang (2020) covers that without scores alone"
-
-
-def _deep(facts: _CheckContext) -> Iterator[str]:
-    # A linear combination commutes with a matrix, W Σ_j a_j x_j = Σ_j a_j W x_j, so attention's own output matrix is
-    # no second multiplication; it is one after a nonlinearity, and for the factors of another score.
-    inputs = _score_inputs(facts)
-    for value in facts.values:
-        x = value.op.x if isinstance(value.op, MatMul) else None
-        if x is not None and facts.depends[x] and (x in inputs or not facts.linear[x]):
-            yield f"{facts.at(value)}: multiplies {facts.names[x]}, which depends on a score (the deep case)"
-
-
-def _means(facts: _CheckContext) -> Iterator[str]:
-    if not facts.scores:
-        return
-    used: set[Value] = set()  # by an operation; indexing is none
-    for value in reversed(facts.values):
-        moved = isinstance(value.op, Take | Join)
-        used |= {x for x in value.op.inputs if not moved or value in used}
-    for value in facts.values:
-        if not isinstance(value.op, Dot) or value.op.power != 1:
-            continue
-        if value in used:
-            yield f"{facts.at(value)}: a mean used by the program; Yang (2019) covers it without scores alone"
-        elif facts.depends[value] and facts.bounded[value] is not True:
-            yield f"{facts.at(value)}: a mean that depends on a score, of vectors not known to be bounded"
-
-
-def _fixed_widths(facts: _CheckContext) -> Iterator[str]:
-    # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
-    for value in facts.values:
-        summed = value.op.inputs if isinstance(value.op, MatMul | Dot) else ()
-        for x in dict.fromkeys(summed):
-            if isinstance(x, Vector) and x.width.name is None and x not in facts.fixed:
-                yield f"{facts.at(value)} sums over the coordinates of {facts.names[x]} in R^{x.width}, which is finite"
+def _passes_on(op: Operation) -> bool:
+    """Whether it is a score, or a combination, which counts where it is used."""
+    match op:
+        case Dot(power=0.5) | Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
+            return True
+    return False

@@ -139,6 +139,14 @@ class Mix(Entrywise):
 # What the operators above are made of
 
 
+def as_vector(x: object, operation: str, name: str = "") -> Vector:
+    """Check that an argument is a vector."""
+    if not isinstance(x, Vector):
+        remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
+        raise TraceError(operation, f"needs a vector, got {name and f'{name}='}{shown(x)}{remedy}")
+    return x
+
+
 def same_width(operation: str, *vectors: Vector) -> Width:
     """The one width of the vectors, or a TraceError."""
     if len({vector.width for vector in vectors}) > 1:

@@ -6,6 +6,7 @@ import keyword
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NoReturn
 
 from .._validate import LARGEST, TraceError, as_number, as_whole, shown, whole
@@ -25,6 +26,7 @@ def bindable(name: str, operation: str) -> str:
     return read
 
 
+@dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
 class Width:
     """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an integer, `Width(64)`.
 
@@ -44,20 +46,17 @@ class Width:
     ('d',)
     """
 
-    __slots__ = ("factor", "name")
+    name: str | None
+    factor: int
 
-    # numpy's number * Width is left to Width.__rmul__
-    __array_ufunc__ = None
+    __array_ufunc__ = None  # numpy's number * Width is left to Width.__rmul__
 
     def __init__(self, name: str | int, factor: int = 1) -> None:
-        self.factor = whole(factor, "factor", "Width")
-        self.name: str | None = None
+        self.name, self.factor = None, whole(factor, "factor", "Width")
         if isinstance(name, str):
             self.name = bindable(name, "Width")
         else:
-            size = as_whole(name)
-            if size is None or not 1 <= size < LARGEST:
-                raise TraceError("Width", "name", name, "a string, or a positive integer below 2^53 for a fixed width")
+            size = whole(name, "name", "Width", why=" for a fixed width, or a string")
             self.factor = whole(self.factor * size, "factor", "Width")
 
     def __mul__(self, factor: int) -> Width:
@@ -72,12 +71,6 @@ class Width:
 
     __floordiv__ = __truediv__ = __sub__ = __add__ = __mod__ = __pow__ = _no_arithmetic
     __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = __rmod__ = __rpow__ = _no_arithmetic
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Width) and (self.name, self.factor) == (other.name, other.factor)
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.factor))
 
     def __str__(self) -> str:
         if self.name is None:
@@ -94,12 +87,7 @@ class Width:
 
 def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
     """A Width from a Width or an integer."""
-    if isinstance(width, Width):
-        return width
-    size = as_whole(width)
-    if size is None or not 1 <= size < LARGEST:
-        raise TraceError(operation, name, width, "a Width or a positive integer below 2^53")
-    return Width(size)
+    return width if isinstance(width, Width) else Width(whole(width, name, operation, why=" or a Width"))
 
 
 def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool) -> dict[str, float]:

@@ -21,10 +21,10 @@ from ._block import affine, call_layer, scales
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
     """A mask (tokens, tokens) for `attend`: token i sees itself and those before it.
 
+    Other parameters are those of `alibi`.
+
     Parameters
     ----------
-    tokens : int
-        The number of tokens.
     window : int, optional
         Each token sees the last `window` tokens only.
 
@@ -48,10 +48,8 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
 
     Parameters
     ----------
-    heads : int
-        The number of heads, H.
-    tokens : int
-        The number of tokens.
+    heads, tokens : int
+        The number of heads, H, and of tokens.
 
     Examples
     --------
@@ -87,7 +85,7 @@ def relative_bias(
     buckets : int
         The number of buckets.
     max_distance : int
-        All larger distances share a bucket.
+        Larger distances share a bucket.
     std : float
         The standard deviation of each bias.
     bidirectional : bool
@@ -146,10 +144,8 @@ class Attended(NamedTuple):
     ----------
     output : Vector
         What attention adds to the stream, in the shape of x.
-    scores : Scalar
-        (heads, …, tokens, tokens), after caps and biases, before the mask.
-    weights : Scalar
-        Their softmax, in the same shape.
+    scores, weights : Scalar
+        (heads, …, tokens, tokens), after caps and biases, before the mask; and their softmax.
     """
 
     output: Vector
@@ -180,7 +176,6 @@ def attention(
     """Multi-head attention over the tokens along the last axis of x: the output of `attend`.
 
     y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
-    Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
 
     Parameters
     ----------
@@ -276,7 +271,12 @@ def attend(
         q, k = (rotate(u, **rotary._asdict()) for u in (q, k))
     if groups < heads:
         k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
-    p = _scores(q, k, scaling)
+    if isinstance(scaling, str) and scaling in ("sqrt", "linear"):
+        p = dot(q, k) if scaling == "sqrt" else mean_dot(q, k)
+    elif as_number(scaling) is None:
+        raise TraceError("attention", "scaling", scaling, "'sqrt', 'linear' or a number")
+    else:
+        p = real(scaling, "scaling", "attention") * dot(q, k)
     if softcap is not None:
         cap = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
         p = cap * tanh(p / cap)
@@ -288,14 +288,6 @@ def attend(
         p = p + added
     a = softmax(p, _allowed(mask, window, p))
     return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
-
-
-def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
-    if isinstance(scaling, str) and scaling in ("sqrt", "linear"):
-        return dot(q, k) if scaling == "sqrt" else mean_dot(q, k)
-    if as_number(scaling) is None:
-        raise TraceError("attention", "scaling", scaling, "'sqrt', 'linear' or a number")
-    return real(scaling, "scaling", "attention") * dot(q, k)
 
 
 def _allowed(mask: npt.ArrayLike | str | None, window: int | None, p: Scalar) -> npt.ArrayLike | str | None:

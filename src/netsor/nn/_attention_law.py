@@ -1,8 +1,4 @@
-"""The laws of one attention layer at infinite width, from the kernel K of its tokens: the paper's, and two older ones.
-
-The paper: Gaussian given Gaussian scores, a mixture. Infinitely many heads (Hron et al. 2020): Gaussian, with the same
-variance. 1/n scaling (Yang 2019): scores vanish, and it is Gaussian with uniform attention.
-"""
+"""The laws of one attention layer at infinite width, given the kernel of its tokens: the paper's and two older ones."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ import numpy.typing as npt
 from .._array_api import one_blas_thread
 from .._validate import TraceError, as_floats, as_whole, one_of, real, scale, scaled, shown, whole
 from ..activations import row_softmax
-from ..language._softmax import checked_mask
+from ..language._score import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
 from ..laws._law_base import checked_heads
@@ -187,8 +183,7 @@ def attention_std(
 ) -> Estimate:
     """The standard deviation of the output of one head of attention at initialisation, exactly.
 
-    Queries, keys and values have normal coordinates of variance 1, independent of each other; a weight on scores is
-    `scale`. It is what a factor that makes the output of variance 1 again has to undo, and takes milliseconds.
+    Queries, keys and values have normal coordinates of variance 1, independent of each other.
 
     Parameters
     ----------
@@ -201,7 +196,7 @@ def attention_std(
     causal
         Each token sees itself and those before: the variance is then the mean over all of them.
     correlation
-        Of any two tokens, from 0 to 1: keys and values of different tokens have it.
+        Of the keys and values of any two tokens, from 0 to 1.
 
     Examples
     --------
@@ -263,8 +258,7 @@ def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, A
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
     if tau < 0.5:
-        x = low + step * np.arange(count, dtype=np.float64)[:, None] + tau * z
-        two, less = _functions(x)
+        two, less = _functions(low + step * np.arange(count, dtype=np.float64)[:, None] + tau * z)
         return two @ weight, less @ weight
     # every u + τz is one of these
     two, less = _functions(low + step * np.arange(-half, count + half, dtype=np.float64))
@@ -273,8 +267,8 @@ def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, A
 
 def _functions(x: Array) -> tuple[Array, Array]:
     """f_2, and 1 − f_0 without cancellation."""
-    size = np.exp(np.minimum(x, 700.0))  # exp(−e^x) is 0 long before
-    return np.exp(2 * np.minimum(x, 700.0) - size), -np.expm1(-size)
+    x = np.minimum(x, 700.0)  # exp(−e^x) is 0 long before
+    return np.exp(2 * x - np.exp(x)), -np.expm1(-np.exp(x))
 
 
 def _power(less: Array, exponent: float) -> Array:

@@ -10,6 +10,7 @@ from ..language import Scalar, TraceError, Value, Vector, Width, gaussian, relu,
 from ..language._array import Operation
 from ..language._graph import topological_order
 from ..language._probe import watching
+from ..language._vector import as_vector
 from ..language._width import as_width
 
 
@@ -31,10 +32,8 @@ def affine(
 
 def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
     """Standard deviations, checked; those of weights may be scalars."""
-    free = {
-        name for name, sigma in sigmas.items() if isinstance(sigma, Scalar) and not sigma.shape and name != "sigma_b"
-    }
-    return tuple(sigma if name in free else scale(sigma, name, operation) for name, sigma in sigmas.items())
+    single = {name for name, sigma in sigmas.items() if isinstance(sigma, Scalar) and not sigma.shape} - {"sigma_b"}
+    return tuple(sigma if name in single else scale(sigma, name, operation) for name, sigma in sigmas.items())
 
 
 def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
@@ -59,10 +58,8 @@ class Block(NamedTuple):
     ----------
     output : Vector
         The stream that leaves the block.
-    attended : Vector
-        What the first branch added.
-    fed : Vector
-        What the second branch added.
+    attended, fed : Vector
+        What the first and the second branch added.
     """
 
     output: Vector
@@ -77,10 +74,8 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     ----------
     x : Vector
         The stream, (…, tokens).
-    attend : callable
-        The first branch: from vectors to vectors of the same shape and width.
-    feed : callable
-        The second branch.
+    attend, feed : callable
+        The two branches: from vectors to vectors of the same shape and width.
     norm : callable
         The norm before or after a branch.
     order : str
@@ -98,8 +93,7 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     >>> x
     <Vector of shape (4,) in R^n, by Add>
     """
-    if not isinstance(x, Vector):
-        raise TraceError("block", "x", x, "vectors")
+    x = as_vector(x, "block", "x")
     order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
 
     def normed(u: Vector) -> Vector:
@@ -146,10 +140,8 @@ def mlp(
         Hidden layers are φ(W' x + b') ⊙ (W x + b): with `ns.silu` that is SwiGLU, with `ns.gelu_tanh` GeGLU.
     sigma_w : float or Scalar
         σ in the entries N(0, σ²/fan-in) of hidden layers, as `std` of `ns.weight`.
-    sigma_gate : float or Scalar, optional
-        σ of W'; by default `sigma_w`.
-    sigma_out : float or Scalar, optional
-        σ of the last layer; by default `sigma_w`.
+    sigma_gate, sigma_out : float or Scalar, optional
+        σ of W', and of the last layer; by default `sigma_w`.
     sigma_b : float
         The standard deviation of the entries of all biases.
 
@@ -159,22 +151,18 @@ def mlp(
     >>> ns.nn.mlp(ns.gaussian(n, 4), 4 * n, activation=ns.silu, gate=True)
     <Vector of shape (4,) in R^n, by MatMul>
     """
-    if not isinstance(x, Vector):
-        raise TraceError("mlp", "x", x, "a vector; given vectors are written ns.data(…)")
-    layers = hidden if isinstance(hidden, list | tuple) else [hidden]
-    widths = [as_width(width, "mlp", "hidden") for width in layers]
+    x = as_vector(x, "mlp", "x")
+    widths = [as_width(width, "mlp", "hidden") for width in (hidden if isinstance(hidden, list | tuple) else [hidden])]
     out = x.width if out is None else as_width(out, "mlp", "out")
     gate = one_of(gate, "gate", "mlp", (True, False))
-    sigma_gate, sigma_out = (sigma_w if sigma is None else sigma for sigma in (sigma_gate, sigma_out))
-    sigma_w, sigma_gate, sigma_out, sigma_b = scales(
-        "mlp", sigma_w=sigma_w, sigma_gate=sigma_gate, sigma_out=sigma_out, sigma_b=sigma_b
-    )
+    gates, last = (sigma_w if sigma is None else sigma for sigma in (sigma_gate, sigma_out))
+    sigma_w, gates, last, b = scales("mlp", sigma_w=sigma_w, sigma_gate=gates, sigma_out=last, sigma_b=sigma_b)
     for width in widths:
-        u = affine(x, width, sigma_w, sigma_b)
-        g = affine(x, width, sigma_gate, sigma_b, name="W^G") if gate else u
+        u = affine(x, width, sigma_w, b)
+        g = affine(x, width, gates, b, name="W^G") if gate else u
         h = call_layer(activation, g, "activation", "mlp")
         x = h * u if gate else h
-    return affine(x, out, sigma_out, sigma_b)
+    return affine(x, out, last, b)
 
 
 T = TypeVar("T")
@@ -204,8 +192,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     traced: list[tuple[Vector, T]] = []
 
     def act(x: Vector) -> T:
-        if not isinstance(x, Vector):
-            raise TraceError("shared", "x", x, "vectors")
+        x = as_vector(x, "shared", "x")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
             why = "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
@@ -215,21 +202,15 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"
             raise TraceError("shared", f"{x!r} must be as the vectors of the first call, of {first}")
-        return cast(T, _substitute(result, argument, x))
+        values: Any = result if isinstance(result, tuple) else (result,)
+        if not all(isinstance(value, Value) for value in values):
+            raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(result)}")
+        new: dict[Any, Value] = {argument: x}  # the result with x instead of the argument
+        for value in topological_order(values):
+            if value not in new:
+                new[value] = value.with_inputs(*(new[given] for given in value.op.inputs))
+        if not isinstance(result, tuple):
+            return cast(T, new[result])
+        return cast(T, getattr(result, "_make", tuple)(new[value] for value in values))
 
     return act
-
-
-def _substitute(made: Any, argument: Vector, x: Vector) -> Any:
-    """The result with x instead of the argument."""
-    values = made if isinstance(made, tuple) else (made,)
-    if not all(isinstance(value, Value) for value in values):
-        raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(made)}")
-    new: dict[Value, Value] = {argument: x}
-    for value in topological_order(values):
-        if value not in new:
-            new[value] = value.with_inputs(*(new[given] for given in value.op.inputs))
-    substituted = [new[value] for value in values]
-    if not isinstance(made, tuple):
-        return substituted[0]
-    return cast(Any, type(made))(*substituted) if hasattr(made, "_fields") else tuple(substituted)

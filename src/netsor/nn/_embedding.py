@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
-from ..language import Scalar, TraceError, Vector, Width, apply, gaussian, join, mean_dot, normal
-from ..language._apply import as_vector
-from ..language._check_function import declares_output
+from ..activations import Function
+from ..language import Scalar, TraceError, Vector, Width, gaussian, join, mean_dot, normal
+from ..language._scalar import applied
+from ..language._vector import as_vector
 from ..language._width import as_width
 
 
@@ -46,10 +47,9 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
 
 def root(gram: Scalar) -> Scalar:
     """The symmetric square root of positive semidefinite matrices; eigenvalues that are 0 up to rounding count as 0."""
-    return apply(symmetric_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
+    return applied(Function("root", symmetric_root, bounded=False, lipschitz=False), (gram,), gram.shape, axes=2)
 
 
-@declares_output(None)
 def symmetric_root(gram: Any) -> Any:
     """`root` of arrays."""
     xp = array_namespace(gram)
@@ -84,9 +84,9 @@ class Embedding:
         self, ids: npt.ArrayLike, width: Width | int, std: float | Scalar = 1.0, *, name: str = "embedding"
     ) -> None:
         self.ids = _as_ids(ids, "ids")
+        self.known = np.unique(self.ids)
         by = std if isinstance(std, Scalar) else None
         self.std: Any = scale(std, "std", "embedding") if by is None else by
-        self.known = np.unique(self.ids)
         cov: Any = self.std**2 if by is None else 1.0
         drawn: Any = gaussian(as_width(width, "embedding"), len(self.known), cov=cov, name=name)
         drawn.op.source.by = by
@@ -103,19 +103,16 @@ class Embedding:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
         For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
-        the vectors y, independent between ids, since nothing else depends on their vectors. Other parameters
-        are those of `nn.logits`.
+        the vectors y, independent between ids. Other parameters are those of `nn.logits`.
 
         Parameters
         ----------
         fan_in : int, optional
-            N, the width of the real model; a width that is a number is its own. It turns means into sums: ⟨e_t, y⟩ = N
-            · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean has no
-            fluctuation.
+            N, the width of the real model; a width that is a number is its own. It turns means into sums: ⟨e_t, y⟩ is
+            N · (1/n) ⟨e_t, y⟩, exactly at n = N, and without fluctuation at n = ∞.
         spread : bool
             At N a mean has a fluctuation, as large as the logits of other words. True adds its leading part back, for
-            use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t. That is
-            the law of ⟨e_t, r⟩ for an r independent of them; fluctuations of (1/n) ⟨e_t, e_t'⟩ stay out.
+            use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t.
         """
         flat = as_vector(y, "logits").reshape(-1)
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
