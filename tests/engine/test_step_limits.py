@@ -295,6 +295,15 @@ def test_adam_of_a_first_layer_refuses_signs_of_fluctuations():
         np.testing.assert_array_less(np.abs(limit.mean(axis=0) - wide.mean(axis=0)), 4 * error)
 
 
+def test_a_token_of_zeros_behind_a_relu():
+    """Its preactivation is 0 at every width, where the derivative of ReLU jumps: no fluctuation decides the side."""
+    net = adam_step_of_inputs(ns.relu, [[1.0, 0.5], [0.3, -1.0], [0.0, 0.0]], [1.0, -0.5, 0.4])
+    limit, wide = (net.draw(n=width, draws=100, seed=1) for width in (ns.inf, 1000))
+    error = np.hypot(limit.std(axis=0), wide.std(axis=0)) / 10
+    assert (limit[:, 2] == 0).all()
+    assert (np.abs(limit.mean(axis=0) - wide.mean(axis=0)) <= 4 * error).all()
+
+
 def muon_step(act):
     """The loss after a step of Muon along a gradient of order n^(−1/2): its size does not count, its sign does."""
     x, a, b, r = ns.gaussian(n, 1), ns.weight(n, n), ns.weight(n, n), ns.gaussian(n)
