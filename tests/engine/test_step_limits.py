@@ -319,3 +319,13 @@ def test_muon_along_a_gradient_that_vanishes():
     assert found > 0.9
     with pytest.raises(ns.ExactError, match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'"):
         muon_step(ns.tanh).law(n=ns.inf)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("width", [64, ns.inf])
+def test_muon_along_gradients_that_overflow(width):
+    """numpy raised its own error: "SVD did not converge"."""
+    x = 1e50 * (1e50 * (1e50 * (1e50 * ns.gaussian(n, 2))))
+    loss = ((ns.mean_dot(ns.gaussian(n), ns.weight(n, n) @ (ns.weight(n, n) @ x)) - T) ** 2).mean()
+    with pytest.raises(ValueError, match="the law is not finite"):
+        ns.Program(ns.step(loss, loss, 0.5, "muon")).draw(n=width, draws=3)
