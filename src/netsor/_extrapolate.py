@@ -8,7 +8,7 @@ exponent γ of the differences, S(2n) − S(n) ~ n^γ, by which a statistic with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -22,16 +22,18 @@ from ._validate import ArgumentError
 from .engine import ExactError, NoLimitError, Sampling
 from .language._array import Value
 from .language._graph import topological_order
-from .language._operation import Apply, SteppedMatMul, SteppedParameter
+from .language._operation import Apply, OptimiserStep, SteppedMatMul, SteppedParameter
 from .language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from .language._vector import Nonlin, Vector
 from .laws import Estimate, Joint, Mixture
 from .laws._estimate import combined
+from .optim import Adam
 
 Array = npt.NDArray[np.float64]
 Statistic = Callable[[Any], npt.ArrayLike]
 
 FIRST_WIDTH = 32  # the smallest width, or eight times the vectors of a value: above the directions in use
+FIRST_WIDTH_OF_PRODUCTS = 2**24  # where products are all that is asked for: a law costs as much at every width
 LEVELS = 4  # widths, each twice the one before
 BLOCKS = 16  # of draws, each with a seed of its own at all widths
 WHOLE = (), (1.0,), (1.0, 2.0), (1.0, 2.0, 3.0)  # powers of 1/n that are eliminated
@@ -111,35 +113,46 @@ def _weights(n: Array, powers: tuple[float, ...]) -> Array:
     return np.concatenate([np.zeros(len(n) - len(last)), np.linalg.inv(table)[0]])
 
 
-def _refuse_fixed_scales(values: Sequence[Value], first: AtWidths, last: AtWidths) -> None:
+def _rules(value: Value) -> tuple[OptimiserStep, ...]:
+    """The optimiser steps that a value has taken."""
+    op = value.op
+    return op.steps if isinstance(op, SteppedMatMul) else (op.rule,) if isinstance(op, SteppedParameter) else ()
+
+
+def _asks_coordinates(value: Value, widths: Mapping[str, float]) -> bool:
+    """Whether an operation needs coordinates of vectors of infinite width, and not their products alone."""
+    if rules := _rules(value):
+        return any(isinstance(rule.optimiser, Adam) for rule in rules)
+    wide = any(isinstance(x, Vector) and math.isinf(x.width.bind(widths)) for x in value.op.inputs)
+    return wide and value.op.acts is not None and value.op.acts.asks_coordinates
+
+
+def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
     """Refuse a scale that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
     for value in values:
-        if isinstance(value.op, SteppedMatMul | SteppedParameter):
-            rules = value.op.steps if isinstance(value.op, SteppedMatMul) else (value.op.rule,)
-            if any(rule.eps(first.widths) == rule.eps(last.widths) > 0 for rule in rules):
-                raise ExactError(
-                    value,
-                    "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
-                    instead="take eps=0",
-                )
+        if any(rule.eps(finite[0].widths) == rule.eps(finite[-1].widths) > 0 for rule in _rules(value)):
+            raise ExactError(
+                value,
+                "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
+                instead="take eps=0",
+            )
     functions = [v for v in values if isinstance(v.op, Apply | Nonlin) and v.op.f not in ARITHMETIC]
     arguments = tuple(dict.fromkeys(x for v in functions for x in v.op.inputs))
     if not arguments:
         return
     how = Sampling(SCALE_DRAWS, progress=False)
-    at_ends = (replace(at, outputs=arguments, whole=arguments) for at in (first, last))
-    drawn = [dict(zip(arguments, at.unchecked(how), strict=True)) for at in at_ends]
+    by_width = [replace(at, outputs=arguments, whole=arguments).unchecked(how) for at in finite]
+    drawn = dict(zip(arguments, zip(*by_width, strict=True), strict=True))
     for value in functions:
         op = value.op
         assert isinstance(op, Apply | Nonlin)
         ndim = op.leading + op.axes if isinstance(op, Apply) else value.ndim
-        narrow, wide = ([_aligned(some[x], ndim) for x in op.inputs] for some in drawn)
-        if bends_below(op.f, narrow, wide):
+        if bends(op.f, [[_aligned(some, ndim) for some in drawn[x]] for x in op.inputs]):
             raise ExactError(
                 value,
-                f"{op.f.name} of an argument that narrows as the width grows, extrapolated: within the range of the "
-                "argument at finite widths the function is not what it is near the limit of the argument",
-                instead="take eps=0 in a norm, or a function without a scale",
+                f"{op.f.name} of an argument that narrows or grows with the width, extrapolated: within the range of "
+                "the argument at finite widths the function is not what it is near the limit of the argument",
+                instead="take eps=0 in a norm, scores over n, or a function without a scale",
             )
 
 
@@ -148,21 +161,22 @@ def _aligned(drawn: Array, ndim: int) -> Array:
     return drawn.reshape(len(drawn), *(1,) * (ndim + 1 - drawn.ndim), *drawn.shape[1:])
 
 
-def bends_below(f: Callable[..., Array], narrow: Sequence[Array], wide: Sequence[Array]) -> bool:
-    """Whether f has a scale below arguments that tend to fixed numbers, from draws at the smallest and largest width.
+def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool:
+    """Whether f has a scale that its arguments have not passed, from draws of each argument at all widths.
 
-    Let c be the limit of the arguments and D(t) the mean of |f(c + t (u − c)) − f(c)| over draws u at the smallest
-    width. A function without a scale has D(t) ~ t^γ from t = 1 down to 0. If the exponent changes, f at larger widths
-    is not what it is at these.
+    Let c be the limit of arguments that narrow, and D(t) the mean of |f(c + t (u − c)) − f(c)| over draws u at the
+    smallest width. A function without a scale has D(t) ~ t^γ from t = 1 down to 0. If the exponent changes, f at larger
+    widths is not what it is at these. For arguments that grow, c = 0 and t goes up.
     """
-    draws, centres, exact = zip(*(_centred(*pair) for pair in zip(narrow, wide, strict=True)), strict=True)
-    if not any((u != c).any() for u, c in zip(draws, centres, strict=True)):  # nothing narrows
+    draws = [by_width[0] for by_width in arguments]
+    centres, exact, grow = zip(*map(_limit_point, arguments), strict=True)
+    if not any((u != c).any() for u, c in zip(draws, centres, strict=True)):  # nothing narrows or grows
         return False
     with np.errstate(all="ignore"):
         there = np.asarray(f(*centres))
         base = np.where(np.isfinite(there), there, 0.0)
-        rays = (f(*(c + t * (u - c) for u, c in zip(draws, centres, strict=True))) for t in RAY)
-        distance = np.array([np.abs(values - base).mean(axis=0) for values in rays])
+        moved = ([c + (1 / t if up else t) * (u - c) for u, c, up in zip(draws, centres, grow, strict=True)] for t in RAY)
+        distance = np.array([np.abs(f(*along) - base).mean(axis=0) for along in moved])
         visible = distance > RAY_RTOL * np.abs(base).max(axis=0, initial=0.0)
         gamma = np.log(distance[:-1] / distance[1:]) / np.log(RAY[0] / RAY[1])
         known = visible[:-1] & visible[1:] & np.isfinite(gamma)
@@ -171,16 +185,20 @@ def bends_below(f: Callable[..., Array], narrow: Sequence[Array], wide: Sequence
     return bool((bent & known[0]).any())
 
 
-def _centred(narrow: Array, wide: Array) -> tuple[Array, Array, bool]:
-    """Draws of an argument, where they tend to, entry by entry, and whether that is known exactly.
+def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
+    """Where draws of an argument tend to, entry by entry, whether that is known exactly, and whether they grow.
 
-    It is 0 if they vanish, and their mean at the largest width if only their spread falls. What does not narrow stays.
+    It is 0 if they vanish or grow, and their mean at the largest width if only their spread falls. What does neither
+    stays.
     """
+    narrow, wide = drawn[0], drawn[-1]
+    squares = np.array([[np.square(block).mean() for block in np.array_split(u, BLOCKS)] for u in drawn])
+    if math.isinf(extrapolated(squares.T, [2**k for k in range(len(drawn))]).error):
+        return np.zeros_like(narrow), True, True
     before, after = (np.abs(u).mean(axis=0) for u in (narrow, wide))
     vanishes = after < FALL * before
     narrows = ~vanishes & (wide.std(axis=0) < FALL * narrow.std(axis=0))
-    centre = np.where(vanishes, 0.0, np.where(narrows, wide.mean(axis=0), narrow))
-    return narrow, centre, not narrows.any()
+    return np.where(vanishes, 0.0, np.where(narrows, wide.mean(axis=0), narrow)), not narrows.any(), False
 
 
 def _pseudo_values(statistic: Statistic, laws: Sequence[Mixture | Joint]) -> list[Array]:
@@ -356,9 +374,11 @@ def extrapolate(name: str, at: AtWidths, coordinates: Coordinates, how: Sampling
     values = topological_order(at.whole)
     vectors = max(value.size for value in values if isinstance(value, Vector))
     first = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
+    if not any(_asks_coordinates(value, at.widths) for value in values):
+        first = FIRST_WIDTH_OF_PRODUCTS
     widths = tuple(first * 2**k for k in range(LEVELS))
     finite = [replace(at, widths={**at.widths, **dict.fromkeys(infinite, n)}) for n in widths]
-    _refuse_fixed_scales(values, finite[0], finite[-1])
+    _refuse_fixed_scales(values, finite)
     seeds = [int(s) for s in np.random.SeedSequence(how.seed).generate_state(BLOCKS)]
     blocks = [replace(how, draws=how.draws // BLOCKS, seed=seed, progress=False) for seed in seeds]
     laws: Any = tuple(tuple(each.law(coordinates, block) for each in finite) for block in blocks)

@@ -271,6 +271,39 @@ def test_adam_refuses_signs_of_fluctuations():
         assert np.isfinite(computed.law(n=ns.inf, draws=20).mean()).all()
 
 
+def adam_step_of_inputs(act, data, targets):
+    """The outputs after Adam's first step of a first layer, whose fan-in is finite."""
+    w = ns.weight(n, len(data[0]))
+    f = ns.mean_dot(ns.gaussian(n), act(w @ ns.data(data)))
+    return ns.Program(ns.step(f, 0.5 * ((f - np.array(targets)) ** 2).sum(), 0.3, "adam", weights=[w]))
+
+
+def test_adam_of_a_first_layer_refuses_signs_of_fluctuations():
+    """Entries that cancel where both tokens pass the ReLU; a token whose loss begins at 0; a token with two targets."""
+    opposite, usual = [[1.0, 1.0], [1.0, -1.0]], [[1.0, 0.5], [0.3, -1.0]]
+    for act, data, targets in (
+        (ns.relu, opposite, [1.0, -1.0]),
+        (ns.relu, usual, [0.0, 1.0]),
+        (ns.tanh, usual[:1] * 2, [1.0, -1.0]),
+    ):
+        with pytest.raises(ns.ExactError, match=r"signs of a gradient whose limit is 0.*method='extrapolate'"):
+            adam_step_of_inputs(act, data, targets).law(n=ns.inf, draws=20)
+    for act, data, targets in ((ns.relu, usual, [0.7, -1.0]), (ns.tanh, opposite, [1.0, -1.0])):
+        net = adam_step_of_inputs(act, data, targets)
+        limit, wide = (net.draw(n=width, draws=100, seed=1) for width in (ns.inf, 1000))
+        error = np.hypot(limit.std(axis=0), wide.std(axis=0)) / 10
+        np.testing.assert_array_less(np.abs(limit.mean(axis=0) - wide.mean(axis=0)), 4 * error)
+
+
+def test_a_token_of_zeros_behind_a_relu():
+    """Its preactivation is 0 at every width, where the derivative of ReLU jumps: no fluctuation decides the side."""
+    net = adam_step_of_inputs(ns.relu, [[1.0, 0.5], [0.3, -1.0], [0.0, 0.0]], [1.0, -0.5, 0.4])
+    limit, wide = (net.draw(n=width, draws=100, seed=1) for width in (ns.inf, 1000))
+    error = np.hypot(limit.std(axis=0), wide.std(axis=0)) / 10
+    assert (limit[:, 2] == 0).all()
+    assert (np.abs(limit.mean(axis=0) - wide.mean(axis=0)) <= 4 * error).all()
+
+
 def muon_step(act):
     """The loss after a step of Muon along a gradient of order n^(−1/2): its size does not count, its sign does."""
     x, a, b, r = ns.gaussian(n, 1), ns.weight(n, n), ns.weight(n, n), ns.gaussian(n)
@@ -286,3 +319,13 @@ def test_muon_along_a_gradient_that_vanishes():
     assert found > 0.9
     with pytest.raises(ns.ExactError, match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'"):
         muon_step(ns.tanh).law(n=ns.inf)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("width", [64, ns.inf])
+def test_muon_along_gradients_that_overflow(width):
+    """numpy raised its own error: "SVD did not converge"."""
+    x = 1e50 * (1e50 * (1e50 * (1e50 * ns.gaussian(n, 2))))
+    loss = ((ns.mean_dot(ns.gaussian(n), ns.weight(n, n) @ (ns.weight(n, n) @ x)) - T) ** 2).mean()
+    with pytest.raises(ValueError, match="the law is not finite"):
+        ns.Program(ns.step(loss, loss, 0.5, "muon")).draw(n=width, draws=3)

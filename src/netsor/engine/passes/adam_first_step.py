@@ -2,12 +2,12 @@
 
 y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂).
 
-At finite width all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the
-l_k. From a finite to an infinite width, y is a combination of the vectors sign(Σ_k r_kβ l_k) with coefficients x_β/in.
+At finite in all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the l_k,
+at infinite out of those at quasi-random nodes. Of one use, or of Gaussian l_k, y is a combination of vectors
+sign(Σ_k r_kβ l_k) there, with coefficients x_β/in.
 
-From an infinite width f = sign, and the mean over β is an expectation: in closed form for one use, and for Gaussian r
-and x of mean 0 (docs/theory.md, "Adam's first step"); else it is a mean over quasi-random nodes β, and y a function of
-the l_k at the nodes of their own space.
+From an infinite in f = sign, and the mean over β is an expectation: in closed form for one use, and for Gaussian r and
+x of mean 0 (docs/theory.md, "Adam's first step"); else it is a mean over quasi-random nodes β.
 
 After this pass no such product is left, which lowering relies on: it cannot be switched off.
 """
@@ -62,6 +62,8 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
                 return _of_gaussians(op)
             if not orders.bits(op.right).any(axis=(-1, -2)).all():
                 raise ExactError(value, VANISHING)
+        elif math.isinf(context.width(op.left)) and (op.right.shape[1] == 1 or orders.is_gaussian(op.left)):
+            return _of_rows(op, int(context.width(op.x)))
         return _summed(value, op, context)
 
     def _of_order_one(x: Vector) -> Vector:
@@ -84,11 +86,6 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     width = int(width)
     given = coordinates(join([op.right.reshape(-1), op.x.reshape(-1)]), width).reshape(-1)
     shapes = (*op.right.shape, width), (*op.x.shape, width)
-    if math.isinf(out) and not nodes:
-        rights, inputs = given[: op.right.size * width].reshape(*shapes[0]), given[op.right.size * width :]
-        rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
-        signs = Vector(Nonlin(SIGN, (rows,), ()), rows.shape, rows.width)
-        return mix(inputs.reshape(*shapes[1]) / width, signs)
     entries = value.shape[0] * width * out
     if ENTRIES < entries < math.inf:
         raise ExactError(
@@ -98,6 +95,13 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
             instead="take smaller widths; SGD and Muon take products of vectors alone",
         )
     return Vector(OuterProductSum(op.left, given, op.sizes, op.eps, shapes), value.shape, op.left.width)
+
+
+def _of_rows(op: Outer, width: int) -> Vector:
+    """Σ_β x_β/in sign(Σ_k r_kβ l_k) for a finite in."""
+    rights, inputs = coordinates(op.right, width), coordinates(op.x, width)
+    rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
+    return mix(inputs / width, Vector(Nonlin(SIGN, (rows,), ()), rows.shape, rows.width))
 
 
 def _of_one_use(op: Outer) -> Vector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import activations as known
 from ..._array_api import array_namespace
@@ -30,7 +32,7 @@ from ...language._operation import (
     Take,
 )
 from ...language._parameters import Weight
-from ...language._scalar import Scalar, applied, constant
+from ...language._scalar import MULTIPLY, Scalar, applied, constant
 from ...language._score import MASKED_SOFTMAX, SOFTMAX, join, mean_dot
 from ...language._vector import Vector, mix
 from ...language._width import Width
@@ -39,25 +41,50 @@ from .._psd_cholesky import factor
 from ._operations import Fuse
 from ._rewrite import Context, asked, key_of, linear_sources, rewritten, users_of
 
+Bools = npt.NDArray[np.bool_]
+
 
 def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """One matrix times one vector is one vector, however often it is written, so W x − W x is 0 exactly.
+    """One matrix times one vector is one vector, however often it is written, so W x − W x is 0 exactly; and W 0 is 0.
 
     Of W[[0, 0, 1]] x only W[[0, 1]] x is made. Lowering relies on it: the members of every weight are distinct.
     """
     products: dict[Any, Value] = {}
+    zeros: dict[Value, Bools] = {}
 
     def change(old: Value, new: Value) -> Value:
+        made = new
         match new.op:
             case MatMul(weight, x, each):
                 if (key := key_of(new)) not in products:
                     repeated = len(np.unique(weight.members)) < weight.members.size
                     made = _each(new, weight, x) if each and repeated else _all(new, weight, x) if repeated else new
-                    products[key] = made
-                return products[key]
-        return new
+                    products[key] = constant(1.0 - zeros[x]) * made if zeros[x].any() else made
+                made = products[key]
+        if isinstance(new, Vector):
+            zeros[new] = zeros[made] = _zeros(new, zeros)
+        return made
 
     return rewritten(outputs, context, change)
+
+
+def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
+    """Which vectors of an array are 0 at every width, given those of its inputs: zeros of data, and what they become."""
+    found: Any = False
+    match value.op:
+        case ops.Data(given):
+            found = ~given.any(axis=-1)
+        case Take(x, flat):
+            found = zeros[x].ravel()[flat]
+        case ops.Join(parts):
+            found = np.concatenate([zeros[part] for part in parts])
+        case MatMul(_, x) | ops.Scale(_, x):
+            found = zeros[x]
+        case Nonlin(f, factors, ()) if f is MULTIPLY:
+            found = functools.reduce(np.logical_or, (zeros[x] for x in factors))
+        case Nonlin(f, (x,), ()) if zeros[x].any():
+            found = zeros[x] & (np.asarray(f(np.zeros(1)))[0] == 0)
+    return np.broadcast_to(found, value.shape)
 
 
 def _all(value: Value, weight: Weight, x: Vector) -> Value:

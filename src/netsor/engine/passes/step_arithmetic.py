@@ -161,11 +161,15 @@ EIGENVALUE_ULPS = 1e4  # times the rounding error: eigenvalues of correlations t
 def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coefficients | None, eps: float = 0.0) -> Array:
     """M of Gram matrices (…, K, K): of the polar factor, or of its Newton–Schulz polynomial if there are steps.
 
-    The polynomial begins with G over its norm, or over eps if that is larger.
+    The polynomial begins with G over its norm, or over eps if that is larger. Gram matrices of NaN or infinity
+    make NaN, which laws refuse: numpy would raise an error of its own.
     """
     xp = array_namespace(a, b)
     size = xp.asarray(sizes, dtype=a.dtype)
-    return _polar(xp, a, b, size) if steps is None else _iterated(xp, a, b, size, steps, eps)
+    finite = [xp.all(xp.isfinite(gram), axis=(-2, -1), keepdims=True) for gram in (a, b)]
+    a, b = (xp.where(known, gram, 0.0) for known, gram in zip(finite, (a, b), strict=True))
+    m = _polar(xp, a, b, size) if steps is None else _iterated(xp, a, b, size, steps, eps)
+    return xp.where(finite[0] & finite[1], m, xp.nan)
 
 
 def _polar(xp: Any, a: Array, b: Array, size: Array) -> Array:
