@@ -36,6 +36,7 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
+    reshaped: dict[tuple[Register, Shape], Register] = field(default_factory=dict)  # the original, a shape → the array
     shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and shapes
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
@@ -78,7 +79,7 @@ class Builder:
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
-        if not any(arg.varies for arg in args):
+        if not any([arg.varies for arg in args]):
             value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
             out = Register(value.shape[1:], value)
         else:
@@ -119,8 +120,10 @@ class Builder:
         whole = self.shaped.get(a, a)
         if whole.shape == shape:
             return whole
-        made = self.step("reshape", whole, made=shape, shape=shape)
-        self.shaped[made] = whole
+        made = self.reshaped.get((whole, shape))
+        if made is None:
+            made = self.reshaped[whole, shape] = self.step("reshape", whole, made=shape, shape=shape)
+            self.shaped[made] = whole
         return made
 
     def pad_or_cut(self, a: Register, width: int) -> Register:

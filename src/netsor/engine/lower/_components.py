@@ -133,7 +133,10 @@ class Clusters:
         return np.arange(self.count - size, self.count).reshape(shape)
 
     def _link(self, a: Ints, b: Ints) -> None:
-        first, second = np.broadcast_arrays(a, b)
+        if a.size == b.size == 1:  # tokens that share a cluster, one by one
+            first, second = a, b
+        else:
+            first, second = np.broadcast_arrays(a, b)
         self.edges.append((first.ravel(), second.ravel()))
 
     def labels(self) -> Ints:
@@ -250,7 +253,9 @@ class _Split:
 
     def __init__(self, labels: Ints) -> None:
         self.order = np.argsort(labels, kind="stable")
-        self.labels, self.starts, self.counts = np.unique(labels[self.order], return_index=True, return_counts=True)
+        ordered = labels[self.order]
+        self.starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        self.labels, self.counts = ordered[self.starts], np.diff(self.starts, append=len(labels))
 
     def rows(self, labels: Ints) -> Ints:
         """The positions of each of these labels, which have equally many."""
