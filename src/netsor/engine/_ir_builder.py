@@ -79,7 +79,7 @@ class Builder:
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
-        if not any([arg.varies for arg in args]):
+        if not any(arg.varies for arg in args):
             value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
             out = Register(value.shape[1:], value)
         else:
