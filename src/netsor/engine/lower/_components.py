@@ -133,11 +133,10 @@ class Clusters:
         return np.arange(self.count - size, self.count).reshape(shape)
 
     def _link(self, a: Ints, b: Ints) -> None:
-        if a.size == b.size == 1:  # tokens that share a cluster, one by one
-            first, second = a, b
-        else:
-            first, second = np.broadcast_arrays(a, b)
-        self.edges.append((first.ravel(), second.ravel()))
+        first, second = np.broadcast_arrays(a, b)
+        apart = first != second  # what one matrix makes of many vectors has one number
+        if apart.any():
+            self.edges.append((first[apart], second[apart]))
 
     def labels(self) -> Ints:
         """The component of every number so far."""
