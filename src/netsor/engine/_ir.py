@@ -25,26 +25,16 @@ FACTORS = ("factor", "reduced", "residual", "spanned", "span")
 FUNCTIONS = ("apply", "kernel", "moments", "nodes")
 
 
-@dataclass(frozen=True, eq=False)
 class Register:
-    """A named array of a plan: its shape in one replica; its value, if that is the same for all replicas.
+    """An array of a plan: its shape in one replica; its value, (1, *shape), if that is the same for all replicas.
 
     The value of a hyperparameter is a placeholder, which `Plan.bind` replaces: nothing is computed from it in advance.
     """
 
-    shape: Shape
-    value: Array | None = None  # (1, *shape)
-    hyperparameter: str | None = None
-
-    @property
-    def varies(self) -> bool:
-        """Whether it differs between replicas, or between uses of the plan."""
-        return self.value is None or self.hyperparameter is not None
-
-    @property
-    def size(self) -> int:
-        """Its entries in one replica."""
-        return math.prod(self.shape)
+    def __init__(self, shape: Shape, value: Array | None = None, hyperparameter: str | None = None) -> None:
+        self.shape, self.value, self.hyperparameter = shape, value, hyperparameter
+        self.varies = value is None or hyperparameter is not None  # between replicas, or between uses of the plan
+        self.size = math.prod(shape)  # its entries in one replica
 
 
 def given_number(name: str, number: float) -> Register:
@@ -54,7 +44,7 @@ def given_number(name: str, number: float) -> Register:
     return Register((), value, name)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: a deep network has ten thousand, which take three times as long to freeze
 class Step:
     """One line of a plan: an instruction, the arrays it reads, the one it makes, and a description for people."""
 
@@ -176,7 +166,7 @@ def _longest(kinds: Ints) -> Loop | None:
 
 def key_of(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any:
     """A key that is equal for two steps that compute the same; None if a parameter cannot be hashed."""
-    key = kind, args, tuple((name, content(value)) for name, value in params.items())
+    key = kind, args, tuple([(name, content(value)) for name, value in params.items()])
     try:
         hash(key)
     except TypeError:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from . import _psd_cholesky
 from ._ir import Register, Step, given_number, key_of, terms
 from ._plan import RULES
 
+VARIES = attrgetter("varies")
 MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
 
 
@@ -36,6 +38,7 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
+    reshaped: dict[tuple[Register, Shape], Register] = field(default_factory=dict)  # the original, a shape → the array
     shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and shapes
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
@@ -81,7 +84,7 @@ class Builder:
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
-        if not any(arg.varies for arg in args):
+        if not any(map(VARIES, args)):
             value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
             out = Register(value.shape[1:], value)
         else:
@@ -120,20 +123,21 @@ class Builder:
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if one replica of it is larger than MAX_ARRAY_BYTES."""
-        if 8 * math.prod(shape) > MAX_ARRAY_BYTES:
+        made = Register(shape)
+        if 8 * made.size > MAX_ARRAY_BYTES:
             what = f" ({words})" if words else ""
-            raise TooLargeError(
-                f"an array of shape {shape}{what} needs {8 * math.prod(shape):.1e} bytes for one replica"
-            )
-        return Register(shape)
+            raise TooLargeError(f"an array of shape {shape}{what} needs {8 * made.size:.1e} bytes for one replica")
+        return made
 
     def reshape(self, a: Register, *shape: int) -> Register:
         """The entries in another shape. A reshape of a reshape is made from the first array, which saves a step."""
         whole = self.shaped.get(a, a)
         if whole.shape == shape:
             return whole
-        made = self.step("reshape", whole, made=shape, shape=shape)
-        self.shaped[made] = whole
+        made = self.reshaped.get((whole, shape))
+        if made is None:
+            made = self.reshaped[whole, shape] = self.step("reshape", whole, made=shape, shape=shape)
+            self.shaped[made] = whole
         return made
 
     def pad_or_cut(self, a: Register, width: int) -> Register:

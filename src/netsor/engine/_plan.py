@@ -73,14 +73,14 @@ def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set
     found: list[tuple[set[Register], int | None]] = []
     for step in reversed(steps):
         entrywise = step.kind in IN_PLACE or (step.kind == "apply" and step.params.get("axes") == 0)
-        places = [
-            i
-            for i, arg in enumerate(step.args)
-            if entrywise and arg.varies and arg.shape == step.out.shape and owner.get(arg, arg) not in read_memory
-        ]
-        found.append(({arg for arg in step.args if arg.value is None} - read, places[0] if places else None))
+        place = None
+        for i, arg in enumerate(step.args if entrywise else ()):
+            if arg.varies and arg.shape == step.out.shape and owner.get(arg, arg) not in read_memory:
+                place = i
+                break
+        found.append(({arg for arg in step.args if arg.value is None and arg not in read}, place))
         read.update(step.args)
-        read_memory.update(owner.get(arg, arg) for arg in step.args)
+        read_memory.update([owner.get(arg, arg) for arg in step.args])
     return found[::-1]
 
 
@@ -88,7 +88,7 @@ def read_once(steps: list[Step]) -> set[Step]:
     """Large draws that one function alone reads: the noise of all logits, say."""
     readers = Counter(arg for step in steps for arg in step.args)
     given = {arg for step in steps if step.kind == "apply" for arg in step.args if readers[arg] == 1}
-    return {step for step in steps if step.numbers >= LATE and step.out in given}
+    return {step for step in steps if step.out in given and step.numbers >= LATE}
 
 
 MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
@@ -157,8 +157,9 @@ class Plan:
             size += step.out.size
             stored += 0 if step.out in late else step.out.size
             self.bytes, self.held = max(self.bytes, 8 * (size + step.within)), max(self.held, 8 * stored)
-            size -= sum(register.size for register in dead)
-            stored -= sum(register.size for register in dead - late)
+            for register in dead:
+                size -= register.size
+                stored -= 0 if register in late else register.size
 
     @cached_property
     def loops(self) -> list[Loop]:

@@ -42,6 +42,8 @@ def content_of(array: NumpyArray) -> Content:
 
 def content(value: Any) -> Any:
     """What two values are compared by: arrays by their numbers, functions by their code and what they captured."""
+    if type(value) in (int, float, str, tuple):  # most parameters of steps
+        return value
     match value:
         case np.ndarray():
             return content_of(value)

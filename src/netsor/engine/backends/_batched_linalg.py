@@ -158,13 +158,17 @@ class Library:
         return self._lowered(self._cholesky(products, xp.linalg.diagonal(products) == 0), rows)
 
     def _based(self, rows: Array) -> Array:
-        """As `_psd_cholesky.basis`, by products; where needed by the library's QR, one matrix at a time."""
+        """As `_psd_cholesky.basis`, by products; where needed by the library's QR, one matrix at a time.
+
+        JAX's QR of dependent rows, on a GPU in single precision, is orthonormal to two digits alone.
+        """
         xp = self.xp
         products = gram(xp, rows, rows)
         lower = self.cholesky(products)
         good = xp.linalg.diagonal(lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
         made = self._orthonormal(self._lowered(lower, rows))
-        return self.recompute_where(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
+        again = ~xp.all(good, axis=-1)
+        return self.recompute_where(made, again, lambda some: self._orthonormal(basis(xp, some)), rows)
 
     def _deflated(self, rows: Array) -> Array:
         """C with C C^T the products of rows, by `wide_factor`; from an orthonormal basis where that is not accurate."""

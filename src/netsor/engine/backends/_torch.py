@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ import torch
 from array_api_compat import torch as xp
 
 from ..._array_api import Array
-from ...language._check_function import is_builtin
+from ...language._check_function import is_builtin, needs_spectrum
 from .. import _gram_schmidt, _ops, _psd_cholesky
 from .._ir import Register, Step
 from .._parallel import memory
@@ -98,6 +99,8 @@ MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
 OF_FUNCTIONS = ("apply", "kernel", "moments", "nodes")  # kinds of steps that call functions of the program
 
 
+SIDE = ThreadPoolExecutor(1)  # for steps that leave a GPU room for others: eigenvalues, and what is made of them
+
 # PyTorch loads its linear algebra at the first call, which fails if two threads make it at once.
 LOADING = threading.Lock()
 _tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
@@ -153,7 +156,7 @@ class Torch(Device):
             needed = min(replicas, part.stop - start)
             with torch.no_grad():
                 work = _Block(self, seed, start, replicas, needed)
-                mean, columns = run(plan, work.draw, work.constant, work.compute)
+                mean, columns = map(_now, run(plan, work.draw, work.constant, work.compute))
             yield mean[:needed], columns[:needed]
             tick(needed)
             start += replicas
@@ -165,7 +168,7 @@ class Torch(Device):
         def found(drawn: Mapping[Register, Any]) -> Any:
             with torch.no_grad():
                 made = run(plan, lambda step: work.array(drawn[step.out]), work.constant, work.compute)
-                return self.numpy(what(work.library, *made))
+                return self.numpy(what(work.library, *map(_now, made)))
 
         return found
 
@@ -176,6 +179,11 @@ class Torch(Device):
     def numpy(self, array: Array) -> Array:
         """The array copied from the device."""
         return array.double().cpu().numpy()
+
+
+def _now(array: Array | Future[Array]) -> Array:
+    """An array, once it is there."""
+    return array.result() if isinstance(array, Future) else array
 
 
 def _array(numbers: Array, precision: str, device: str) -> Array:
@@ -224,8 +232,25 @@ class _Block:
         made, tables = _tables(tuple(step.params["freedom"]), precision, self.backend.device)
         return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables).to(self.dtype)
 
-    def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
-        """A step on tensors; a user function in numpy, or a kernel by quadrature, on the host."""
+    def compute(self, step: Step, inputs: Sequence[Array | Future[Array]], _: int | None) -> Array | Future[Array]:
+        """A step on tensors; on a GPU, eigenvalues and what is made of them follow later, on a stream of their own."""
+        spectral = step.kind == "apply" and self.backend.kind == "cuda" and needs_spectrum(step.params["f"])
+        if not spectral and not any(isinstance(array, Future) for array in inputs):
+            return self._computed(step, inputs)
+        stream, side = torch.cuda.current_stream(self.backend.device), torch.cuda.Stream(self.backend.device)
+        side.wait_stream(stream)
+
+        def made() -> Array:
+            with torch.no_grad(), torch.cuda.stream(side):
+                found = self._computed(step, list(map(_now, inputs)))
+                side.synchronize()
+            found.record_stream(stream)
+            return found
+
+        return SIDE.submit(made)
+
+    def _computed(self, step: Step, inputs: Sequence[Array]) -> Array:
+        """A user function in numpy, or a kernel by quadrature, on the host."""
         if step.kind not in OF_FUNCTIONS:
             return self.library.compute(step, inputs)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None

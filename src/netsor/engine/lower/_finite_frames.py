@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
+from ..._array_api import Ints
 from .._ir import Register
 from .._ir_builder import Builder
 from .._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
@@ -132,15 +134,24 @@ class BartlettFrame(Frame):
         build, (frames, count, d), new = self.build, cross.shape, chi.shape[-1]
         if d == 0 and count == 1:
             return build.reshape(chi, frames, 1, 1)
-        below = np.tri(count, new, -1, dtype=bool)
-        own = build.draw("normals", key, (frames, int(below.sum())), words)
-        start, end = count * d, count * d + own.shape[-1]
-        places = np.full((count, d + new), end + new)  # the last is a 0
-        places[:, :d] = np.arange(start).reshape(count, d)
-        places[:, d:][below] = np.arange(start, end)
-        places[range(new), range(d, d + new)] = np.arange(end, end + new)
-        flat = build.reshape(cross, frames, start)
-        return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(count, d + new))
+        below = new * (new - 1) // 2 + (count - new) * new  # entries left of the norms
+        own = build.draw("normals", key, (frames, below), words)
+        flat = build.reshape(cross, frames, count * d)
+        return build.step("triangle", flat, own, chi, places=_in_triangle(count, d, new), shape=(count, d + new))
+
+
+@lru_cache(maxsize=16)  # the layers of a deep network share it
+def _in_triangle(count: int, d: int, new: int) -> Ints:
+    """For Bartlett's rows, where each entry is among the given coordinates, the normals, the norms and a last 0."""
+    below = np.tri(count, new, -1, dtype=bool)
+    start, end = count * d, count * d + int(below.sum())
+    made = np.full(count * (d + new), end + new)
+    places = made.reshape(count, d + new)
+    places[:, :d] = np.arange(start).reshape(count, d)
+    places[:, d:][below] = np.arange(start, end)
+    places[range(new), range(d, d + new)] = np.arange(end, end + new)
+    made.flags.writeable = False
+    return made
 
 
 def with_ones(frame: Frame, rows: Sequence[Register], first: int = 0) -> list[Register]:

@@ -12,6 +12,7 @@ from itertools import chain, product
 
 import numpy as np
 
+from ...language._check_function import content_of
 from ...language._operation import Dot
 from ...language._rotary import Rotate
 from ...language._scalar import Scalar
@@ -36,8 +37,11 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
         turned = RotaryPositions(np.broadcast_to(op.positions, value.shape), Angles(op.base, op.fraction, op.stretch))
         return LoweredVector(x.lead, x.sample, x.sets, turned)
     width = int(s.facts.widths[value])
-    angles = op.angles(blocks * width)
-    cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
+    key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
+    if key not in s.turns:
+        angles = op.angles(blocks * width)
+        s.turns[key] = tuple(build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
+    cos, sin = s.turns[key]
     whole = build.reshape(build.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width)
     lead = build.step("rotate", whole, cos, sin, words="coordinates turned by positions")
     return LoweredVector(build.reshape(lead, *value.shape, blocks, width))

@@ -140,8 +140,8 @@ def _replace_coordinates(s: State, value: Value, group: FrameBatch, part: Regist
     old = s.vectors[value]
     shape = (*value.shape, s.facts.blocks[value])
     parts = [(group.positions[value], part)]
-    rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
-    if rest.size:
+    if group.positions[value].size < math.prod(shape):
+        rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
         others = s.build.reshape(old.lead, math.prod(shape), old.lead.shape[-1])
         others = s.build.take(others, rest, axis=0)
         parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))

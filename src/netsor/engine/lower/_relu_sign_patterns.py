@@ -27,7 +27,7 @@ def positive(build: Builder, results: tuple[Register, ...]) -> list[Step]:
     """The steps of a plan with such products drawn in this way."""
     steps = needed(build.steps, results)
     made = {step.out: step for step in steps}
-    reads = Counter(arg for step in steps for arg in step.args) + Counter(results)
+    reads = Counter([*(arg for step in steps for arg in step.args), *results])
     found: list[Step] = []
     for step in steps:
         found += _from_patterns(step, made, reads) or [step]

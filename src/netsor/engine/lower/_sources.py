@@ -120,7 +120,7 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
     """
     build, number = s.build, s.facts.number[value]
     infinite = value in s.facts.limits
-    lead, own = build.constant(np.zeros((slots, sources, 0))), np.zeros((slots, sources), dtype=object)
+    own = np.zeros((slots, sources), dtype=object)
     if slots and (value in s.facts.drawn or value in s.facts.merged_sources):
         parts = []
         for which, group in enumerate(s.groups_from(value)):
@@ -132,6 +132,8 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
                 new = [1 << k for k in range(frame.blocks[-1].start, frame.blocks[-1].stop)]
                 own[places] = np.array(new, dtype=object).reshape(places.shape[1], sources)
         lead = s.scatter(parts)
+    else:
+        lead = build.constant(np.zeros((slots, sources, 0)))
     sample = None
     if slots and value in s.facts.coordinates and (infinite or value not in s.facts.drawn):
         if value in s.facts.feeds_nonlinearity and (infinite or "undrawn" in s.facts.without):

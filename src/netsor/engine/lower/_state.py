@@ -118,6 +118,7 @@ class State:
         self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
         self.scalars: dict[Value, Register] = {}
         self.epsilons: dict[Value, Fluctuation] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
+        self.turns: dict[Any, tuple[Register, ...]] = {}  # cosines and sines of rotary positions
         self.guards: dict[Register, None] = {}  # 0, but NaN in a replica where what no direction holds of such counts
         self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
         self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such

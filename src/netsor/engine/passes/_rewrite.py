@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -54,21 +53,24 @@ class Context:
 
 def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Value, Value], Value]) -> list[Value]:
     """The program with each value changed: `change(old, new)` gets a value and its copy on changed inputs."""
-    new: dict[Value, Value] = {}
+    new: dict[Value, Value] = {}  # of values that change, which are few in most passes
     for value in context.ordered(outputs):
-        inputs = [new[x] for x in value.op.inputs]
-        same = all(map(is_, inputs, value.op.inputs))
-        copy = value if same else replace(value, op=value.op.with_inputs(*inputs))
+        copy, inputs = value, value.op.inputs
+        if not new.keys().isdisjoint(inputs):
+            copy = replace(value, op=value.op.with_inputs(*(new.get(x, x) for x in inputs)))
+        made = change(value, copy)
+        if made is value:
+            continue
+        new[value] = made
         place = context.origin[copy] = context.origin[value]
-        made = new[value] = change(value, copy)
         context.origin.setdefault(made, place)
-        added = list(made.op.inputs) if made is not copy else []
+        added = list(made.op.inputs)
         while added:  # what a change adds has the seed of what it replaces
             inner = added.pop()
             if inner not in context.origin:
                 context.origin[inner] = place
                 added += inner.op.inputs
-    return [new[output] for output in outputs]
+    return [new.get(output, output) for output in outputs]
 
 
 def key_of(value: Value) -> object:

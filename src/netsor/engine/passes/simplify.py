@@ -57,7 +57,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
         match new.op:
             case MatMul(weight, x, each):
                 if (key := key_of(new)) not in products:
-                    repeated = len(np.unique(weight.members)) < weight.members.size
+                    repeated = len(set(weight.members.ravel().tolist())) < weight.members.size
                     made = _each(new, weight, x) if each and repeated else _all(new, weight, x) if repeated else new
                     products[key] = constant(1.0 - zeros[x]) * made if zeros[x].any() else made
                 made = products[key]
