@@ -190,7 +190,7 @@ class Operation:
             match getattr(self, name):
                 case Value():
                     changed[name] = next(given)
-                case (Value(), *_) as several:
+                case tuple((Value(), *_)) as several:
                     changed[name] = tuple(islice(given, len(several)))
         return replace(self, **changed)
 
