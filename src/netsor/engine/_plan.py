@@ -120,6 +120,9 @@ class Plan:
         Functions whose expectations use values at points alone.
     place : str
         Where it is meant to run: which of two exact ways costs less depends on it.
+    independent : dict
+        The directions of inputs that depend on each other at infinite width; plans with moved expectations have the
+        same ones.
 
     Examples
     --------
