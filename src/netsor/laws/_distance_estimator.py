@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._attention_limit import HeadSum
@@ -19,6 +20,8 @@ from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
 from ._replicas import Replicated, bootstrap, jackknife
 
+LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
+
 
 def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
     """Both laws as mixtures over the same random numbers, if they are."""
@@ -26,7 +29,26 @@ def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
     if not isinstance(p, Mixture) or not isinstance(other, Mixture) or p.origin.seed is None or p.replicas < 2:
         return None
     same = (p.replicas, p.origin.seed) == (other.replicas, other.origin.seed)
-    return (p, other) if same and p.weight is None and other.weight is None else None
+    if not same or p.weight is not None or other.weight is not None:
+        return None
+    return (p, other) if other is q or consistent_with(q, other) else None
+
+
+def consistent_with(law: Law, replicas: Mixture) -> bool:
+    """Whether a law is that of these replicas, within the errors of both.
+
+    Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
+    standard errors: a test of level 1e-7.
+    """
+    y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
+    checks = [(law.with_error.cdf(y), replicas.with_error.cdf(y))]
+    checks += [(law.with_error.moment(k), replicas.with_error.moment(k)) for k in (2, 4)]
+    worst = 0.0
+    for one, other in checks:
+        gap = np.abs(np.asarray(one.value) - other.value)
+        error = combined(one.error, other.error, 1e-12 * np.abs(np.asarray(one.value)))
+        worst = max(worst, float(np.max(gap / np.where(error > 0, error, np.inf), initial=0.0)))
+    return worst < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
 
 
 class CubicPieces:
