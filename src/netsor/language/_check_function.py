@@ -123,7 +123,7 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
         numbers: int | None = getattr(base(f), "numbers", None)
         with np.errstate(all="ignore"):
             return np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:] if numbers is None else (numbers,)
-    given = f.f, f.name, operation, tuple(cores), scalars
+    given = _ByContent(f.f), f.name, operation, tuple(cores), scalars
     try:
         return _checked_shape(*given)
     except TypeError:  # an object without a hash is checked every time
@@ -134,10 +134,23 @@ class _Raised(Exception):
     """The function raised an exception, its cause."""
 
 
+class _ByContent:
+    """A function, equal to others with the same code and captured values: such as those defined in a loop."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self.f, self.content = f, content(f)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByContent) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+
 @lru_cache(maxsize=256)
-def _checked_shape(f: Callable[..., Any], name: str, operation: str, cores: tuple[Shape, ...], scalars: int) -> Shape:
+def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Shape, ...], scalars: int) -> Shape:
     """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
-    elementwise = not any(cores)
+    f, elementwise = given.f, not any(cores)
 
     def refuse(problem: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(operation, f"{name} {problem}") from cause
@@ -192,8 +205,8 @@ def _checked_shape(f: Callable[..., Any], name: str, operation: str, cores: tupl
     try:
         expected = check(positive)
     except _Raised as raised:
-        given = ", ".join(str(x.shape) for x in positive)
-        refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
+        shapes = ", ".join(str(x.shape) for x in positive)
+        refuse(f"fails on arrays of shapes {shapes}: {raised.__cause__}", raised.__cause__)
     for scale in SCALES:
         with suppress(_Raised):
             shape = check([scale * x for x in normal])
