@@ -111,7 +111,7 @@ class DistanceEstimator:
         self.p, self.q = p, q
         self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
         self.coupled = coupled(p, q) if couple else None
-        self._by_bandwidth: dict[float, DistanceEstimator] = {}
+        self._by_bandwidth: dict[tuple[float, bool], DistanceEstimator] = {}
         self._found: dict[tuple[str, bool], Estimate] = {}
 
     def distance(self, name: str) -> Estimate:
@@ -127,7 +127,7 @@ class DistanceEstimator:
             # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
 
             def without_noise(factor: float) -> float:  # which narrow kernels have more of
-                return float(self._with_kernels(factor)._uncoupled._distance(name).value)
+                return float(self._with_kernels(factor, couple=False)._distance(name).value)
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
             value, error = value - change, combined(error, bias)
@@ -139,14 +139,14 @@ class DistanceEstimator:
             doubts.append(max(abs(other - plain) for other in moved))
         return Estimate(value, combined(error, *doubts))
 
-    def _with_kernels(self, factor: float = 1.0) -> DistanceEstimator:
+    def _with_kernels(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
         """The same for laws with kernels of `factor` bandwidths instead of draws; itself if there are no draws."""
-        if factor not in self._by_bandwidth:
+        if (factor, couple) not in self._by_bandwidth:
             p, q = self.p._dense(factor), self.q._dense(factor)
-            grid = None if factor == 1 else self._with_kernels()
-            same = p is self.p and q is self.q
-            self._by_bandwidth[factor] = self if same else DistanceEstimator(p, q, grid=grid)
-        return self._by_bandwidth[factor]
+            same = p is self.p and q is self.q and (couple or self.coupled is None)
+            grid = None if factor == 1 and couple else self._with_kernels()
+            self._by_bandwidth[factor, couple] = self if same else DistanceEstimator(p, q, couple, grid)
+        return self._by_bandwidth[factor, couple]
 
     @cached_property
     def _perturbed(self) -> list[list[DistanceEstimator]]:
@@ -157,10 +157,6 @@ class DistanceEstimator:
                 pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
                 perturbed.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
         return perturbed
-
-    @cached_property
-    def _uncoupled(self) -> DistanceEstimator:
-        return self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False, grid=self)
 
     @cached_property
     def _nodes(self) -> Array:
@@ -238,10 +234,9 @@ class DistanceEstimator:
                 f, g = parts[1] + (f - g), parts[1]
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        if self.coupled is None:
-            groups = [p._densities(y), q._densities(y)]
-        else:
-            a, b = (law._densities(y) for law in self.coupled)
+        groups = [law._densities(y) for law in self.coupled or (p, q)]
+        if self.coupled is not None:
+            a, b = groups
             groups = [Replicated(np.concatenate([a.rows, b.rows], axis=1), a.weight)]
             groups += [] if self.coupled[1] is q else [q._densities(y)]
         if not errors:
