@@ -240,7 +240,7 @@ class BatchedFunction(NamedTuple):
 
 
 def flattened(x: BatchedFunction, of_rows: Array) -> tuple[tuple[int, ...], Array, Array, tuple[Array, ...]]:
-    """The shape (lead, i) of the rows; flat over them, means (rows, r), matrices (rows, ·, ·) and parameters (rows,)."""
+    """The shape (lead, i) of rows; flat over them, means (rows, r), matrices (rows, ·, ·) and parameters (rows,)."""
     arrays = [np.asarray(a, dtype=float) for a in (x.mean, of_rows, *x.params)]
     own = [a.shape[a.ndim - k :] for a, k in zip(arrays, (1, 2, *[0] * len(x.params)), strict=True)]
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - len(axes)] for a, axes in zip(arrays, own, strict=True)))
