@@ -144,10 +144,8 @@ def weight(
 
     Parameters
     ----------
-    out_width
-        The width of W x, a `Width` or an integer.
-    in_width
-        The width of x.
+    out_width, in_width
+        The widths of W x and of x, each a `Width` or an integer.
     batch
         The number of independent matrices, an integer or a shape; one matrix by default.
     std
@@ -156,8 +154,7 @@ def weight(
     name
         The name in `print(net)` and `net.latex()`.
     entry_std
-        The standard deviation of the entries themselves, as in N(0, 0.02²), instead of std; for an in_width that is a
-        number.
+        The standard deviation of the entries themselves, as in N(0, 0.02²), if in_width is a number.
 
     Examples
     --------
@@ -222,8 +219,7 @@ def gaussian(
     mean
         The mean of the coordinates of each vector; broadcasts to the shape.
     cov
-        A number (independent vectors of that variance), or a positive semidefinite matrix over the vectors, of shape
-        (size, size) or shape + shape.
+        The variance of independent vectors, or a covariance matrix, of shape (size, size) or shape + shape.
     name
         The name shown in messages.
 

@@ -68,8 +68,7 @@ def step(
     lr
         η of an optimiser that is a string: a number, a function of fan-in and fan-out, a scalar of the program such as
         `ns.hyperparameter("lr")`, or a dictionary of these, by weight or by name (`name=` of `ns.weight` and
-        `ns.gaussian`), with None for all others. Fan-in and fan-out are numbers; a vector of R^n has fan-in 1 and
-        fan-out n. At infinite width the power of n in η is found at large numbers.
+        `ns.gaussian`), with None for all others. A vector of R^n has fan-in 1 and fan-out n.
     optimiser
         An object of `ns.optim`, a dictionary of them, or "sgd", "muon" or "adam".
     weights
@@ -86,10 +85,9 @@ def step(
     scale
         For "muon": a factor of its matrix, a number or a function of fan-in and fan-out; 1 by default.
     clip_norm
-        The largest norm of the gradient of all parameters that move; a longer one is scaled down, as
-        `torch.nn.utils.clip_grad_norm_` does. For finite widths.
+        The largest norm of the whole gradient, at finite widths; a longer one is scaled down, as PyTorch does.
     lr_factor
-        What every learning rate is multiplied by in this step: a number, as a schedule has it here, or a scalar.
+        A number or scalar that multiplies every learning rate in this step, as a schedule does.
 
     Examples
     --------
