@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -115,18 +115,24 @@ class Weight:
         return product if self.by is None else self.by * product
 
 
-class MatMul(Entrywise):
+class Acting(Entrywise):
     """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
 
-    acts, kind, letter = VectorAccess.BY_PRODUCTS, "MatMul", "g"
+    acts, letter = VectorAccess.BY_PRODUCTS, "g"
     weight: Weight
     x: Vector
     each: bool
 
-    def at(self, keep: Keep) -> MatMul:
+    def at(self, keep: Keep) -> Self:
         """Some of the matrices."""
         batch = keep[: len(self.weight.batch)]
         return replace(self, weight=self.weight[box(batch)]) if batch else self
+
+
+class MatMul(Acting):
+    """V: products with the matrices as they are drawn."""
+
+    kind = "MatMul"
 
 
 def weight(

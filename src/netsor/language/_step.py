@@ -148,9 +148,8 @@ def step(
     if not moved.terms and not moved.leaves:
         raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
     names = {source.name for source in moved.latest} | {_source(leaf).name for leaf in moved.leaves}
-    for keys in (optimisers, rates):
-        if keys is not None:
-            keys.check(names)
+    for keys in filter(None, (optimisers, rates)):
+        keys.check(names)
     if clip_norm is not None:
         moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
     matrices = {source: (*rule(terms[0].used.drawn), terms) for source, terms in moved.terms.items()}

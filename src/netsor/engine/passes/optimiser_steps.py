@@ -22,7 +22,7 @@ import numpy as np
 from ...activations import Function
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import GradientTerm, MatMul, Root, SteppedMatMul, SteppedParameter
+from ...language._operation import Acting, GradientTerm, MatMul, Root, SteppedMatMul, SteppedParameter
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import join, mean_dot
@@ -91,7 +91,7 @@ class _OuterProducts(TrainedWeight):
         super().__init__(uses, context)
         self.made: dict[object, Vector] = {}  # W x, however often it is asked for
 
-    def act(self, value: Value, op: MatMul | SteppedMatMul) -> Vector:
+    def act(self, value: Value, op: Acting) -> Vector:
         """A product with the matrix before all steps stays."""
         if isinstance(op, MatMul):
             return self.made.setdefault(key_of(value), value)  # type: ignore[arg-type]
