@@ -155,13 +155,11 @@ def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Sh
     def refuse(problem: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(operation, f"{name} {problem}") from cause
 
-    def refuse_places(became: str = "") -> NoReturn:
-        apart = "it gives other numbers when its arguments stand elsewhere in the array"
+    def refuse_places(symptom: str) -> NoReturn:
         if operation == "nonlin":
             remedy = "ns.mean_dot and ns.layer_norm are for what needs all coordinates"
-            refuse(f"is not coordinatewise: {f'arrays of shape {became}' if became else apart}; {remedy}")
+            refuse(f"is not coordinatewise: {symptom}; {remedy}")
         whole, alone = "with axes=1 it sees the last axis whole", "let it act on the last axes alone, as with axis=-1"
-        symptom = f"the leading axes {became}" if became else apart
         refuse(f"is not vectorised: {symptom}; {whole if elementwise else alone}")
 
     def call(arguments: Sequence[NumpyArray]) -> NumpyArray:
@@ -182,12 +180,12 @@ def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Sh
     def check(x: Sequence[NumpyArray]) -> Shape:
         result = call(x)
         if result.shape[:2] != LEADING or (elementwise and result.shape != LEADING):
-            refuse_places(f"{LEADING} became {result.shape}")
+            refuse_places(f"the leading axes {LEADING} became {result.shape}")
         if not _same(result, call(x)):
             refuse(AGAIN)
         for moved in REARRANGED:
             if not _same(moved(result), call([moved(a) for a in x])):
-                refuse_places()
+                refuse_places("it gives other numbers when its arguments stand elsewhere in the array")
         for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
             column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
             repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
