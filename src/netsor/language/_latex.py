@@ -37,12 +37,7 @@ EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matr
 
 
 def latex(
-    name: str,
-    outputs: Sequence[Value],
-    report: Report,
-    document: bool,
-    probes: Sequence[Probe] = (),
-    paper: bool = False,
+    name: str, outputs: Sequence[Value], report: Report, document: bool, probes: Sequence[Probe], paper: bool
 ) -> str:
     """The program with these outputs, its probes, and its limit law; a whole document, or its body."""
     every = narrow([*outputs, *(probe.value for probe in probes)])
