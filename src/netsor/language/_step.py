@@ -123,11 +123,8 @@ def step(
         """The step of one parameter, and what is a scalar of the program in it."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
         if own.matrices_only and not isinstance(of, Weight):
-            raise TraceError(
-                "step",
-                f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give it another optimiser, "
-                f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}",
-            )
+            remedy = f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}"
+            raise TraceError("step", f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give {remedy}")
         rate, decay = own.lr if rates is None else rates.of(of), own.weight_decay
         lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
         there = isinstance(lr, Scalar), isinstance(decay, Scalar)
