@@ -10,6 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any, NoReturn
@@ -123,7 +124,7 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
         numbers: int | None = getattr(base(f), "numbers", None)
         with np.errstate(all="ignore"):
             return np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:] if numbers is None else (numbers,)
-    given = _ByContent(f.f), f.name, operation, tuple(cores), scalars
+    given = _ByContent(content(f.f), f.f), f.name, operation, tuple(cores), scalars
     try:
         return _checked_shape(*given)
     except TypeError:  # an object without a hash is checked every time
@@ -134,17 +135,12 @@ class _Raised(Exception):
     """The function raised an exception, its cause."""
 
 
+@dataclass(frozen=True)
 class _ByContent:
     """A function, equal to others with the same code and captured values: such as those defined in a loop."""
 
-    def __init__(self, f: Callable[..., Any]) -> None:
-        self.f, self.content = f, content(f)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByContent) and self.content == other.content
-
-    def __hash__(self) -> int:
-        return hash(self.content)
+    content: Any
+    f: Callable[..., Any] = field(compare=False)
 
 
 @lru_cache(maxsize=256)
