@@ -102,9 +102,8 @@ def step(
     """
     several = isinstance(outputs, list | tuple)
     listed = list(outputs) if several else [outputs]
-    for value in listed:
-        if not isinstance(value, Value):
-            raise TraceError("step", "outputs", value, "a value of the program, or a list of them")
+    if not all(isinstance(value, Value) for value in listed):
+        raise TraceError("step", "outputs", outputs, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
     factor, by = (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step"), None)
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
@@ -243,11 +242,10 @@ class _ByParameter:
                 case Weight() if len(np.unique(key.members)) < key.count:
                     raise TraceError("step", f"{name} has the key {key!r}, a part of a batch: give the whole batch")
                 case Weight(source=source) | Value(op=ops.Gaussian(source=source) | ops.Normal(source=source)):
-                    self.given[source] = checked(each, name)
-                case str() | None:
-                    self.given[key] = checked(each, name)
-                case _:
+                    key = source
+                case _ if not isinstance(key, str | None):
                     raise TraceError("step", f"{name} has the key {shown(key)}: give weights, names or None")
+            self.given[key] = checked(each, name)
 
     def check(self, names: Collection[str | None]) -> None:
         """Refuse a name that nothing has: it would be misspelt."""
