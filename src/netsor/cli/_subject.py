@@ -1,8 +1,4 @@
-"""What a command is about: the built-in layer with its options, or your own program with its widths; and what it costs.
-
-Memory and time are estimated from plans: a command is refused if it takes too much, and announced if it takes long.
-What a device takes for draws is not estimated: nothing is refused or announced for it.
-"""
+"""The subject of a command, the built-in layer or your own program, and its cost; a device's time is not estimated."""
 
 from __future__ import annotations
 
