@@ -67,10 +67,8 @@ class Handler(BaseHTTPRequestHandler):
             case ["", ""]:
                 self._begin("text/html; charset=utf-8")
                 self.wfile.write(local_page(self.server.target).encode())
-            case ["", "file", number, name] if (
-                kind := name.rpartition(".")[2]
-            ) in TYPES and number in self.server.views:
-                view = self.server.views[number]
+            case ["", "file", number, name] if number in self.server.views and name.rpartition(".")[2] in TYPES:
+                view, kind = self.server.views[number], name.rpartition(".")[2]
                 self._begin(TYPES[kind])
                 self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind, view.columns))
             case _:
