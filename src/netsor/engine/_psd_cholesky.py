@@ -7,14 +7,15 @@ same results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._array_api import Array
 from ._ops import join
+
+if TYPE_CHECKING:
+    from ._gram_schmidt import LinalgBackend
 
 PANEL = 16  # columns: block size of the factorisation
 LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns
@@ -22,22 +23,6 @@ TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as depen
 SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
 HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
 SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
-
-
-@dataclass(frozen=True)
-class LinalgBackend:
-    """How an array library factors matrices, solves for triangular ones, and makes some of many matrices again."""
-
-    factor: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
-    try_factor: Callable[[Array], Array]  # of Gram matrices; any pivot that is not sure may be wrong, or NaN
-    solve: Callable[[Array, Array], Array]
-    solve_lower: Callable[[Array, Array], Array]  # C^(−1) times rows
-    basis: Callable[[Array], Array]
-    undetermined: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
-    gram_schmidt: Callable[..., Array]  # of rows, and of known orthonormal ones
-    recompute_where: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
-    wide: Callable[[Array], Array] | None = None  # of rows of single precision, given in double: see `wide_factor`
-    deflated: Callable[[Array], Array] | None = None  # C with C C^T the products of rows that are nearly equal
 
 
 def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:
