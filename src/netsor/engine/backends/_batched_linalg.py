@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..._array_api import Array
 from .. import _gram_schmidt
 from .._ir import Step
@@ -19,6 +21,7 @@ from .._psd_cholesky import by_columns, safe_pivot_ratio, tolerance
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
 ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding
+OTHERS = 717_225  # a seed that nobody uses: directions that no row has by chance
 MORE = 4.0  # times what is added to a diagonal: a pivot of dependent rows is once or twice that, if they lean little
 
 
@@ -144,17 +147,21 @@ class Library(_gram_schmidt.LinalgBackend):
         return self.solve_lower(self._cholesky(products, xp.linalg.diagonal(products) == 0), rows)
 
     def basis(self, rows: Array) -> Array:
-        """By products; where needed by the library's QR, one matrix at a time.
-
-        JAX's QR of dependent rows, on a GPU in single precision, is orthonormal to two digits alone.
-        """
+        """By products; where rows depend on each other, by `gram_schmidt`, with other directions in their places."""
+        # The library's QR takes one matrix at a time; JAX's, on a GPU in single precision, has two digits there.
         xp = self.xp
         products = gram(xp, rows, rows)
         lower = self.cholesky(products)
         good = xp.linalg.diagonal(lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
         made = self._orthonormal(self.solve_lower(lower, rows))
-        again, qr = ~xp.all(good, axis=-1), super().basis
-        return self.recompute_where(made, again, lambda some: self._orthonormal(qr(some)), rows)
+        others = xp.asarray(np.random.default_rng(OTHERS).standard_normal(rows.shape[-2:]), dtype=rows.dtype)
+
+        def completed(rows: Array) -> Array:
+            some = self.gram_schmidt(rows)
+            missing = xp.astype(squares(xp, some) == 0, rows.dtype)[..., None]
+            return some + self.gram_schmidt(missing * others, some)
+
+        return self.recompute_where(made, ~xp.all(good, axis=-1), completed, rows)
 
     def deflated(self, rows: Array) -> Array:
         """By `wide_factor`, where the library is wide; from an orthonormal basis where that is not accurate."""
