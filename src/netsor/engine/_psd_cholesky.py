@@ -1,21 +1,18 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
 A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix, so that the
-result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` to get the
-same results.
+result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` (in
+`_gram_schmidt`) as `linalg` to get the same results.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .._array_api import Array
 from ._ops import join
-
-if TYPE_CHECKING:
-    from ._gram_schmidt import LinalgBackend
 
 PANEL = 16  # columns: block size of the factorisation
 LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns
@@ -25,13 +22,13 @@ HIDDEN = 1e-15  # over a row's squared length: the size of a residual that round
 SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
 
 
-def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:
+def factor(xp: Any, gram: Array, linalg: Any = None) -> Array:
     """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows."""
     # A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
     return residual(xp, gram, gram, linalg=linalg)
 
 
-def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgBackend | None = None) -> Array:
+def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: Any = None) -> Array:
     """The triangular factor of `rest`: the Gram matrix `whole` less products of coordinates along known directions."""
     # A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
     # row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that
@@ -121,7 +118,7 @@ def directions(rows: Any) -> Any:
     return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
 
 
-def solve(xp: Any, lower: Array, b: Array, linalg: LinalgBackend | None = None) -> Array:
+def solve(xp: Any, lower: Array, b: Array, linalg: Any = None) -> Array:
     """X with X C^T = b for lower triangular C: coordinates along the directions of its rows, from their products."""
     # The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
     if linalg:
@@ -156,7 +153,7 @@ def inverse(lower: Any) -> Any:
     return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
 
 
-def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
+def basis(xp: Any, rows: Array, linalg: Any = None) -> Array:
     """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions."""
     # It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
     if linalg:
@@ -167,7 +164,7 @@ def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
 
 
-def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: LinalgBackend | None = None) -> Array:
+def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: Any = None) -> Array:
     """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones."""
     # With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
     # `rest` are rows whose products are those of the part of G along directions outside the frame.
