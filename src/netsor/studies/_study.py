@@ -64,7 +64,7 @@ class DrawTask(ABC):
     @property
     def stream(self) -> int:
         """The seed of its draws."""
-        return derive_seed(self.seed, self.index)
+        return derive_seed(self.seed, *self.case.place, self.index)
 
     def sampling(self, **how: Any) -> Sampling:
         """How it draws."""

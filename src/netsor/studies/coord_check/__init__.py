@@ -159,7 +159,7 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     def result(self, run: Run) -> CoordCheck:
         """A check of each parametrisation."""
         run.wait()
-        tasks = {case: self.tasks_of(case, place) for place, case in self.cases if not case.empty}
+        tasks = {case: self.tasks_of(case) for case in self.cases if not case.empty}
         numbers = {case: np.concatenate([run[task]["numbers"] for task in some]) for case, some in tasks.items()}
         checks = [_check(self.request, rule, numbers) for rule in self.request.checks]
         return CoordCheck(self.request, checks, *self.spent(run))

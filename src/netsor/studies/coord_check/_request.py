@@ -20,7 +20,8 @@ from ...models._training import KINDS
 from ...optim import NAMED
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation
-from .._training import FEWEST, TrainingCase, TrainingRequest, TrainingTask, call_build, sizes_of
+from .._study import DrawTask
+from .._training import FEWEST, TrainingCase, TrainingRequest, call_build, sizes_of
 from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
 DRAWS = 32
@@ -91,7 +92,7 @@ class CheckCase(TrainingCase):
 
 
 @dataclass(frozen=True)
-class CheckTask(TrainingTask):
+class CheckTask(DrawTask):
     """Some draws of a network: a task of a coordinate check."""
 
     def run(self) -> Arrays:
