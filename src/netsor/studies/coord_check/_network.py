@@ -95,24 +95,18 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
         watched[probe.name] = (*watched.get(probe.name, ()), probe.value)
         if probe.name == "scores":
             masks.append(probe.mask)
-    acts, names = [], _names(loss)
+    applied = [value.op.weight.source for value in topological_order([loss]) if isinstance(value.op, MatMul)]
+    weights = list(dict.fromkeys(applied))  # in the order in which they act
+    given = [source.name for source in weights]
+    names = {
+        source: source.name if source.name is not None and given.count(source.name) == 1 else f"weight {k}"
+        for k, source in enumerate(weights, 1)
+    }
+    acts = []
     for value in topological_order([loss, *(probe.value for probe in net.probes)]):
         if isinstance(value, Vector) and isinstance(value.op, MatMul) and value.op.weight.source in names:
             acts.append(WeightUse(None, names[value.op.weight.source], value))
     return Network(watched, tuple(masks), loss, tuple(acts), rates, eps)
-
-
-def _names(loss: Scalar) -> dict[Any, str]:
-    """The weights of a program by their names, or by their number, in the order in which they act."""
-    weights: dict[Any, Weight] = {}
-    for value in topological_order([loss]):
-        if isinstance(value.op, MatMul):
-            weights.setdefault(value.op.weight.source, value.op.weight)
-    given = [source.name for source in weights]
-    return {
-        source: source.name if source.name is not None and given.count(source.name) == 1 else f"weight {k}"
-        for k, source in enumerate(weights, 1)
-    }
 
 
 def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
