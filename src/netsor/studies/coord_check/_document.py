@@ -14,7 +14,8 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
-from .._training_report import ByParametrisation, panels, steps_text, svg_figure
+from .._study import svg_figure
+from .._training_report import ByParametrisation, panels, steps_text
 from ._measurements import Check
 from ._network import CHANGE, UPDATE
 from ._request import Request
@@ -187,7 +188,7 @@ class CoordCheck(ByParametrisation[Check]):
         if r.steps > 1:
             sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
         sections += [section for check in checks for section in _details(check)]
-        drawn = svg_figure("updates", f"√(mean square) of ΔW x, against the {r.axis}.", partial(figure, checks, UPDATE))
+        drawn = svg_figure("updates", f"√(mean square) of ΔW x, against the {r.axis}.", figure, checks, UPDATE)
         updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([drawn])]
         sections.append(Section("What each learning rate does", updates, "html"))
         rule = RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + (LIMIT if math.inf in r.widths else "")
