@@ -45,9 +45,7 @@ def inline(monkeypatch):
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(
-        _plots, "svg_figure", lambda name, *_: _document.Figure(name, "", lambda: b"<svg/>")
-    )
+    monkeypatch.setattr(_plots, "svg_figure", lambda name, *_: _document.Figure(name, "", lambda: b"<svg/>"))
 
 
 def bits(audit):

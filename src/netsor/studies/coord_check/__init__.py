@@ -23,8 +23,7 @@ from .._study import Run
 from .._training import TrainingStudy, is_function, subject_of
 from ._document import CoordCheck
 from ._measurements import Check
-from ._network import CHANGE, SIZE, Entry
-from ._request import DRAWS, CheckCase, CheckTask, Request
+from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
 
 __all__ = ["coord_check"]
 

@@ -17,8 +17,7 @@ from ...laws import Estimate
 from .._study import svg_figure
 from .._training_report import ByParametrisation, panels, steps_text
 from ._measurements import Check
-from ._network import CHANGE, UPDATE
-from ._request import Request
+from ._request import CHANGE, UPDATE, Request
 from ._rules import GROWS, LIMIT, RULE, Verdict, size
 
 SHOWN = 5e-4  # relative error from which a limit is shown with its error

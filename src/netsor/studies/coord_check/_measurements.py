@@ -10,8 +10,7 @@ from typing import Any
 
 from ..._array_api import Floats
 from .._parametrisation import Parametrisation
-from ._network import CHANGE, SIZE, UPDATE, Entry
-from ._request import Request
+from ._request import CHANGE, SIZE, UPDATE, Entry, Request
 from ._rules import Fit, Verdict, advice, broken, fit, judged, size, worst
 
 

@@ -16,7 +16,7 @@ import scipy
 
 from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
-from ._network import Entry
+from ._request import Entry
 
 LEVEL = 1e-4  # of intervals that verdicts are made by
 KEPT, GROWS, SHRINKS, STILL, ABSENT = "as expected", "grows", "shrinks", "does not move", "not judged"
