@@ -86,11 +86,11 @@ class TrainingCase:
         """The draws of a part, a power of two: each part is planned again, so short ones would cost more."""
         if self.model is None or not backend.threads:  # a device draws many together
             return PART_DRAWS
-        draws = PART_SECONDS / (rates * self.draw().seconds)
+        draws = PART_SECONDS / (rates * self.draw(Numpy()).seconds)
         return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, draws)))))
 
     @lru_cache(maxsize=256)  # noqa: B019 (cases are equal if their fields are)
-    def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
+    def draw(self, backend: Backend) -> Draw:
         """What a draw takes, whatever the precision; for a deep network, from the plans of shallow ones."""
 
         def planned(model: Transformer | None) -> Draw:
@@ -229,14 +229,10 @@ class TrainingRequest(_study.Request):
             cases.append(self.case_type(width, resized, *trained, place=(len(cases),), **own))
         return tuple(cases)
 
-    @cached_property
-    def part_draws(self) -> tuple[int, ...]:
-        """The draws of a part at each width: a parametrisation changes numbers, not what a draw takes."""
-        return tuple(case.part_draws(self.backend, self.rates) for case in self.cases(self.checks[0]))
-
     def parts(self, case: TrainingCase) -> list[int]:
-        """The draws of each part of a network."""
-        return _study.part_sizes(self.draws, self.part_draws[case.place[0]])
+        """The draws of each part of a network: a parametrisation changes numbers, not what a draw takes."""
+        first = self.cases(self.checks[0])[case.place[0]]
+        return _study.part_sizes(self.draws, first.part_draws(self.backend, self.rates))
 
 
 class TrainingStudy(_study.Study[_study.Found]):
@@ -297,7 +293,7 @@ class TrainingStudy(_study.Study[_study.Found]):
 
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
 def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
-    if not case.empty and case.draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
+    if not case.empty and case.draw(Numpy()).seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
         resolve_precision(case.plan, backend, draws)
 
 
@@ -362,11 +358,10 @@ def batch_of(
     most = model.vocabulary or 1
     if ids is not None and tokens is not None:
         raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
-    if ids is None:
-        if targets is not None:
-            raise ArgumentError("targets", targets, "left out without ids: one target for each id")
-        ids = np.random.default_rng([seed, 1]).integers(0, most, (tokens or TOKENS) + 1)
-    first = [whole(i, "ids", least=0) for i in ids]
+    if ids is None and targets is not None:
+        raise ArgumentError("targets", targets, "left out without ids: one target for each id")
+    drawn = np.random.default_rng([seed, 1]).integers(0, most, (tokens or TOKENS) + 1) if ids is None else ids
+    first = [whole(i, "ids", least=0) for i in drawn]
     if targets is not None:
         last = [whole(i, "targets", least=0) for i in targets]
     elif len(first) < 2:

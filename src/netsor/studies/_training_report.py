@@ -38,15 +38,21 @@ class ByParametrisation(TableResult, Generic[Part]):
         return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
 
     def _assembled(
-        self, manifest: dict[str, Any] | None, verdict: str, done: str, items: Sequence[Item], caption: str,
-        sections: Sequence[Section], rule: str,
-    ) -> Document:  # fmt: skip
+        self,
+        manifest: Any,
+        verdict: str,
+        done: str,
+        items: Sequence[Item],
+        caption: str,
+        own: Sequence[Section],
+        rule: str,
+    ) -> Document:
         """Conclusions and the main figure, then what is the study's own, then how it was done."""
         request = self.request
         every = [
             Section("", [Items(items)]),
             Section("", [Figures([svg_figure(request.command.split()[1], caption, self._figure)])], "html"),
-            *sections,
+            *own,
             Section("How verdicts are reached", [Paragraph(rule)], "verbose"),
         ]
         if manifest is not None:

@@ -154,7 +154,13 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
         axes.axhline(threshold, color=VERMILLION, lw=0.8, ls=":", zorder=0)
         place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if side == "below" else "bottom"}
         axes.text(0.99, threshold, f"flagged {side}", color=VERMILLION, fontsize="small", **place)
-    _branch_thresholds(axes, models, quantity.name)
+    # where a branch is so much weaker than the other that it is flagged: a ninth of the other's share
+    other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(quantity.name, "")
+    factor, label = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]), "flagged below"
+    for each, colour in zip(models, _colours(len(models)), strict=True):
+        if other in each.best and "cross_share" not in each.best:  # which counts as attention
+            axes.plot(each[other].blocks, factor * each[other].median, color=colour, lw=0.8, ls=":", label=label)
+            label = "_"  # once in the legend
     axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     return len(axes.get_legend_handles_labels()[0]) > 1
@@ -173,17 +179,6 @@ def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, 
         last = float(having[0][name].median[-1])  # the rules are about the first block and about the embedding
         return [(THRESHOLDS["vanishing"] * last, "below"), (THRESHOLDS["exploding"] * last, "above")]
     return []
-
-
-def _branch_thresholds(axes: Any, models: Sequence[LengthResult], name: str) -> None:
-    """Where a branch is so much weaker than the other that it is flagged: a ninth of the other's share."""
-    other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(name, "")
-    factor, label = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]), "flagged below"
-    for each, colour in zip(models, _colours(len(models)), strict=True):
-        if other in each.best and "cross_share" not in each.best:  # which counts as attention
-            band = each[other]
-            axes.plot(band.blocks, factor * band.median, color=colour, lw=0.8, ls=":", label=label)
-            label = "_"  # once in the legend
 
 
 def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:

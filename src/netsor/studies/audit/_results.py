@@ -27,11 +27,7 @@ class AuditResult(TableResult):
 
     audits: tuple[Audit, ...]
     request: Request
-
-    @property
-    def differences(self) -> Differences | None:
-        """The fields, verdicts and quantities in which several models differ; None for one model."""
-        return None
+    differences: Any = None  # the fields, verdicts and quantities in which several models differ
 
     @property
     def _measured(self) -> list[Draws]:
@@ -194,13 +190,10 @@ class Comparison(AuditResult):
         return len(self.audits)
 
     def __getitem__(self, name: str | int) -> Audit:
-        if isinstance(name, int):
-            return self.audits[name]
-        for audit in self.audits:
-            if audit.model.name == name:
-                return audit
-        known = ", ".join(repr(audit.model.name) for audit in self.audits)
-        raise KeyError(f"{name!r} is not a model of this comparison; they are {known}")
+        names = [audit.model.name for audit in self.audits]
+        if isinstance(name, str) and name not in names:
+            raise KeyError(f"{name!r} is not a model of this comparison; they are {', '.join(map(repr, names))}")
+        return self.audits[names.index(name) if isinstance(name, str) else name]
 
     @cached_property
     def differences(self) -> Differences:
