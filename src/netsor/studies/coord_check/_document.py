@@ -63,17 +63,6 @@ def _exponents(checks: Sequence[Check]) -> Table:
     return Table(["", *(check.name for check in checks)], rows)
 
 
-def _by_step(checks: Sequence[Check]) -> Table:
-    """Exponents against the step, a row for each parametrisation and activation."""
-    steps = range(1, checks[0].request.steps + 1)
-    rows: list[list[str | Cell]] = [
-        [f"{check.name}, {last.entry.name}", *(_exponent_cell(verdicts[k], short=True) for verdicts in check.by_step)]
-        for check in checks
-        for k, last in enumerate(check.verdicts)
-    ]
-    return Table(["", *(f"step {step}" for step in steps)], rows)
-
-
 def _exponent_cell(v: Verdict, short: bool = False) -> Cell:
     if v.exponent is None:
         return Cell("–" if short else f"{v.verdict} {v.status}", status="absent")
@@ -185,7 +174,13 @@ class CoordCheck(ByParametrisation[Check]):
         )
         sections = [Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)])]
         if r.steps > 1:
-            sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
+            rows: list[doc.Row] = [
+                [f"{c.name}, {last.entry.name}", *(_exponent_cell(after[k], short=True) for after in c.by_step)]
+                for c in checks
+                for k, last in enumerate(c.verdicts)
+            ]
+            table = Table(["", *(f"step {k}" for k in range(1, r.steps + 1))], rows)
+            sections.append(Section("Exponents of changes after each step", [table]))
         sections += [section for check in checks for section in _details(check)]
         drawn = svg_figure("updates", f"√(mean square) of ΔW x, against the {r.axis}.", figure, checks, UPDATE)
         updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([drawn])]
