@@ -173,7 +173,7 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
     """
     draws = [by_width[0] for by_width in arguments]
     centres, exact, grow = zip(*map(_limit_point, arguments), strict=True)
-    if not any((u != c).any() for u, c in zip(draws, centres, strict=True)):  # nothing narrows or grows
+    if all((u == c).all() for u, c in zip(draws, centres, strict=True)):  # nothing narrows or grows
         return False
     with np.errstate(all="ignore"):
         there = np.asarray(f(*centres))
@@ -199,8 +199,7 @@ def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
     narrow, wide = drawn[0], drawn[-1]
     most = TAIL * np.median(np.abs(wide))
     squares = [[np.square(block.clip(-most, most)).mean() for block in np.array_split(u, BLOCKS)] for u in drawn]
-    size = extrapolated(np.array(squares).T, [2**k for k in range(len(drawn))])
-    if math.isinf(size.error) and not size.growth - 2 * size.growth_error < -0.25:
+    if math.isinf(extrapolated(np.array(squares).T, [2**k for k in range(len(drawn))]).error):
         return np.zeros_like(narrow), True, True
     before, after = (np.abs(u).mean(axis=0) for u in (narrow, wide))
     vanishes = after < FALL * before

@@ -69,7 +69,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
-    """Which vectors of an array are 0 at every width, given those of its inputs: zeros of data, and what they become."""
+    """Which vectors of an array are 0 at every width, given those of its inputs: zeros of data, and what they make."""
     found: Any = False
     match value.op:
         case ops.Data(given):
