@@ -198,8 +198,9 @@ def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
     """
     narrow, wide = drawn[0], drawn[-1]
     most = TAIL * np.median(np.abs(wide))
-    squares = [[np.square(block.clip(-most, most)).mean() for block in np.array_split(u, BLOCKS)] for u in drawn]
-    if math.isinf(extrapolated(np.array(squares).T, [2**k for k in range(len(drawn))]).error):
+    clipped = np.array([[np.square(b.clip(-most, most)).mean() for b in np.array_split(u, BLOCKS)] for u in drawn])
+    larger = clipped[-1].mean() > clipped[0].mean()
+    if larger and math.isinf(extrapolated(clipped.T, [2**k for k in range(len(drawn))]).error):
         return np.zeros_like(narrow), True, True
     before, after = (np.abs(u).mean(axis=0) for u in (narrow, wide))
     vanishes = after < FALL * before

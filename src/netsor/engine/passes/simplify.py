@@ -59,7 +59,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
                 if (key := key_of(new)) not in products:
                     repeated = len(set(weight.members.ravel().tolist())) < weight.members.size
                     made = _each(new, weight, x) if each and repeated else _all(new, weight, x) if repeated else new
-                    products[key] = constant(1.0 - zeros[x]) * made if zeros[x].any() else made
+                    products[key] = cast(Vector, made) * np.where(zeros[x], 0.0, 1.0) if zeros[x].any() else made
                 made = products[key]
         if isinstance(new, Vector):
             zeros[new] = zeros[made] = _zeros(new, zeros)
