@@ -150,18 +150,14 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
         op = value.op
         assert isinstance(op, Apply | Nonlin)
         ndim = op.leading + op.axes if isinstance(op, Apply) else value.ndim
-        if bends(op.f, [[_aligned(some, ndim) for some in drawn[x]] for x in op.inputs]):
+        shapes = {x: (SCALE_DRAWS, *(1,) * (ndim - x.ndim), *drawn[x][0].shape[1:]) for x in op.inputs}
+        if bends(op.f, [[some.reshape(shapes[x]) for some in drawn[x]] for x in op.inputs]):
             raise ExactError(
                 value,
                 f"{op.f.name} of an argument that narrows or grows with the width, extrapolated: within the range of "
                 "the argument at finite widths the function is not what it is near the limit of the argument",
                 instead="take eps=0 in a norm, scores over n, or a function without a scale",
             )
-
-
-def _aligned(drawn: Array, ndim: int) -> Array:
-    """Draws (draws, *shape) with so many axes after the first."""
-    return drawn.reshape(len(drawn), *(1,) * (ndim + 1 - drawn.ndim), *drawn.shape[1:])
 
 
 def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool:
@@ -206,14 +202,6 @@ def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
     vanishes = after < FALL * before
     narrows = ~vanishes & (wide.std(axis=0) < FALL * narrow.std(axis=0))
     return np.where(vanishes, 0.0, np.where(narrows, wide.mean(axis=0), narrow)), not narrows.any(), False
-
-
-def _pseudo_values(statistic: Statistic, laws: Sequence[Mixture | Joint]) -> list[Array]:
-    """The jackknife's values of a statistic by block: a variance of few draws is biased, and its limit would be."""
-    count = len(laws)
-    whole = np.ravel(statistic(_pooled(laws)))
-    rest = (np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]]))) for k in range(count))
-    return [count * whole - (count - 1) * without for without in rest]
 
 
 def _pooled(laws: Sequence[Mixture | Joint]) -> Mixture | Joint:
@@ -300,8 +288,14 @@ class ExtrapolatedLaw:
         return [one._replace(error=max(one.error, more / 2)) for one, more in zip(found, unseen, strict=True)]
 
     def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
-        values = np.array([_pseudo_values(statistic, laws) for laws in zip(*self.laws, strict=True)], dtype=float)
-        return [extrapolated(values[:, :, k].T, self.widths) for k in range(values.shape[2])]
+        """By the jackknife's values of a statistic: a variance of few draws is biased, and its limit would be."""
+        count, values = len(self.laws), []
+        for laws in zip(*self.laws, strict=True):
+            whole = np.ravel(statistic(_pooled(laws)))
+            rest = (np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]]))) for k in range(count))
+            values.append([count * whole - (count - 1) * without for without in rest])
+        by_width = np.array(values, dtype=float)  # (widths, blocks, entries)
+        return [extrapolated(by_width[:, :, k].T, self.widths) for k in range(by_width.shape[2])]
 
     def limit(self, statistic: Statistic) -> Estimate:
         """The limit of a statistic, a function of a law that returns numbers; an error if it has none."""
