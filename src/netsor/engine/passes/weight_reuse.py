@@ -202,8 +202,8 @@ class _Matrices:
         """g: matrices of their own on new directions, with entries N(0, gain²/in)."""
         weight, count = self.weight, self.weight.members.size
         turned = weight if side == 0 else weight.T
-        own = {"source": Source(weight.source.name), "members": np.arange(count), "count": count}
-        fresh = replace(turned, **own, std=gain, fan=turned.in_width, transposed=False)
+        own = replace(turned, source=Source(weight.source.name), members=np.arange(count), count=count)
+        fresh = replace(own, std=gain, fan=turned.in_width, transposed=False)
         return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
 
     def _corrected(self, g: Vector, new: Vector, side: int, gain: float = 1.0) -> Vector:
