@@ -121,6 +121,11 @@ class TrainingRequest(_study.Request):
     vectors: Any = ()
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that a worker needs, which shows no progress: a user's function of it need not pickle."""
+        return {**self.__dict__, "progress": False}
+
     rates: ClassVar[Any] = 1  # how many learning rates a draw has, about
     rates_text: ClassVar[Any] = ""
     axis: ClassVar[Any] = "width"  # what changes
