@@ -79,9 +79,14 @@ def _turned(c: Coordinates) -> Vectors:
     right = np.allclose(same, cos, atol=TOLERANCE) and np.allclose(other, sin, atol=TOLERANCE)
     right = right and (r == size or abs(gain - 1) < 1e-6)
     refuse_if(not right, "coordinates are not turned in pairs by one angle each: no rotary position")
-    positions, theta = _frequencies(angles)
-    x = c.x.plain
-    value = Vector(Rotate(x, positions, 1.0, r / size, Frequencies(theta)), x.shape, x.width)  # type: ignore[arg-type]
+    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
+    theta = steps.mean(axis=0) if len(steps) else np.zeros(len(first))
+    refuse_if((np.abs(steps - theta) > TOLERANCE).any(), "rotary positions are not consecutive")
+    value = c.x.plain
+    for positions, by in ((np.ones(tokens), angles[0]), (np.arange(tokens), theta)):  # to the first token, and beyond
+        if by.any():
+            op = Rotate(value, positions, 1.0, r / size, Frequencies(by))  # type: ignore[arg-type]
+            value = Vector(op, value.shape, value.width)
     return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
 
 
@@ -91,19 +96,3 @@ def _pairs(partner: Ints, r: int) -> tuple[Ints, Ints]:
         if np.array_equal(partner[first], second) and np.array_equal(partner[second], first):
             return first, second
     raise Refusal("coordinates are turned in other pairs than (f, f + r/2) or (2f, 2f + 1)")
-
-
-def _frequencies(angles: Floats) -> tuple[Floats, Floats]:
-    """Positions and frequencies θ with angles = positions · θ mod 2π; positions are consecutive."""
-    if len(angles) == 1:
-        if np.abs(angles).max() > TOLERANCE:
-            raise Refusal("one token at a position other than 0 does not determine the frequencies of rotary positions")
-        return np.zeros(1), 10000.0 ** (-np.arange(angles.shape[1]) / angles.shape[1])
-    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
-    theta = steps.mean(axis=0)
-    refuse_if(np.abs(steps - theta).max() > TOLERANCE or theta.min() <= 0, "rotary positions are not consecutive")
-    start = round(float(np.remainder(angles[0, -1], 2 * math.pi) / theta[-1]))
-    turns = (angles[0] - start * theta) / (2 * math.pi)
-    if np.abs(turns - np.round(turns)).max() > TOLERANCE * (1 + start):
-        raise Refusal("rotary positions do not begin at an integer")
-    return start + np.arange(len(angles), dtype=float), theta
