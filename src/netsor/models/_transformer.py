@@ -177,4 +177,4 @@ class Transformer(Description):
                 f"std_embedding={self.std_embedding:g} of {self.name} with these tokens makes all vectors 0, which "
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
             )
-        return Probes(self, ModelEnd(self, inputs), gradients, ranges)
+        return Probes(ModelEnd(self, inputs), gradients, ranges)

@@ -279,15 +279,10 @@ def _path(net: Structure, name: str, k: int) -> str:
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     """Where a finding is along the network: a parameter at its module, a quantity at the end of its module."""
-    paths = [path for path, _ in module.named_modules()]
-
-    def place(finding: InitFinding) -> tuple[int, int]:
-        if finding.what.startswith("grad_"):  # the backward pass comes last, wherever it ends
-            return len(paths), 2
-        inside = [k for k, path in enumerate(paths) if path == finding.where or path.startswith(f"{finding.where}.")]
-        if inside:
-            return inside[-1], 1
-        owner = finding.where.rpartition(".")[0]
-        return (paths.index(owner), 0) if owner in paths else (len(paths), 1)
-
-    return place
+    places: dict[str, tuple[int, int]] = {}
+    for k, (path, part) in enumerate(module.named_modules()):
+        names = path.split(".") if path else []
+        places |= {".".join(names[:j]): (k, 1) for j in range(1, len(names) + 1)}  # of those that it is inside of, too
+        places |= {".".join([*names, name]): (k, 0) for name, _ in part.named_parameters(recurse=False)}
+    end = len(places)  # the backward pass comes last, wherever it ends
+    return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))
