@@ -196,17 +196,15 @@ def load_weights(module: Any, path: Path) -> None:
         raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror or error}") from None
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"weights={str(path)!r} is no safetensors file: {error}") from None
-    names: dict[int, list[str]] = {}  # of each parameter: a tied one has several, and is in the file once
-    for name, p in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
+    every = module.named_parameters(remove_duplicate=False)
+    given = {id(p): tensors[name] for name, p in every if name in tensors}  # one that is tied is in the file once
     with torch.no_grad():
-        for p in module.parameters():
-            name = next((name for name in names[id(p)] if name in tensors), None)
-            if name is None:
-                raise ArgumentError("weights", str(path), f"a file with the parameter {names[id(p)][0]}")
-            if tensors[name].shape != p.shape:
-                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)} in {path}, not {tuple(p.shape)}")
-            p.copy_(tensors[name])
+        for name, p in module.named_parameters():
+            if id(p) not in given:
+                raise ArgumentError("weights", str(path), f"a file with the parameter {name}")
+            if given[id(p)].shape != p.shape:
+                raise ValueError(f"{name} has shape {tuple(given[id(p)].shape)} in {path}, not {tuple(p.shape)}")
+            p.copy_(given[id(p)])
 
 
 def _own_reference(module: Any, real: Any) -> Any:
