@@ -268,9 +268,9 @@ class ProgramModel:
     @property
     def sizes(self) -> str:
         """Its size, in words."""
-        blocks = self.layers + self.decoder_layers
-        count = f"{blocks} block{'s' * (blocks > 1)}"
-        return ", ".join([count, *(f"{name} = {size:,}" for name, size in self._widths.items())])
+        blocks = len(self.net.blocks)
+        widths = (f", {name} = {size:,}" for name, size in self._widths.items())
+        return f"{blocks} block{'s' * (blocks > 1)}" + "".join(widths)
 
     def fields(self) -> dict[str, Any]:
         """What there is to write down of it."""
