@@ -23,6 +23,7 @@ LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is fas
 TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
 SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
 HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
+LOST = 1e-8  # of two rows of length 1: what their product may lose before rows are factored in another order
 GROWN = 1e4  # times the tolerance: of a row's squared length, what it may be longer by
 APART = 1.0  # times the tolerance and the number of rows: the part of its own that a row gets where errors grow
 SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
@@ -167,6 +168,10 @@ def pivot_order(rest: Any, whole: Any) -> Any:
     with suppress(np.linalg.LinAlgError):
         if (np.linalg.diagonal(np.linalg.cholesky(scaled)) ** 2 > SURE).all():
             return np.arange(size)
+    made = by_columns(np, scaled, np.full(size, TOLERANCE))
+    made = made[:, directions(made)]
+    if np.abs(made @ made.T - scaled).max() < LOST:
+        return np.arange(size)
     left, rows, order = np.linalg.diagonal(scaled).copy(), np.zeros((size, size), order="F"), []
     for j in range(size):
         best = int(np.argmax(left))
