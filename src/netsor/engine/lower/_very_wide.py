@@ -84,7 +84,8 @@ def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan 
         settled = change <= MAX_CHANGE
         falls = ~settled & ((np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0) >= MOST)
         rounding = (size <= ROUNDING * size.max(initial=0.0)) & (size <= 2 * np.abs(a).mean(axis=0))
-        if not (settled | falls | rounding).all():
+        grows = ~rounding & (np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0))  # if only in a few replicas
+        if grows.any() or not (settled | falls | rounding).all():
             return None
         if falls.any():
             third = third or _replicas(widest())
