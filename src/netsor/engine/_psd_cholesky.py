@@ -172,7 +172,8 @@ def pivot_order(rest: Any, whole: Any) -> Any:
     made = made[:, directions(made)]
     if np.abs(made @ made.T - scaled).max() < LOST:
         return np.arange(size)
-    left, rows, order = np.linalg.diagonal(scaled).copy(), np.zeros((size, size), order="F"), []
+    left, rows = np.linalg.diagonal(scaled).copy(), np.zeros((size, size), order="F")
+    order: list[int] = []
     for j in range(size):
         best = int(np.argmax(left))
         if left[best] <= TOLERANCE:

@@ -187,13 +187,13 @@ class ResidualBasis:
             below = build.step("solve", self.factor, build.step("join", *cross, axis=2))
             rest = _less(build, block, below, below)
         order = build.pivot_order(rest, whole, number)
-        if (moves := not np.array_equal(order, np.arange(count))):
+        if moves := not np.array_equal(order, np.arange(count)):
             new = new.taken(build, order)
-            along, below = (None if a is None else build.take(a, order, axis=1) for a in (along, below))
+            along, below = build.take(along, order, axis=1), below and build.take(below, order, axis=1)
             rest, whole = (build.take(build.take(a, order, axis=1), order, axis=2) for a in (rest, whole))
         rows, size = along, 0
         fresh = build.step("residual", rest, whole, words=f"coordinates of {words}")
-        if below is None:
+        if self.factor is None or below is None:
             self.factor = fresh
         else:
             size = self.factor.shape[-1]

@@ -54,7 +54,8 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     except ScoreError as error:
         refused = error
     try:
-        limit = limit_by_width(*(plan_at(width) for width in WIDTHS), lambda: plan_at(WIDTHS[1] ** 2 / WIDTHS[0]))
+        first, second = WIDTHS
+        limit = limit_by_width(plan_at(first), plan_at(second), lambda: plan_at(second**2 / first))
     except (ExactError, np.linalg.LinAlgError):  # an optimiser that needs the entries of a gradient; overflow
         limit = None
     if limit is None:
@@ -76,9 +77,7 @@ def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan 
     """
     steps, results, changes = list(plan.steps), [], [0.0]
     third: tuple[Floats, Floats] | None = None
-    for k, (a, b, result) in enumerate(
-        zip(_replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True)
-    ):
+    for k, (a, b, result) in enumerate(zip(_replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True)):
         size = np.abs(b).mean(axis=0)
         change = np.quantile(np.abs(b - a) / np.maximum(np.maximum(np.abs(b), size), TINY), MOST, axis=0)
         settled = change <= MAX_CHANGE
