@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import netsor as ns
 from netsor.language._array import Entrywise
+from netsor.language._operation import Acting
 
 from .builder import Builder
 
@@ -37,10 +38,10 @@ STEPS += ["initial", "data", "pool"] + ["dot"] * 6 + ["function"] * 4
 
 
 def operations(kind):
-    """The operations of the language: the classes below one, but for the kind of those that act entry by entry."""
+    """The operations of the language: the classes below one, but for those that only others are derived from."""
     for found in kind.__subclasses__():
         yield from operations(found)
-        if found.__module__.startswith("netsor.language") and found is not Entrywise:
+        if found.__module__.startswith("netsor.language") and found not in (Entrywise, Acting):
             yield found
 
 

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from netsor.studies import _process_pool, _training_report
+from netsor.studies import _process_pool, _study, _training_report
 
 from .command import netsor
 from .inline import Inline
@@ -95,7 +95,8 @@ def test_table_and_folder(folder, monkeypatch):
     assert "nothing grows or shrinks" in page or "Scale the learning rate" in page
     parts = {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()}
     assert len(parts) == 2
-    monkeypatch.setattr(_training_report, "rendered", lambda figure, *kinds: [b"<svg/>"] * len(kinds))
+    for module in (_study, _training_report):
+        monkeypatch.setattr(module, "rendered", lambda figure, *kinds: [b"<svg/>"] * len(kinds))
     again = netsor(*run, cwd=folder)  # what is there is not drawn again
     assert again.stdout == result.stdout
     assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()} == parts

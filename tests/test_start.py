@@ -7,16 +7,15 @@ import re
 import subprocess
 import sys
 import typing
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import netsor as ns
+from netsor import language
 from netsor.cli import _options
 from netsor.engine import backends
 
-SOURCE = Path(ns.__file__).read_text()
 API = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
 COMPUTING = ("numpy", "scipy", "matplotlib", "tqdm", "threadpoolctl", "array_api_compat", "netsor.language")
 
@@ -27,29 +26,13 @@ def fresh(code):
     return made.stdout.splitlines()[-1]
 
 
-def _reexported(module):
-    """The names in `__all__` of a module; without one, those that it imports as themselves."""
-    imported = import_module(f"netsor.{module}")
-    tree = ast.parse(Path(imported.__file__).read_text())
-    aliases = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    return getattr(imported, "__all__", [alias.name for alias in aliases if alias.asname == alias.name])
-
-
-def seen_by_type_checkers():
-    """The names that `if TYPE_CHECKING` imports, each with its module; modules with themselves."""
-    (block,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
-    found = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    pairs = [(alias.name, "." * node.level + (node.module or "")) for node in found for alias in node.names]
-    seen = {name: module for name, module in pairs if name != "*"}
-    for node in found:
-        if node.names[0].name == "*":
-            seen |= dict.fromkeys(_reexported(node.module), f".{node.module}")
-    return seen
-
-
-def test_the_tables_have_every_public_name_and_agree_with_type_checkers():
-    assert ns._WHERE | dict.fromkeys(ns._MODULES, ".") == seen_by_type_checkers()
-    assert len(ns._WHERE) == sum(len(names.split()) for names in ns._NAMES.values())  # none stands twice
+def test_the_stub_has_every_public_name_once():
+    """Type checkers and the package read the same file; what the language exports is there too."""
+    names = [words[3] for words in ns._IMPORTS]
+    assert sorted(names) == ns.__all__
+    assert all(words[4:] == ["as", words[3]] for words in ns._IMPORTS)  # so that type checkers export it
+    tree = ast.parse(Path(language.__file__).read_text())
+    assert {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names} <= set(names)
 
 
 def test_the_documentation_lists_public_names():

@@ -1,7 +1,6 @@
-"""Code on a page, run by Python in the browser: blocks of Python, and commands of a shell.
+"""Blocks of Python and commands of a shell on a page, run in the browser for docs/assets/live.js.
 
-The page's script (docs/assets/live.js) sends a block to `answer`, in a worker. This file imports little, because the
-first answer waits for it.
+This file imports little, because the first answer waits for it.
 """
 
 from __future__ import annotations

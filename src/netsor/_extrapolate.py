@@ -40,6 +40,7 @@ WHOLE = (), (1.0,), (1.0, 2.0), (1.0, 2.0, 3.0)  # powers of 1/n that are elimin
 HALF = (), (0.5,), (0.5, 1.0), (0.5, 1.0, 1.5)
 SCALE_DRAWS = 256  # to see which arguments of functions narrow as the width grows
 FALL = 0.7  # from the smallest to the largest width, 8 times as wide, n^(−1/4) falls to 0.59
+TAIL = 8.0  # times the median of |u|: larger arguments count as so large, for the square of one outlier hides growth
 RAY = 4.0 ** -np.arange(21.0)  # fractions of an argument at which a function is compared with itself
 RAY_RTOL = 1e-9  # smaller changes of a function are rounding errors
 BEND = 0.1  # exponents of a function along a ray that differ by less count as one
@@ -50,6 +51,7 @@ ARITHMETIC = ADD, SUBTRACT, SUM, MEAN, MULTIPLY, MATMUL  # functions without a s
 ROUNDING = 1e-9  # relative to a statistic: changes of a law that change it by less do not count
 PART = 0.1  # of a move of a law, by which a statistic is seen to be linear or not
 LINEAR = 0.1  # relative to a change of a statistic: less of it is due to its curvature if it counts as linear
+SLOW = 2**0.1 - 1  # of the noise of a number: a smaller difference adds less than noise even if it falls like n^(−1/10)
 SIGNIFICANT = 3.0  # standard errors: a larger difference is not 0
 
 
@@ -82,7 +84,8 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
     rises = growth - 2 * spread > -0.25 or (growth > -0.25 and growth + 2 * spread > -0.1)
     if math.isnan(growth):  # does the last difference exceed the one before?
         rises = np.sign(difference[-1]) * (difference[-1] - difference[-2]) > SIGNIFICANT * noise(steps[-1] - steps[-2])
-    if significant[-1] and rises:
+    matters = abs(difference[-1]) > SLOW * noise(np.eye(len(n))[-1])
+    if significant[-1] and rises and matters:
         return Extrapolated(math.nan, math.inf, 0, growth, spread)
 
     def ladder(powers: Sequence[tuple[float, ...]]) -> list[tuple[float, float]]:
@@ -147,18 +150,14 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
         op = value.op
         assert isinstance(op, Apply | Nonlin)
         ndim = op.leading + op.axes if isinstance(op, Apply) else value.ndim
-        if bends(op.f, [[_aligned(some, ndim) for some in drawn[x]] for x in op.inputs]):
+        shapes = {x: (SCALE_DRAWS, *(1,) * (ndim - x.ndim), *drawn[x][0].shape[1:]) for x in op.inputs}
+        if bends(op.f, [[some.reshape(shapes[x]) for some in drawn[x]] for x in op.inputs]):
             raise ExactError(
                 value,
                 f"{op.f.name} of an argument that narrows or grows with the width, extrapolated: within the range of "
                 "the argument at finite widths the function is not what it is near the limit of the argument",
                 instead="take eps=0 in a norm, scores over n, or a function without a scale",
             )
-
-
-def _aligned(drawn: Array, ndim: int) -> Array:
-    """Draws (draws, *shape) with so many axes after the first."""
-    return drawn.reshape(len(drawn), *(1,) * (ndim + 1 - drawn.ndim), *drawn.shape[1:])
 
 
 def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool:
@@ -170,12 +169,14 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
     """
     draws = [by_width[0] for by_width in arguments]
     centres, exact, grow = zip(*map(_limit_point, arguments), strict=True)
-    if not any((u != c).any() for u, c in zip(draws, centres, strict=True)):  # nothing narrows or grows
+    if all((u == c).all() for u, c in zip(draws, centres, strict=True)):  # nothing narrows or grows
         return False
     with np.errstate(all="ignore"):
         there = np.asarray(f(*centres))
         base = np.where(np.isfinite(there), there, 0.0)
-        moved = ([c + (1 / t if up else t) * (u - c) for u, c, up in zip(draws, centres, grow, strict=True)] for t in RAY)
+        moved = (
+            [c + (1 / t if up else t) * (u - c) for u, c, up in zip(draws, centres, grow, strict=True)] for t in RAY
+        )
         distance = np.array([np.abs(f(*along) - base).mean(axis=0) for along in moved])
         visible = distance > RAY_RTOL * np.abs(base).max(axis=0, initial=0.0)
         gamma = np.log(distance[:-1] / distance[1:]) / np.log(RAY[0] / RAY[1])
@@ -192,21 +193,15 @@ def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
     stays.
     """
     narrow, wide = drawn[0], drawn[-1]
-    squares = np.array([[np.square(block).mean() for block in np.array_split(u, BLOCKS)] for u in drawn])
-    if math.isinf(extrapolated(squares.T, [2**k for k in range(len(drawn))]).error):
+    most = TAIL * np.median(np.abs(wide))
+    clipped = np.array([[np.square(b.clip(-most, most)).mean() for b in np.array_split(u, BLOCKS)] for u in drawn])
+    larger = clipped[-1].mean() > clipped[0].mean()
+    if larger and math.isinf(extrapolated(clipped.T, [2**k for k in range(len(drawn))]).error):
         return np.zeros_like(narrow), True, True
     before, after = (np.abs(u).mean(axis=0) for u in (narrow, wide))
     vanishes = after < FALL * before
     narrows = ~vanishes & (wide.std(axis=0) < FALL * narrow.std(axis=0))
     return np.where(vanishes, 0.0, np.where(narrows, wide.mean(axis=0), narrow)), not narrows.any(), False
-
-
-def _pseudo_values(statistic: Statistic, laws: Sequence[Mixture | Joint]) -> list[Array]:
-    """The jackknife's values of a statistic by block: a variance of few draws is biased, and its limit would be."""
-    count = len(laws)
-    whole = np.ravel(statistic(_pooled(laws)))
-    rest = (np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]]))) for k in range(count))
-    return [count * whole - (count - 1) * without for without in rest]
 
 
 def _pooled(laws: Sequence[Mixture | Joint]) -> Mixture | Joint:
@@ -268,7 +263,7 @@ class ExtrapolatedLaw:
     >>> net = ns.Program(ns.rms_norm(ns.mean_dot(x, x)[0, 1] * x[0], eps=0.0))  # of a vector that vanishes
     >>> limit = net.law(n=ns.inf, draws=4000, method="extrapolate")
     >>> limit.status, abs(limit.var().value - 1) < 4 * limit.var().error
-    ('extrapolated from n ≤ 256', True)
+    ('extrapolated from n ≤ 134,217,728', True)
     """
 
     name: str
@@ -293,8 +288,14 @@ class ExtrapolatedLaw:
         return [one._replace(error=max(one.error, more / 2)) for one, more in zip(found, unseen, strict=True)]
 
     def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
-        values = np.array([_pseudo_values(statistic, laws) for laws in zip(*self.laws, strict=True)], dtype=float)
-        return [extrapolated(values[:, :, k].T, self.widths) for k in range(values.shape[2])]
+        """By the jackknife's values of a statistic: a variance of few draws is biased, and its limit would be."""
+        count, values = len(self.laws), []
+        for laws in zip(*self.laws, strict=True):
+            whole = np.ravel(statistic(_pooled(laws)))
+            rest = (np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]]))) for k in range(count))
+            values.append([count * whole - (count - 1) * without for without in rest])
+        by_width = np.array(values, dtype=float)  # (widths, blocks, entries)
+        return [extrapolated(by_width[:, :, k].T, self.widths) for k in range(by_width.shape[2])]
 
     def limit(self, statistic: Statistic) -> Estimate:
         """The limit of a statistic, a function of a law that returns numbers; an error if it has none."""

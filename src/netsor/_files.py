@@ -7,6 +7,7 @@ import os
 import secrets
 import stat
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,19 +37,13 @@ def named(path: str | os.PathLike[str]) -> str:
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading: a pipe without a writer would block, and a device may never end."""
-    try:
-        file = open(path, "rb", opener=_at_once)  # noqa: SIM115 (the caller closes it)
-    except (IsADirectoryError, ValueError):  # or a name that no file can have
-        file = None
-    if file is None or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        if file is not None:
-            file.close()
-        raise ValueError(f"{named(path)} must be a regular file, not a folder, a device or a pipe")
-    return file
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    with suppress(IsADirectoryError, ValueError):  # ValueError: no file can have this name
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once))  # noqa: SIM115
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file  # the caller closes it
+        file.close()
+    raise ValueError(f"{named(path)} must be a regular file, not a folder, a device or a pipe")
 
 
 def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:

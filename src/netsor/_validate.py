@@ -1,7 +1,6 @@
 """Validation of arguments: errors that name the argument, and checks of type and range.
 
-The command line derives option names from `ArgumentError.name`, so messages are never rewritten. numpy is imported
-where it is needed: `netsor --help` does not wait for it.
+The command line derives options from `ArgumentError.name`. Help does not wait for numpy: it is imported where needed.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ def also_spelled(**own: str) -> Callable[[F], F]:
         @wraps(function)
         def called(*given: Any, **named: Any) -> Any:
             for second, name in own.items():
+                if second in named and name in named:
+                    raise ArgumentError(second, named[second], f"left out: {name} is the same argument")
                 if second in named:
-                    if name in named:
-                        raise ArgumentError(second, named[second], f"left out: {name} is the same argument")
                     named[name] = named.pop(second)
             return function(*given, **named)
 

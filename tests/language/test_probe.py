@@ -98,7 +98,7 @@ REFUSED_NONLIN = {
     "objects": (lambda u: u.astype(object), "gives object numbers; real ones are allowed"),
     "text": (lambda u: u.astype(str), "real ones are allowed"),
     "failing": (lambda u: u.nothing, "fails on arrays of shapes"),
-    "a number": (lambda u: 1.0, r"arrays of shape \(2, 3\) became \(\)"),
+    "a number": (lambda u: 1.0, r"the leading axes \(2, 3\) became \(\)"),
     "for small arrays": (lambda u: u if u.ndim < 3 else u[0], "is not coordinatewise"),
 }
 
@@ -239,8 +239,32 @@ def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
         assert asked == [(1, 1, *large.shape)]
 
 
+def test_a_partial_is_known_by_what_it_was_given():
+    """Each block of a deep network makes one of its own, with the same numbers."""
+    asked = []
+
+    def masked(p, mask, by=1.0):
+        asked.append(by)
+        return by * p * mask
+
+    p = ns.normal((2, 3))
+    for by, mask, again in (
+        (1.0, [1, 0, 1], True),
+        (1.0, [1, 0, 1], False),
+        (2.0, [1, 0, 1], True),
+        (2.0, [1, 1, 1], True),
+    ):
+        asked.clear()
+        ns.apply(partial(masked, mask=np.array(mask), by=by), p, axes=1)
+        assert bool(asked) == again
+
+
 def test_equal_functions_are_one():
-    """A function is defined in a loop over layers, and equal layers are recognised."""
+    """A function that is defined in a loop over layers is tried once, and equal layers are recognised."""
+    before = _check_function._checked_shape.cache_info().misses
+
+    def tried():
+        return _check_function._checked_shape.cache_info().misses - before
 
     def network(*scales):
         y, by = x(4), np.arange(1.0, 5.0)
@@ -253,8 +277,12 @@ def test_equal_functions_are_one():
         return ns.Program(y)
 
     same, different = network(*[1.0] * 12), network(1.0, 2.0, 1.0, 0.0, -0.0)
+    assert tried() == 4  # of 1, 2, 0 and -0
     assert [loop.times for loop in same.plan(n=64).loops] == [11]
     assert different.plan(n=64).loops == []
+    squares, cubes = (ns.apply(f, scores(2)) for f in (lambda p: p**2, lambda p: p**3))
+    assert tried() == 6
+    assert squares.op.f.f is not cubes.op.f.f
 
 
 def test_a_function_that_declares_twice():

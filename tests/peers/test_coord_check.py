@@ -14,8 +14,7 @@ from scipy import stats
 from netsor.models import read
 from netsor.models._training import VECTORS
 from netsor.studies._parametrisation import known
-from netsor.studies.coord_check._network import CHANGE, SIZE, UPDATE, Entry
-from netsor.studies.coord_check._request import Request
+from netsor.studies.coord_check._request import CHANGE, SIZE, UPDATE, Entry, Request
 
 from .real import CLASSES, configuration
 

@@ -173,7 +173,7 @@ def _groups(kind):
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_a_step_of_a_module_changes_the_logits_as_torch_does(kind):
-    from netsor.studies.coord_check._network import CHANGE, joined, measured, of_program
+    from netsor.studies.coord_check._request import CHANGE, joined, measured, of_program
     from netsor.torch._network import training
 
     ids = [3, 7, 1, 9, 3]

@@ -349,3 +349,14 @@ def _inputs(value):
         seen |= new
         pending += new
     return seen
+
+
+def test_rotary_positions_may_begin_anywhere():
+    """Scores depend on distances alone, and the programs are alike: so are their draws."""
+    build = MODULES["llama"][0]
+    first = torch.arange(IDS.shape[1])[None]
+    draws = [
+        ns.torch.program(build, IDS, {"position_ids": first + start}).draw(draws=3, progress=False) for start in (5, 9)
+    ]
+    np.testing.assert_allclose(draws[1], draws[0], rtol=1e-4, atol=1e-5)
+    assert ns.torch.program(build, IDS[:, :1], {"position_ids": torch.tensor([[4]])}).shape == (1, 1)

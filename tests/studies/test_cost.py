@@ -79,7 +79,7 @@ def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypa
     monkeypatch.setattr(_draw_cost, "MIN_DRAW_BYTES", 0.0)
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
     every = [subject for rule in request.checks for subject in request.cases(rule)]
-    sizes = [2 * block_bytes(c.plan, 64) + max(c.draw().planning_bytes, c.plan.bytes) for c in every]
+    sizes = [2 * block_bytes(c.plan, 64) + max(c.draw(Numpy()).planning_bytes, c.plan.bytes) for c in every]
     found = CoordCheckStudy(request).estimate()
     assert found.bytes == max(sizes)
     assert found.random_numbers == 64 * sum(c.plan.random_numbers for c in every)

@@ -64,9 +64,9 @@ INFINITE = ("inf", "infinity", "∞")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
-    """A text that `read` parses; help texts show `name`, and `allowed` says how it must be written."""
+    """A text that `read` parses; help texts show `name`, and `allowed` says how it must be written, or the error."""
 
-    def __init__(self, name: str, read: Callable[[Any], Any], allowed: str) -> None:
+    def __init__(self, name: str, read: Callable[[Any], Any], allowed: str = "") -> None:
         self.name, self.read, self.allowed = name, read, allowed
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -74,7 +74,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         try:
             return self.read(value)
         except (ValueError, TypeError) as error:
-            self.fail(f"{shown(value)} must be {getattr(error, 'allowed', '')}{self.allowed}", param, ctx)
+            self.fail(f"{shown(value)} must be {self.allowed or getattr(error, 'allowed', error)}", param, ctx)
 
 
 class Number(Text):
@@ -82,8 +82,8 @@ class Number(Text):
 
     def __init__(self, check: Callable[..., float] = whole, inf: bool = False, **bounds: Any) -> None:
         name = "integer|inf" if inf else "integer" if check is whole else "number"
-        super().__init__(name, self._number, " or inf" * inf)
-        self.check, self.inf, self.bounds = check, inf, bounds
+        super().__init__(name, self._number)
+        self.check, self.inf, self.bounds = check, inf, bounds | ({"why": " or inf"} if inf else {})
 
     def _number(self, value: Any) -> float:
         if self.inf and str(value).lower() in INFINITE:
@@ -146,7 +146,7 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
         argument("program", metavar="[FILE:PROGRAM]", required=False),
         many("--bind", "binds", metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         ARGUMENTS,
-        option("--coordinate", "coordinates", type=PLACE, help="A coordinate, if their laws differ.  [default: 0]"),
+        option("--coordinate", "coordinates", type=PLACE, help="Output coordinate, if laws differ.  [default: 0]"),
         option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
         option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
         option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),

@@ -78,6 +78,7 @@ def value_and_error(estimate: Any) -> dict[str, float | None]:
     return {"value": estimate.value, "error": error_of(estimate.error)}
 
 
+OF = "What --tolerance is about: kl, tv, variance, kurtosis, or a quantile such as 0.999."
 WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total variation, variance and quantiles
 
 
@@ -87,7 +88,7 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
 @opt.where_options
 @opt.flag("--keep-head-dim", help="Keep the head dimension on the infinite side.")
 @option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
-@option("--of", default="kl", metavar="WHAT", help="--tolerance of kl, tv, variance, kurtosis or a quantile, as 0.999.")
+@option("--of", default="kl", metavar="WHAT", help=OF)
 def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **options: Any) -> None:
     """Measure the distance between finite and infinite width.
 

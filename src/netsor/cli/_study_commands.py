@@ -16,6 +16,10 @@ from . import _options as opt
 from ._options import Decorated, cli, flag, many
 from ._output import echo
 
+COMPARE_SET = "Change a field of OTHER; without --compare, compare MODEL with itself so changed."
+SWEEP = "Compare several values of a field, such as std=0.005,0.01,0.02; of FILE:PROGRAM, of an argument."
+BASELINE = "Exit with code 3 if a median left its 5–95 % band of an earlier audit: its --json, or audit.json of --out."
+GRADIENTS = "Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]"
 OUT = "A folder for the report, figures, tables and finished draws."
 SET = many("--set", "changes", metavar="FIELD=VALUE", help="Change a field of MODEL.")
 ESTIMATOR = Choice(["paper", "exact", "both"])
@@ -40,34 +44,18 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @opt.ARGUMENTS
 @SET
 @option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
-@many("--compare-recipe", "recipes", metavar="NAME", help="Compare MODEL with itself under another recipe.")
-@many("--compare", metavar="OTHER", help="Another model, to compare with.")
-@many(
-    "--compare-set",
-    "others",
-    metavar="FIELD=VALUE",
-    help="Change a field of OTHER; without it, of a copy of MODEL.",
-)
-@option(
-    "--sweep",
-    "swept",
-    type=opt.SWEEP,
-    help="Compare values of a field, as std=0.01,0.02; or of an argument.",
-)
+@many("--compare-recipe", "recipes", metavar="NAME", help="Compare MODEL with itself under another recipe; repeatable.")
+@many("--compare", metavar="OTHER", help="Another model, to compare with; repeatable.")
+@many("--compare-set", "others", metavar="FIELD=VALUE", help=COMPARE_SET)
+@option("--sweep", "swept", type=opt.SWEEP, help=SWEEP)
 @option("--tokens", type=opt.SIZES, help="Number of tokens, all different, or several such lengths.  [default: 16,128]")
 @option("--ids", type=opt.IDS, help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
-@option("--draws", type=opt.MIN_DRAWS, help="Random initialisations.  [default: 200 of 16 tokens, fewer of more]")
+@option("--draws", type=opt.MIN_DRAWS, help="Initialisations.  [default: 200 of 16 tokens, fewer of more, at least 16]")
 @option("--widths", type=Choice(["actual", "inf", "both"]), help="Own widths, infinite ones, or both.  [default: both]")
 @flag("--quick", help="16 draws of 16 tokens at own widths, no gradients: seconds, for a test.")
 @option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
-@option(
-    "--baseline",
-    metavar="FILE",
-    help="Exit with code 3 if a median left its 5–95 % band of an earlier audit.json.",
-)
-@option(
-    "--gradients/--no-gradients", default=None, help="Measure gradients.  [default: at the shortest length, if cheap]"
-)
+@option("--baseline", metavar="FILE", help=BASELINE)
+@option("--gradients/--no-gradients", default=None, help=GRADIENTS)
 @flag("--ranges", help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
 @opt.SEED_OPTION
 @opt.WORKERS

@@ -1,8 +1,4 @@
-"""What a command is about: the built-in layer with its options, or your own program with its widths; and what it costs.
-
-Memory and time are estimated from plans: a command is refused if it takes too much, and announced if it takes long.
-What a device takes for draws is not estimated: nothing is refused or announced for it.
-"""
+"""The subject of a command, the built-in layer or your own program, and its cost; a device's time is not estimated."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from .._executors import threads_start
 from .._program import Program
 from .._validate import shown
 from ..engine._draw_cost import BASE, Draw, planning_bytes
-from ..engine._parallel import check_memory, cores, in_bytes, memory
+from ..engine._parallel import check_memory, cores
 from ..engine._plan import in_time
 from ..engine._sampler import MAX_STORED_REPLICAS
 from ..engine.backends import Backend, Numpy
@@ -52,9 +48,7 @@ class CommandCost(NamedTuple):
         """Refuse what is too large or too long, naming those of the options `sizes` that the command line has."""
         given = {name: size for name, size in sizes.items() if name == "bind" or _is_given(name)} or sizes
         options = " and ".join(f"--{name} {size}" for name, size in given.items())
-        if self.bytes > memory():
-            needed = f"need {in_bytes(self.bytes)} of memory, and there are {in_bytes(memory())}"
-            raise UsageError(f"{options} would {needed}; smaller numbers need less")
+        check_memory(self.bytes, options, "smaller numbers need less")
         if self.seconds > LONGEST:
             raise UsageError(f"{options} would take about {in_time(self.seconds)}; smaller numbers need less")
         return self

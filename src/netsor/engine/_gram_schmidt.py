@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from .._array_api import Array
 from ._ops import gram, product, squares
-from ._psd_cholesky import LinalgBackend, basis, inverse, lower_factor, safe_pivot_ratio, solve, tolerance
+from ._psd_cholesky import basis, inverse, lower_factor, safe_pivot_ratio, solve, tolerance
 
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 MAX_INVERTED_ROWS = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them
@@ -26,19 +26,87 @@ REST, SINGLE_REST = 1e-12, 3e-7  # of a vector: what is left of it, in double an
 COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 
 
-@cache
-def _default_linalg(xp: Any) -> LinalgBackend:
-    return LinalgBackend(
-        lambda a, floor: lower_factor(xp, a, floor),
-        lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * xp.linalg.diagonal(a)),
-        lambda lower, b: solve(xp, lower, b),
-        lambda lower, rows: solve_lower(xp, lower, rows),
-        lambda rows: basis(xp, rows),
-        lambda again, *given: undetermined_rank(xp, again, *given) if bool(xp.any(again)) else again,
-        lambda rows, *known: modified_gram_schmidt(xp, rows, *known),
-        lambda made, again, remake, *arrays: recompute_where(xp, made, again, remake, *arrays),
-        (lambda rows: wide_factor(np, rows, partial(lower_factor, np))) if xp is np else None,
-    )
+class LinalgBackend:
+    """How an array library factors many matrices, and solves for triangular ones; here with the array API alone.
+
+    `wide`: whether rows of single precision that are nearly equal are factored in double precision.
+    """
+
+    def __init__(self, xp: Any) -> None:
+        self.xp, self.wide = xp, xp is np
+
+    def factor(self, gram: Array, floor: Array) -> Array:
+        """C with C C^T = gram: 0 are the pivots whose squares are at most the floor."""
+        return lower_factor(self.xp, gram, floor)
+
+    def try_factor(self, gram: Array) -> Array:
+        """The same, but any pivot that is not sure may be wrong, or NaN."""
+        return self.factor(gram, tolerance(self.xp, gram.dtype) * self.xp.linalg.diagonal(gram))
+
+    def factor_roughly(self, gram: Array, floor: Array) -> Array:
+        """The same, for rows that have errors: one of whose square the floor or less is left may depend."""
+        return self.factor(gram, floor)
+
+    def deflated(self, rows: Array) -> Array:
+        """C with C C^T the products of rows that are nearly equal."""
+        return along(self.xp, rows, self.gram_schmidt(rows), own=True)
+
+    def solve(self, lower: Array, b: Array) -> Array:
+        """X with X C^T = b, for the triangular C; 0 where the pivot of C is."""
+        return solve(self.xp, lower, b)
+
+    def solve_lower(self, lower: Array, rows: Array) -> Array:
+        """C^(−1) times rows, for the triangular C: 0 for a row that C has no direction for."""
+        xp = self.xp
+        if type(lower) is np.ndarray and lower.shape[-1] <= min(MAX_INVERTED_ROWS, rows.shape[-1]):
+            return inverse(lower) @ rows
+        return xp.matrix_transpose(self.solve(lower, xp.matrix_transpose(rows)))
+
+    def basis(self, rows: Array) -> Array:
+        """As `_psd_cholesky.basis`."""
+        return basis(self.xp, rows)
+
+    def gram_schmidt(self, rows: Array, *known: Array) -> Array:
+        """As `orthonormalise`, vector by vector: what is left of one is known to the rounding error of the whole."""
+        xp = self.xp
+        floor = zero_threshold(xp, rows)
+        made = xp.zeros_like(rows)
+        for j in range(rows.shape[-2]):
+            once = project_out(xp, rows[..., j : j + 1, :], (*known, made[..., :j, :]))
+            rest = project_out(xp, once, (*known, made[..., :j, :]))
+            made[..., j, :] = unit(xp, rest, squares(xp, once), floor[..., j : j + 1])[..., 0, :]
+        return made
+
+    def undetermined(self, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array) -> Any:
+        """Which of the matrices with weak pivots the vectors do not settle."""
+        # A pivot of 0 is settled if, besides rounding, nothing is left of the row after the directions before it. So
+        # gradients of keys, which sum to 0 over the tokens, are not all made again vector by vector.
+        xp = self.xp
+        if not bool(xp.any(again)):
+            return again
+        pivots = xp.linalg.diagonal(lower)
+        weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (lengths > 0)
+        left = xp.any(weak_rows & (pivots > 0), axis=-1)
+        for j in np.flatnonzero(weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)).tolist():
+            row = rows[..., j : j + 1, :]
+            rest = project_out(xp, project_out(xp, row, (*known, made[..., :j, :])), (*known, made[..., :j, :]))
+            left = left | (weak_rows[..., j] & (squares(xp, rest) > zero_threshold(xp, row))[..., 0])
+        return again & left
+
+    def recompute_where(self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+        """Matrices (…, ·, ·), some of them computed again from arrays with the same batch or one for all."""
+        xp = self.xp
+        batch, count = again.shape, int(xp.sum(xp.astype(again, xp.int32)))  # an accelerator is asked once
+        if not count:
+            return made
+        if xp is not np and count == math.prod(batch) and all(a.shape[:-2] == batch for a in arrays):
+            return remake(*arrays)  # no copies; numpy's sums would depend on how the arrays are stored
+        chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
+        made[again] = remake(*chosen)
+        return made
+
+
+_default_linalg = cache(LinalgBackend)
 
 
 def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
@@ -89,17 +157,6 @@ def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
     return small | has_small_pivot(xp, lower, lengths, LEANING)
 
 
-def modified_gram_schmidt(xp: Any, rows: Array, *known: Array) -> Array:
-    """The same, vector by vector: what is left of one is known to the rounding error of the whole."""
-    floor = zero_threshold(xp, rows)
-    made = xp.zeros_like(rows)
-    for j in range(rows.shape[-2]):
-        once = project_out(xp, rows[..., j : j + 1, :], (*known, made[..., :j, :]))
-        rest = project_out(xp, once, (*known, made[..., :j, :]))
-        made[..., j, :] = unit(xp, rest, squares(xp, once), floor[..., j : j + 1])[..., 0, :]
-    return made
-
-
 def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
     """Normalised residuals; 0 for those at round-off level: below the threshold, or after severe cancellation."""
     square = squares(xp, rest)
@@ -130,8 +187,8 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
     """
     if type(rows) is np.ndarray and known:
         again = _leans(xp, known[0], squares(xp, known[0]))
-        return recompute_where(
-            xp, known[0].copy(), again, lambda *some: along(xp, *some, by=by, own=own), rows, directions
+        return _default_linalg(xp).recompute_where(
+            known[0].copy(), again, lambda *some: along(xp, *some, by=by, own=own), rows, directions
         )
     found = by * gram(xp, rows, directions)
     rounding = COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
@@ -148,14 +205,13 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
     compared with the products.
     """
     linalg = linalg or _default_linalg(xp)
-    single = linalg.wide is not None and rows.dtype != xp.float64
+    single = linalg.wide and rows.dtype != xp.float64
     lower = linalg.try_factor(products.astype(np.float64) if single and xp is np else products)
 
     def again(rows: Array) -> Array:
         if single:
-            assert linalg.wide is not None
-            return xp.astype(linalg.wide(xp.astype(rows, xp.float64)), lower.dtype)
-        return linalg.deflated(rows) if linalg.deflated else along(xp, rows, linalg.gram_schmidt(rows), own=True)
+            return xp.astype(wide_factor(xp, xp.astype(rows, xp.float64), linalg.factor_roughly), lower.dtype)
+        return linalg.deflated(rows)
 
     weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), safe_pivot_ratio(xp, rows.dtype))
     made = linalg.recompute_where(lower, weak, again, rows)
@@ -182,9 +238,10 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBa
     found = linalg.solve(lower, gram(xp, others, rows))
 
     def again(rows: Array, others: Array) -> Array:
-        if linalg.wide is not None and rows.dtype != xp.float64:
+        if linalg.wide and rows.dtype != xp.float64:
             wide = xp.astype(rows, xp.float64)
-            found = linalg.solve(linalg.wide(wide), gram(xp, xp.astype(others, xp.float64), wide))
+            lower = wide_factor(xp, wide, linalg.factor_roughly)
+            found = linalg.solve(lower, gram(xp, xp.astype(others, xp.float64), wide))
             return xp.astype(found, rows.dtype)
         return gram(xp, others, linalg.gram_schmidt(rows))
 
@@ -196,41 +253,6 @@ def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None =
     pivots = xp.linalg.diagonal(lower)
     floor = safe_pivot_ratio(xp, lower.dtype) if floor is None else floor
     return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
-
-
-def undetermined_rank(
-    xp: Any, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array
-) -> Array:
-    """Which matrices have a weak pivot that the vectors do not settle, in numpy."""
-    # A pivot of 0 is settled if, besides rounding, nothing is left of the row after the directions before it. Gradients
-    # of keys, for example, sum to 0 over the tokens: without this, all of them would be made again vector by vector.
-    pivots = xp.linalg.diagonal(lower)
-    weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (lengths > 0)
-    left = xp.any(weak_rows & (pivots > 0), axis=-1)
-    for j in np.flatnonzero(weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)).tolist():
-        row = rows[..., j : j + 1, :]
-        rest = project_out(xp, project_out(xp, row, (*known, made[..., :j, :])), (*known, made[..., :j, :]))
-        left = left | (weak_rows[..., j] & (squares(xp, rest) > zero_threshold(xp, row))[..., 0])
-    return again & left
-
-
-def solve_lower(xp: Any, lower: Array, rows: Array) -> Array:
-    """C^(−1) times rows, for the triangular C: 0 for a row that C has no direction for."""
-    if type(lower) is np.ndarray and lower.shape[-1] <= min(MAX_INVERTED_ROWS, rows.shape[-1]):
-        return inverse(lower) @ rows
-    return xp.matrix_transpose(solve(xp, lower, xp.matrix_transpose(rows)))
-
-
-def recompute_where(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
-    """Matrices (…, ·, ·), some of them computed again from arrays with the same batch or one for all."""
-    batch, count = again.shape, int(xp.sum(xp.astype(again, xp.int32)))  # an accelerator is asked once
-    if not count:
-        return made
-    if xp is not np and count == math.prod(batch) and all(a.shape[:-2] == batch for a in arrays):
-        return remake(*arrays)  # no copies; numpy's sums would depend on how the arrays are stored
-    chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
-    made[again] = remake(*chosen)
-    return made
 
 
 LOST = 1e-18  # relative to squares of the vectors in question: what is below is rounding

@@ -1,15 +1,14 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
 A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix, so that the
-result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` to get the
-same results.
+result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` (in
+`_gram_schmidt`) as `linalg` to get the same results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,29 +28,13 @@ APART = 1.0  # times the tolerance and the number of rows: the part of its own t
 SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
 
 
-@dataclass(frozen=True)
-class LinalgBackend:
-    """How an array library factors matrices, solves for triangular ones, and makes some of many matrices again."""
-
-    factor: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
-    try_factor: Callable[[Array], Array]  # of Gram matrices; any pivot that is not sure may be wrong, or NaN
-    solve: Callable[[Array, Array], Array]
-    solve_lower: Callable[[Array, Array], Array]  # C^(−1) times rows
-    basis: Callable[[Array], Array]
-    undetermined: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
-    gram_schmidt: Callable[..., Array]  # of rows, and of known orthonormal ones
-    recompute_where: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
-    wide: Callable[[Array], Array] | None = None  # of rows of single precision, given in double: see `wide_factor`
-    deflated: Callable[[Array], Array] | None = None  # C with C C^T the products of rows that are nearly equal
-
-
-def factor(xp: Any, gram: Array, linalg: LinalgBackend | None = None) -> Array:
+def factor(xp: Any, gram: Array, linalg: Any = None) -> Array:
     """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows."""
     # A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
     return residual(xp, gram, gram, linalg=linalg)
 
 
-def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgBackend | None = None) -> Array:
+def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: Any = None) -> Array:
     """The triangular factor of `rest`: the Gram matrix `whole` less products of coordinates along known directions."""
     # A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
     # row. With a `shift`, residuals of the size of those errors are added, and those that were dropped: a law that
@@ -67,11 +50,11 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgB
     if type(grown) is not np.ndarray or grown.any():
         remake = partial(_apart, xp, make)
         if linalg:
-            made = linalg.recompute_where(made, grown, remake, rest, lengths)
+            made = linalg.recompute_where(made, grown, remake, rest, whole)
         elif type(grown) is np.ndarray:
-            made[grown] = remake(rest[grown], np.broadcast_to(lengths, left.shape)[grown])
+            made[grown] = remake(rest[grown], np.broadcast_to(whole, rest.shape)[grown])
         else:
-            made = xp.where(grown[..., None, None], remake(rest, lengths), made)
+            made = xp.where(grown[..., None, None], remake(rest, whole), made)
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
         left = xp.abs(xp.linalg.diagonal(rest) - squares(xp, made))
         own = xp.linalg.diagonal(made)
@@ -80,8 +63,9 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: LinalgB
     return made
 
 
-def _apart(xp: Any, make: Callable[[Array, Array], Array], rest: Array, lengths: Array) -> Array:
+def _apart(xp: Any, make: Callable[[Array, Array], Array], rest: Array, whole: Array) -> Array:
     """The factor of matrices whose rows have a part of their own, well above rounding."""
+    lengths = xp.linalg.diagonal(whole)
     part = APART * rest.shape[-1] * tolerance(xp, rest.dtype) * lengths
     return make(rest + xp.eye(rest.shape[-1], dtype=rest.dtype) * part[..., None, :], 0.0 * lengths)
 
@@ -190,7 +174,7 @@ def directions(rows: Any) -> Any:
     return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
 
 
-def solve(xp: Any, lower: Array, b: Array, linalg: LinalgBackend | None = None) -> Array:
+def solve(xp: Any, lower: Array, b: Array, linalg: Any = None) -> Array:
     """X with X C^T = b for lower triangular C: coordinates along the directions of its rows, from their products."""
     # The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
     if linalg:
@@ -225,7 +209,7 @@ def inverse(lower: Any) -> Any:
     return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
 
 
-def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
+def basis(xp: Any, rows: Array, linalg: Any = None) -> Array:
     """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions."""
     # It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
     if linalg:
@@ -236,7 +220,7 @@ def basis(xp: Any, rows: Array, linalg: LinalgBackend | None = None) -> Array:
     return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
 
 
-def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: LinalgBackend | None = None) -> Array:
+def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: Any = None) -> Array:
     """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones."""
     # With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
     # `rest` are rows whose products are those of the part of G along directions outside the frame.

@@ -1,8 +1,4 @@
-"""The explorer: move a slider, see the law.
-
-A view (settings in; pictures, numbers and code out) knows nothing of the page. `_forms` has the controls as HTML and
-answers them: in `netsor explore` through the server of `_server`, on static pages by Python inside the browser.
-"""
+"""The explorer: move a slider, see the law. Views know nothing of the page; forms ask for them, and show them."""
 
 from ._law_views import Target
 

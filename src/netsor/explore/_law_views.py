@@ -1,7 +1,4 @@
-"""Views of laws: the law at the chosen widths, its limit and a Gaussian, of one layer of the paper or of your program.
-
-The picture and the moments take some milliseconds; distances take longer, and the page asks for them afterwards.
-"""
+"""Views of laws: the law at chosen widths, its limit and a Gaussian, of one layer of the paper or of your program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The local server: it serves the page, and answers its forms with the Python of this process.
-
-Every request must carry the token of the address. Pages of other sites do not know it: they can ask and read nothing.
-"""
+"""The local server of the page. Requests must carry the token of its address, which no page of another site knows."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), Handler)
         self.target, self.token = target, secrets.token_urlsafe(16)
         self.audit = threading.Lock()  # held by the one audit that runs
-        self.views: dict[int, View] = {}
+        self.views: dict[str, View] = {}
         self._count = itertools.count()
 
     @property
@@ -42,8 +39,8 @@ class Server(ThreadingHTTPServer):
     def links(self, view: View, name: str) -> str:
         """Links to the files of a view, which are made when you open them."""
         number = next(self._count)
-        self.views[number] = view
-        self.views.pop(number - KEPT, None)
+        self.views[str(number)] = view
+        self.views.pop(str(number - KEPT), None)
         files = (f"file/{number}/{name}.{kind}?access_token={self.token}" for kind in TYPES)
         links = (f'<a href="{file}" download>{kind.upper()}</a>' for file, kind in zip(files, TYPES, strict=True))
         return f'<p class="netsor-files">{" ".join(links)}</p>'
@@ -70,8 +67,8 @@ class Handler(BaseHTTPRequestHandler):
             case ["", ""]:
                 self._begin("text/html; charset=utf-8")
                 self.wfile.write(local_page(self.server.target).encode())
-            case ["", "file", number, name] if self._has(number, kind := name.rpartition(".")[2]):
-                view = self.server.views[int(number)]
+            case ["", "file", number, name] if number in self.server.views and name.rpartition(".")[2] in TYPES:
+                view, kind = self.server.views[number], name.rpartition(".")[2]
                 self._begin(TYPES[kind])
                 self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind, view.columns))
             case _:
@@ -88,9 +85,6 @@ class Handler(BaseHTTPRequestHandler):
 
         with suppress(ConnectionError), self.server.audit if kind in AUDITS else nullcontext():
             answer(kind, content, emit, self.server.target, self.server.links)
-
-    def _has(self, number: str, kind: str) -> bool:
-        return kind in TYPES and number.isdecimal() and int(number) in self.server.views
 
     def _begin(self, kind: str) -> None:
         self.send_response(200)

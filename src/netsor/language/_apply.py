@@ -26,8 +26,8 @@ def apply(
 ) -> Scalar:
     """Any function of scalars.
 
-    f receives arrays with extra leading axes and must be vectorised over them, like numpy's functions with `axis=-1`.
-    It must be deterministic and must not modify its arguments; this is checked on a few numbers.
+    f must be vectorised over leading axes, like numpy's functions with `axis=-1`, be deterministic and leave its
+    arguments unchanged; this is checked on a few numbers.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ def apply(
     bounded, lipschitz : bool, optional
         Declare whether f is bounded, and pseudo-Lipschitz, which the checker cannot see.
     derivative : callable or tuple, optional
-        The derivative, for `ns.grad`. With `axes=0`, a function of the same arguments, ∂f/∂p. With `axes=k`, a function
-        of the arguments and of d, an array like the result of f, that returns the gradient of Σ d·f. For several
-        arguments, a tuple with one function for each, or None for those that are never differentiated.
+        For `ns.grad`: with `axes=0` ∂f/∂p, a function of the same arguments; with `axes=k` the gradient of Σ d·f, a
+        function of the arguments and of d, an array like the result of f. For several arguments, a tuple with one
+        function for each, or None for those that are never differentiated.
 
     Examples
     --------
@@ -78,8 +78,7 @@ def nonlin(
 ) -> Vector:
     """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f must act elementwise, be deterministic and leave its arguments unchanged; this is checked on a few numbers. Other
-    parameters are those of `apply`.
+    f must act elementwise, be deterministic and leave its arguments unchanged. Other parameters are those of `apply`.
 
     Parameters
     ----------
@@ -87,9 +86,6 @@ def nonlin(
         A function of numpy arrays, one for each argument, whose shapes broadcast.
     *arguments : Vector, Scalar or array_like
         One vector or more, then scalars.
-    derivative : callable or tuple, optional
-        The derivative, for `ns.grad`: a function of the same arguments. For several arguments, a tuple with one for
-        each, or None for those that are never differentiated.
 
     Examples
     --------

@@ -110,13 +110,7 @@ Axes = tuple[int | None, ...]  # for each axis of an input, the axis of the resu
 
 MAX_ENUMERATED_ENTRIES = 2**20  # entries of an array up to which all places are made to pick some
 
-REFLECTED = {
-    np.add: "__radd__",
-    np.subtract: "__rsub__",
-    np.multiply: "__rmul__",
-    np.divide: "__rtruediv__",
-    np.matmul: "__rmatmul__",
-}
+OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "truediv", np.matmul: "matmul"}
 
 
 class Source:
@@ -251,8 +245,8 @@ class Value:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
         """array + value is computed by value.__radd__; any other function of numpy is a mistake of the user."""
-        operator = REFLECTED.get(ufunc)
-        if operator and method == "__call__" and inputs[-1] is self and hasattr(self, operator):
+        operator = f"__r{OPERATORS.get(ufunc)}__"
+        if method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])
         name = f"np.{ufunc.__name__}"
         raise TraceError(name, f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x) or ns.apply({name}, p)")

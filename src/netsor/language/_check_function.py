@@ -10,6 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any, NoReturn
@@ -123,7 +124,7 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
         numbers: int | None = getattr(base(f), "numbers", None)
         with np.errstate(all="ignore"):
             return np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:] if numbers is None else (numbers,)
-    given = f.f, f.name, operation, tuple(cores), scalars
+    given = _ByContent(content(f.f), f.f), f.name, operation, tuple(cores), scalars
     try:
         return _checked_shape(*given)
     except TypeError:  # an object without a hash is checked every time
@@ -134,21 +135,27 @@ class _Raised(Exception):
     """The function raised an exception, its cause."""
 
 
+@dataclass(frozen=True)
+class _ByContent:
+    """A function, equal to others with the same code and captured values: such as those defined in a loop."""
+
+    content: Any
+    f: Callable[..., Any] = field(compare=False)
+
+
 @lru_cache(maxsize=256)
-def _checked_shape(f: Callable[..., Any], name: str, operation: str, cores: tuple[Shape, ...], scalars: int) -> Shape:
+def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Shape, ...], scalars: int) -> Shape:
     """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
-    elementwise = not any(cores)
+    f, elementwise = given.f, not any(cores)
 
     def refuse(problem: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(operation, f"{name} {problem}") from cause
 
-    def refuse_places(became: str = "") -> NoReturn:
-        apart = "it gives other numbers when its arguments stand elsewhere in the array"
+    def refuse_places(symptom: str) -> NoReturn:
         if operation == "nonlin":
             remedy = "ns.mean_dot and ns.layer_norm are for what needs all coordinates"
-            refuse(f"is not coordinatewise: {f'arrays of shape {became}' if became else apart}; {remedy}")
+            refuse(f"is not coordinatewise: {symptom}; {remedy}")
         whole, alone = "with axes=1 it sees the last axis whole", "let it act on the last axes alone, as with axis=-1"
-        symptom = f"the leading axes {became}" if became else apart
         refuse(f"is not vectorised: {symptom}; {whole if elementwise else alone}")
 
     def call(arguments: Sequence[NumpyArray]) -> NumpyArray:
@@ -169,12 +176,12 @@ def _checked_shape(f: Callable[..., Any], name: str, operation: str, cores: tupl
     def check(x: Sequence[NumpyArray]) -> Shape:
         result = call(x)
         if result.shape[:2] != LEADING or (elementwise and result.shape != LEADING):
-            refuse_places(f"{LEADING} became {result.shape}")
+            refuse_places(f"the leading axes {LEADING} became {result.shape}")
         if not _same(result, call(x)):
             refuse(AGAIN)
         for moved in REARRANGED:
             if not _same(moved(result), call([moved(a) for a in x])):
-                refuse_places()
+                refuse_places("it gives other numbers when its arguments stand elsewhere in the array")
         for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
             column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
             repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
@@ -192,8 +199,8 @@ def _checked_shape(f: Callable[..., Any], name: str, operation: str, cores: tupl
     try:
         expected = check(positive)
     except _Raised as raised:
-        given = ", ".join(str(x.shape) for x in positive)
-        refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
+        shapes = ", ".join(str(x.shape) for x in positive)
+        refuse(f"fails on arrays of shapes {shapes}: {raised.__cause__}", raised.__cause__)
     for scale in SCALES:
         with suppress(_Raised):
             shape = check([scale * x for x in normal])

@@ -59,9 +59,8 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
-    return {
-        unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x)) if unit else dot(d, x) for unit in units
-    }
+    ratios = {unit: width_ratio((d.width,), (Width(unit),)) for unit in units if unit}
+    return {unit: scale(ratios[unit], mean_dot(d, x)) if unit else dot(d, x) for unit in units}
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:

@@ -116,17 +116,14 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:
     """How a Take reads its input, by letters for the axes of the result: `u[i, j] = x[j, 3]` is ["j", "3"], or None."""
     indices: list[str] = []
+    ramps = np.ogrid[tuple(map(slice, flat.shape))] if flat.ndim else ()
     for coordinate in np.unravel_index(flat, shape) if shape else ():
-        coordinate = np.asarray(coordinate)
-        start = int(coordinate.ravel()[0])
-        index = str(start) if (coordinate == start).all() else None
-        for k, letter in zip(range(flat.ndim), LETTERS, strict=False):
-            ramp = np.arange(flat.shape[k]).reshape([-1 if a == k else 1 for a in range(flat.ndim)])
-            if index is None and (coordinate == ramp + start).all():
-                index = letter + (f"+{start}" if start else "")
-        if index is None:
+        start = int(np.ravel(coordinate)[0])
+        ways: list[tuple[str, Any]] = [("", 0), *zip(LETTERS, ramps, strict=False)]
+        letter = next((letter for letter, ramp in ways if (coordinate == start + ramp).all()), None)
+        if letter is None:
             return None
-        indices.append(index)
+        indices.append(letter + f"+{start}" * (start > 0) if letter else str(start))
     return indices
 
 

@@ -37,12 +37,7 @@ EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matr
 
 
 def latex(
-    name: str,
-    outputs: Sequence[Value],
-    report: Report,
-    document: bool,
-    probes: Sequence[Probe] = (),
-    paper: bool = False,
+    name: str, outputs: Sequence[Value], report: Report, document: bool, probes: Sequence[Probe], paper: bool
 ) -> str:
     """The program with these outputs, its probes, and its limit law; a whole document, or its body."""
     every = narrow([*outputs, *(probe.value for probe in probes)])
@@ -117,10 +112,9 @@ class Writer:
         for value in values:
             op = value.op
             score = isinstance(op, ops.Normal) or (isinstance(op, Dot) and op.power == 0.5)
-            if score or any(x in self.random for x in op.inputs):
+            if score or not self.random.isdisjoint(op.inputs):
                 self.random.add(value)
-            passed = not isinstance(op, MatMul | Dot) and any(x in self.rotated for x in op.inputs)
-            if passed or isinstance(op, Rotate):
+            if isinstance(op, Rotate) or not (isinstance(op, MatMul | Dot) or self.rotated.isdisjoint(op.inputs)):
                 self.rotated.add(value)
             if isinstance(op, MatMul):
                 self.uses.setdefault(op.weight.source, []).append(value)
@@ -129,7 +123,7 @@ class Writer:
 
     def given(self, *values: Value) -> str:
         """What an expectation of such values is conditional on."""
-        return rf" \mid {self.known}" if any(value in self.random for value in values) else ""
+        return "" if self.random.isdisjoint(values) else rf" \mid {self.known}"
 
     def ref(self, value: Value, indices: Indices) -> str:
         """A value, with its indices; a paper has numbers only where there are several values of a letter."""
@@ -308,11 +302,9 @@ class Writer:
 
     def shared(self, values: Sequence[Value]) -> list[str]:
         """The covariances between values that one matrix made; W x and W^T v have independent Gaussian parts."""
-        uses: dict[tuple[Source, bool], list[Value]] = {}
-        for value in values:
-            if isinstance(value.op, MatMul):
-                uses.setdefault((value.op.weight.source, value.op.weight.transposed), []).append(value)
-        return [self.covariance(*pair) for same in uses.values() for pair in combinations(same, 2)]
+        among = set(values)
+        pairs = (pair for uses in self.uses.values() for pair in combinations(uses, 2) if among.issuperset(pair))
+        return [self.covariance(x, y) for x, y in pairs if x.op.weight.transposed == y.op.weight.transposed]
 
     def _score_covariance(self, op: Dot, i: Indices, j: Indices) -> str:
         """The covariance of two scores: Wick's formula, unless their factors are rotated."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from .._validate import TraceError, as_number, shown
 from ..optim import Optimiser, Rate
-from ._array import Axes, Entrywise, Ints, Keep, Operation, Source, Take, Value, VectorAccess, align_axes, box
-from ._parameters import Data, MatMul, Normal, Weight
+from ._array import Axes, Entrywise, Ints, Operation, Source, Take, Value, VectorAccess, align_axes
+from ._parameters import Acting, Data, MatMul, Normal, Weight
 from ._scalar import Apply, Constant, Floats, Hyperparameter, Scalar
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
@@ -150,13 +150,10 @@ class GradientTerm:
         return float((columns / fan / out / (1 if self.unit is None else widths[self.unit])) ** 0.5)
 
 
-class SteppedMatMul(Entrywise):
-    """V: g[b, i] = W'_b x[i], or W'_b x[b, i] if each, with W' what W is after steps."""
+class SteppedMatMul(Acting):
+    """V: products with the matrices as they are after steps."""
 
-    acts, kind, letter = VectorAccess.BY_PRODUCTS, "MatMul after a step", "g"
-    weight: Weight
-    x: Vector
-    each: bool
+    kind = "MatMul after a step"
     left: tuple[Vector, ...]
     right: tuple[Vector, ...]
     scalars: tuple[Scalar, ...]  # learning rates and weight decays that are values of the program
@@ -166,11 +163,6 @@ class SteppedMatMul(Entrywise):
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All uses of the past."""
         return align_axes(self.x.ndim, ndim), *((None,) * v.ndim for v in self.inputs[1:])
-
-    def at(self, keep: Keep) -> SteppedMatMul:
-        """Some of the matrices."""
-        batch = keep[: len(self.weight.batch)]
-        return replace(self, weight=self.weight[box(batch)]) if batch else self
 
 
 class SteppedParameter(Operation):
@@ -187,9 +179,6 @@ class SteppedParameter(Operation):
         """By what each d is multiplied in G."""
         own = self.x.width.bind(widths) if isinstance(self.x, Vector) else 1.0
         return [float((own * (1.0 if unit is None else widths[unit])) ** -0.5) for unit in self.units]
-
-
-Acting = MatMul | SteppedMatMul
 
 
 def scalars_of(op: SteppedMatMul | SteppedParameter, number: int = 0) -> list[Scalar | float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -115,18 +115,24 @@ class Weight:
         return product if self.by is None else self.by * product
 
 
-class MatMul(Entrywise):
+class Acting(Entrywise):
     """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
 
-    acts, kind, letter = VectorAccess.BY_PRODUCTS, "MatMul", "g"
+    acts, letter = VectorAccess.BY_PRODUCTS, "g"
     weight: Weight
     x: Vector
     each: bool
 
-    def at(self, keep: Keep) -> MatMul:
+    def at(self, keep: Keep) -> Self:
         """Some of the matrices."""
         batch = keep[: len(self.weight.batch)]
         return replace(self, weight=self.weight[box(batch)]) if batch else self
+
+
+class MatMul(Acting):
+    """V: products with the matrices as they are drawn."""
+
+    kind = "MatMul"
 
 
 def weight(
@@ -144,10 +150,8 @@ def weight(
 
     Parameters
     ----------
-    out_width
-        The width of W x, a `Width` or an integer.
-    in_width
-        The width of x.
+    out_width, in_width
+        The widths of W x and of x, each a `Width` or an integer.
     batch
         The number of independent matrices, an integer or a shape; one matrix by default.
     std
@@ -156,8 +160,7 @@ def weight(
     name
         The name in `print(net)` and `net.latex()`.
     entry_std
-        The standard deviation of the entries themselves, as in N(0, 0.02²), instead of std; for an in_width that is a
-        number.
+        The standard deviation of the entries themselves, as in N(0, 0.02²), if in_width is a number.
 
     Examples
     --------
@@ -222,8 +225,7 @@ def gaussian(
     mean
         The mean of the coordinates of each vector; broadcasts to the shape.
     cov
-        A number (independent vectors of that variance), or a positive semidefinite matrix over the vectors, of shape
-        (size, size) or shape + shape.
+        The variance of independent vectors, or a covariance matrix, of shape (size, size) or shape + shape.
     name
         The name shown in messages.
 

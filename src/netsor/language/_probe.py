@@ -19,33 +19,25 @@ V = TypeVar("V", bound=Value)
 Bools = npt.NDArray[np.bool_]
 
 
-class ProbeKind(NamedTuple):
-    """The kind of value that a name stands for."""
-
-    of: type[Value]
-    axes: int  # the last axes, which must be there
-    alone: bool  # with no axes before them
-    words: str
-
-
 TOKENS, INSIDE = "vectors (tokens,)", "vectors (…, tokens)"
 SCORES = "scalars (…, tokens, tokens)"
-NAMES = {
-    "embedding": ProbeKind(Vector, 1, True, f"{TOKENS}, the stream before the first block"),
-    "stream": ProbeKind(Vector, 1, True, f"{TOKENS}, the stream after a block, which ends with it"),
-    "attention": ProbeKind(Vector, 1, True, f"{TOKENS}, what attention adds to the stream"),
-    "mlp": ProbeKind(Vector, 1, True, f"{TOKENS}, what the perceptron adds to the stream"),
-    "cross": ProbeKind(Vector, 1, True, f"{TOKENS}, what attention to an encoder adds to the stream"),
-    "middle": ProbeKind(Vector, 1, True, f"{TOKENS}, the stream between the branches, if a norm follows each sum"),
-    "query": ProbeKind(Vector, 1, False, INSIDE),
-    "key": ProbeKind(Vector, 1, False, INSIDE),
-    "value": ProbeKind(Vector, 1, False, INSIDE),
-    "hidden": ProbeKind(Vector, 1, False, f"{INSIDE}, what the last matrix of the perceptron acts on"),
-    "scores": ProbeKind(Scalar, 2, False, f"{SCORES}, what a softmax is given"),
-    "weights": ProbeKind(Scalar, 2, False, f"{SCORES}, rows that sum to 1"),
-    "experts": ProbeKind(Scalar, 2, True, "scalars (tokens, experts), what a token gives to each expert, or 0"),
-    "logits": ProbeKind(Scalar, 2, True, "scalars (tokens, words)"),
-    "loss": ProbeKind(Scalar, 0, True, "one scalar, which gradients are of"),
+# For each name: the kind of value, how many last axes it must have, whether it may have no others, and words for that
+NAMES: dict[str, tuple[type[Value], int, bool, str]] = {
+    "embedding": (Vector, 1, True, f"{TOKENS}, the stream before the first block"),
+    "stream": (Vector, 1, True, f"{TOKENS}, the stream after a block, which ends with it"),
+    "attention": (Vector, 1, True, f"{TOKENS}, what attention adds to the stream"),
+    "mlp": (Vector, 1, True, f"{TOKENS}, what the perceptron adds to the stream"),
+    "cross": (Vector, 1, True, f"{TOKENS}, what attention to an encoder adds to the stream"),
+    "middle": (Vector, 1, True, f"{TOKENS}, the stream between the branches, if a norm follows each sum"),
+    "query": (Vector, 1, False, INSIDE),
+    "key": (Vector, 1, False, INSIDE),
+    "value": (Vector, 1, False, INSIDE),
+    "hidden": (Vector, 1, False, f"{INSIDE}, what the last matrix of the perceptron acts on"),
+    "scores": (Scalar, 2, False, f"{SCORES}, what a softmax is given"),
+    "weights": (Scalar, 2, False, f"{SCORES}, rows that sum to 1"),
+    "experts": (Scalar, 2, True, "scalars (tokens, experts), what a token gives to each expert, or 0"),
+    "logits": (Scalar, 2, True, "scalars (tokens, words)"),
+    "loss": (Scalar, 0, True, "one scalar, which gradients are of"),
 }
 
 
@@ -88,9 +80,9 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     probes = _open.get()
     if not isinstance(name, str) or name not in NAMES:
         raise TraceError("probe", "name", name, f"one of {', '.join(NAMES)}")
-    kind = NAMES[name]
-    if not isinstance(x, kind.of) or x.ndim < kind.axes or (kind.alone and x.ndim > kind.axes):
-        raise TraceError("probe", f"{name} must be {kind.words}, got {shown(x)}")
+    kind, axes, alone, words = NAMES[name]
+    if not isinstance(x, kind) or x.ndim < axes or (alone and x.ndim > axes):
+        raise TraceError("probe", f"{name} must be {words}, got {shown(x)}")
     if not isinstance(probes, list):
         why = probes or "must be called in a function that @ns.program decorates, while that is called"
         raise TraceError("probe", f"{name} {why}")

@@ -84,8 +84,8 @@ def rotary(
 ) -> Vector:
     """Rotary positions: rotate each vector by the position of its token, the last axis of x.
 
-    At position t, the pair of coordinates (f, f + r/2) is rotated by the angle t θ_f, with θ_f = base^(−2f/r). The
-    first r = fraction · width coordinates are rotated; r must be even at every width that you bind.
+    At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r), among the first r = fraction ·
+    width coordinates; r must be even at every width that you bind.
 
     Parameters
     ----------

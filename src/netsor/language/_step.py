@@ -68,8 +68,7 @@ def step(
     lr
         η of an optimiser that is a string: a number, a function of fan-in and fan-out, a scalar of the program such as
         `ns.hyperparameter("lr")`, or a dictionary of these, by weight or by name (`name=` of `ns.weight` and
-        `ns.gaussian`), with None for all others. Fan-in and fan-out are numbers; a vector of R^n has fan-in 1 and
-        fan-out n. At infinite width the power of n in η is found at large numbers.
+        `ns.gaussian`), with None for all others. A vector of R^n has fan-in 1 and fan-out n.
     optimiser
         An object of `ns.optim`, a dictionary of them, or "sgd", "muon" or "adam".
     weights
@@ -86,10 +85,9 @@ def step(
     scale
         For "muon": a factor of its matrix, a number or a function of fan-in and fan-out; 1 by default.
     clip_norm
-        The largest norm of the gradient of all parameters that move; a longer one is scaled down, as
-        `torch.nn.utils.clip_grad_norm_` does. For finite widths.
+        The largest norm of the whole gradient, at finite widths; a longer one is scaled down, as PyTorch does.
     lr_factor
-        What every learning rate is multiplied by in this step: a number, as a schedule has it here, or a scalar.
+        A number or scalar that multiplies every learning rate in this step, as a schedule does.
 
     Examples
     --------
@@ -104,9 +102,8 @@ def step(
     """
     several = isinstance(outputs, list | tuple)
     listed = list(outputs) if several else [outputs]
-    for value in listed:
-        if not isinstance(value, Value):
-            raise TraceError("step", "outputs", value, "a value of the program, or a list of them")
+    if not all(isinstance(value, Value) for value in listed):
+        raise TraceError("step", "outputs", outputs, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
     factor, by = (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step"), None)
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
@@ -125,11 +122,8 @@ def step(
         """The step of one parameter, and what is a scalar of the program in it."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
         if own.matrices_only and not isinstance(of, Weight):
-            raise TraceError(
-                "step",
-                f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give it another optimiser, "
-                f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}",
-            )
+            remedy = f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}"
+            raise TraceError("step", f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give {remedy}")
         rate, decay = own.lr if rates is None else rates.of(of), own.weight_decay
         lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
         there = isinstance(lr, Scalar), isinstance(decay, Scalar)
@@ -150,9 +144,8 @@ def step(
     if not moved.terms and not moved.leaves:
         raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
     names = {source.name for source in moved.latest} | {_source(leaf).name for leaf in moved.leaves}
-    for keys in (optimisers, rates):
-        if keys is not None:
-            keys.check(names)
+    for keys in filter(None, (optimisers, rates)):
+        keys.check(names)
     if clip_norm is not None:
         moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
     matrices = {source: (*rule(terms[0].used.drawn), terms) for source, terms in moved.terms.items()}
@@ -249,11 +242,10 @@ class _ByParameter:
                 case Weight() if len(np.unique(key.members)) < key.count:
                     raise TraceError("step", f"{name} has the key {key!r}, a part of a batch: give the whole batch")
                 case Weight(source=source) | Value(op=ops.Gaussian(source=source) | ops.Normal(source=source)):
-                    self.given[source] = checked(each, name)
-                case str() | None:
-                    self.given[key] = checked(each, name)
-                case _:
+                    key = source
+                case _ if not isinstance(key, str | None):
                     raise TraceError("step", f"{name} has the key {shown(key)}: give weights, names or None")
+            self.given[key] = checked(each, name)
 
     def check(self, names: Collection[str | None]) -> None:
         """Refuse a name that nothing has: it would be misspelt."""

@@ -49,12 +49,12 @@ def ntk(
     q : Scalar, optional
         Of any shape; p itself if None.
     weights : Weight, Vector, Scalar, or list of them, optional
-        The parameters that count: all matrices of the program if None; else a weight, an initial vector (a bias,
-        `ns.gaussian`), random scalars (`ns.normal`), or a list of them. `W[0]` counts for that matrix alone.
+        The weights, initial vectors (biases) and random scalars that count; all matrices of the program if None.
+        `W[0]` counts for that matrix alone.
     parametrisation : str
-        With respect to what: "ntk", N with i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in)
-        ⟨∂p/∂W, ∂q/∂W⟩, which has a limit (`ns.step` with the rates η σ²/in: η over the fan-in only if σ = 1);
-        "standard", the entries of W themselves, for which it grows like the width.
+        "ntk": with respect to N with i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in)
+        ⟨∂p/∂W, ∂q/∂W⟩, which has a limit (`ns.step` with the rates η σ²/in). "standard": with respect to the entries of
+        W themselves, for which it grows like the width.
 
     Examples
     --------
@@ -90,8 +90,7 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     weight : Weight, Vector or Scalar
         A weight (all matrices of its batch; `W[0]` is one), an initial vector or random scalars.
     parametrisation : str
-        As in `ntk`; this is one of its terms. "standard" is the sum of the squares of ∂p/∂W_ij, what an optimiser
-        sees; it grows with the width that W acts on. "ntk" is that times σ²/in, which has a limit.
+        As in `ntk`. "standard" is Σ (∂p/∂W_ij)², what an optimiser sees; "ntk" is that times σ²/in, which has a limit.
 
     Examples
     --------
@@ -160,16 +159,15 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
 
 def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
     """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
-    law = initial_value(leaf)[0].op
+    law, flat = initial_value(leaf)[0].op, [[d.reshape(-1) for d in side] for side in sides]
     if isinstance(law, Normal):
-        rows: list[Any] = [stack([d.reshape(-1) for d in side]) for side in sides]
+        rows: list[Any] = [stack(side) for side in flat]
         kernel: Scalar = rows[0] @ rows[1].transpose()
         return kernel if standard else law.std**2 * kernel
     assert isinstance(law, Gaussian)
-    flat = [[d.reshape(-1) for d in side] for side in sides]
     if not standard:  # h = mean + factor E
-        factor = law.factor.reshape(leaf.size, -1)
-        flat = [[mix(constant(factor.T.copy()), d) for d in side] for side in flat]  # type: ignore[arg-type]
+        factor = constant(law.factor.reshape(leaf.size, -1).T.copy())
+        flat = [[mix(factor, d) for d in side] for side in flat]  # type: ignore[arg-type]
     columns: list[Any] = [stack(side, axis=1) for side in flat]  # (vectors, outputs)
     return mean_dot(*columns).sum(0)
 

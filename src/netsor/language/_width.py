@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from .._validate import LARGEST, TraceError, as_number, as_whole, shown, whole
+from .._validate import LARGEST, TraceError, as_number, shown, whole
 
 inf = math.inf
 
@@ -92,25 +92,18 @@ def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
 
 def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool) -> dict[str, float]:
     """Check the user's numbers for the width symbols of a program, and return them as int or inf."""
-    used = list(used)
-    allowed = "a positive integer" + (" or inf" if allow_inf else "")
+    used, or_inf = list(used), " or inf" * allow_inf
     names = sorted({width.name for width in used if width.name is not None})
     known = f"this program's widths are {', '.join(names)}" if names else "this program has no width to bind"
     bound: dict[str, float] = {}
     for name, given in widths.items():
         if name not in names:
             raise ValueError(f"width {name}={shown(given)} is not used; {known}")
-        size = as_whole(given)
-        if size is not None and 1 <= size < LARGEST:
-            bound[name] = size
-        elif allow_inf and as_number(given) == inf:
-            bound[name] = inf
-        else:
-            huge = ", below 2^53; law takes inf" if size is not None and size >= LARGEST else ""
-            raise ValueError(f"width {name}={shown(given)} must be {allowed}{huge}")
+        infinite = allow_inf and as_number(given) == inf
+        bound[name] = inf if infinite else whole(given, f"width {name}", why=or_inf)
     missing = [name for name in names if name not in bound]
     if missing:
-        raise ValueError(f"width {', '.join(missing)} is not bound: give {missing[0]}=…, {allowed}")
+        raise ValueError(f"width {', '.join(missing)} is not bound: give {missing[0]}=…, a positive integer{or_inf}")
     for width in used:
         if LARGEST <= width.bind(bound) < inf:
             raise ValueError(f"width {width} at {width.name}={bound[str(width.name)]} must be below 2^53, or inf")

@@ -191,7 +191,7 @@ def _compress_rules(nodes: Array, weights: Array, cell: float) -> Rules:
     var = nodes[keep]
     index, unit = cells(var, keep.sum(axis=1), cell)
     rule = two_points(var, weights[keep], index, unit)
-    mass, share, high, low = (a.reshape(count, -1) for a in (rule.mass, rule.share, rule.high, rule.low))
+    mass, high, low, share = (a.reshape(count, -1) for a in rule[:4])
     some = mass.any(axis=0)  # where any set has a node
     upper = mass * share
     nodes = np.concatenate([high[:, some], low[:, some]], axis=1)

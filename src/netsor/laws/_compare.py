@@ -109,7 +109,7 @@ class ScipyLaw(Law):
 
     def _cf(self, t: Array) -> Estimate:
         # by quadrature over the density
-        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._scales()))
+        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._scales()), every=1)
         return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -51,47 +50,23 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
     return worst < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
 
 
-class CubicPieces:
-    """Functions of D on nodes y; D is one vector (D after each node, D before each node, slopes)."""
-
-    def __init__(self, y: Array) -> None:
-        self.width = np.diff(y)
-
-    def _pieces(self, d: Array) -> tuple[Array, Array, Array]:
-        """D after and before each node, and the coefficients (4, cells) of Hermite's cubic in t on [0, 1]."""
-        after, before, slope = d.reshape(3, -1)
-        rise, fall, change = slope[:-1] * self.width, slope[1:] * self.width, before[1:] - after[:-1]
-        return after, before, np.stack([after[:-1], rise, 3 * change - 2 * rise - fall, rise + fall - 2 * change])
-
-    def _turning(self, cubic: Array, end: Array) -> Array:
-        """The value of a cubic at an extremum inside its cell; at its end, if there is none."""
-        slope = polyder(cubic)
-        rise, fall = slope[0], slope.sum(axis=0)
-        turns = rise * fall < 0
-        t = _root(slope, np.where(turns, rise / np.where(turns, rise - fall, 1.0), 1.0), turns)
-        return np.where(turns, polyval(t, cubic, tensor=False), end)
-
-    def total_variation(self, d: Array) -> float:
-        """½ ∫ |dD|."""
-        after, before, cubic = self._pieces(d)
-        turn = self._turning(cubic, before[1:])
-        way = np.abs(turn - after[:-1]).sum() + np.abs(before[1:] - turn).sum() + np.abs(after - before).sum()
-        return float(min(0.5 * way, 1.0))
-
-    def kolmogorov(self, d: Array) -> float:
-        """sup |D|; two laws of one point have a single node, and no cell."""
-        after, before, cubic = self._pieces(d)
-        turn = self._turning(cubic, before[1:])
-        return float(min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0))
-
-    def wasserstein1(self, d: Array) -> float:
-        """∫ |D|."""
-        after, before, cubic = self._pieces(d)
-        a, b, area = after[:-1], before[1:], polyint(cubic)
-        crossing = a * b < 0
+def distance_by_cubics(name: str, width: Array, d: Array) -> float:
+    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths; d is D after each node, D before each node, and slopes."""
+    after, before, slope = d.reshape(3, -1)
+    a, b, rise, fall = after[:-1], before[1:], slope[:-1] * width, slope[1:] * width
+    cubic = np.stack([a, rise, 3 * (b - a) - 2 * rise - fall, rise + fall - 2 * (b - a)])  # Hermite's, in t on [0, 1]
+    if name == "wasserstein1":
+        crossing, area = a * b < 0, polyint(cubic)
         t = _root(cubic, np.where(crossing, a / np.where(crossing, a - b, 1.0), 0.0), crossing)
         left, whole = polyval(t, area, tensor=False), area.sum(axis=0)
-        return float(np.sum(self.width * (np.abs(left) + np.abs(whole - left))))
+        return float(np.sum(width * (np.abs(left) + np.abs(whole - left))))
+    slopes = polyder(cubic)
+    turns = slopes[0] * slopes.sum(axis=0) < 0  # a cell with an extremum inside
+    t = _root(slopes, np.where(turns, slopes[0] / np.where(turns, slopes[0] - slopes.sum(axis=0), 1.0), 1.0), turns)
+    turn = np.where(turns, polyval(t, cubic, tensor=False), b)
+    if name == "total_variation":
+        return float(min(0.5 * sum(np.abs(part).sum() for part in (turn - a, b - turn, after - before)), 1.0))
+    return float(min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0))
 
 
 def _root(polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]) -> Array:
@@ -111,7 +86,7 @@ class DistanceEstimator:
         self.p, self.q = p, q
         self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
         self.coupled = coupled(p, q) if couple else None
-        self._by_bandwidth: dict[float, DistanceEstimator] = {}
+        self._by_bandwidth: dict[tuple[float, bool], DistanceEstimator] = {}
         self._found: dict[tuple[str, bool], Estimate] = {}
 
     def distance(self, name: str) -> Estimate:
@@ -127,7 +102,7 @@ class DistanceEstimator:
             # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
 
             def without_noise(factor: float) -> float:  # which narrow kernels have more of
-                return float(self._with_kernels(factor)._uncoupled._distance(name).value)
+                return float(self._with_kernels(factor, couple=False)._distance(name).value)
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
             value, error = value - change, combined(error, bias)
@@ -139,14 +114,14 @@ class DistanceEstimator:
             doubts.append(max(abs(other - plain) for other in moved))
         return Estimate(value, combined(error, *doubts))
 
-    def _with_kernels(self, factor: float = 1.0) -> DistanceEstimator:
+    def _with_kernels(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
         """The same for laws with kernels of `factor` bandwidths instead of draws; itself if there are no draws."""
-        if factor not in self._by_bandwidth:
+        if (factor, couple) not in self._by_bandwidth:
             p, q = self.p._dense(factor), self.q._dense(factor)
-            grid = None if factor == 1 else self._with_kernels()
-            same = p is self.p and q is self.q
-            self._by_bandwidth[factor] = self if same else DistanceEstimator(p, q, grid=grid)
-        return self._by_bandwidth[factor]
+            same = p is self.p and q is self.q and (couple or self.coupled is None)
+            grid = None if factor == 1 and couple else self._with_kernels()
+            self._by_bandwidth[factor, couple] = self if same else DistanceEstimator(p, q, couple, grid)
+        return self._by_bandwidth[factor, couple]
 
     @cached_property
     def _perturbed(self) -> list[list[DistanceEstimator]]:
@@ -157,10 +132,6 @@ class DistanceEstimator:
                 pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
                 perturbed.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
         return perturbed
-
-    @cached_property
-    def _uncoupled(self) -> DistanceEstimator:
-        return self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False, grid=self)
 
     @cached_property
     def _nodes(self) -> Array:
@@ -180,21 +151,21 @@ class DistanceEstimator:
             if name == "kl":
                 self._found[name, errors] = self._kl(errors)
             else:
-                cells, groups = self._groups
-                functional: Callable[[Array], float] = getattr(cells, name)
-                self._found[name, errors] = bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups, errors)
+                width, groups = self._groups
+                found = bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
+                self._found[name, errors] = found
         return self._found[name, errors]
 
     # Distances of D = P − Q
 
     @cached_property
-    def _groups(self) -> tuple[CubicPieces, list[Replicated]]:
-        """A grid, and D on it by independent groups of blocks."""
+    def _groups(self) -> tuple[Array, list[Replicated]]:
+        """The widths of the cells of a grid, and D on it by independent groups of blocks."""
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
         a, b = (_vector(law, y) for law in self.coupled or (self.p, self.q))
         if self.coupled is not None:
-            return CubicPieces(y), [Replicated(a.rows - b.rows, a.weight)]
-        return CubicPieces(y), [a, Replicated(-b.rows, b.weight)]
+            return np.diff(y), [Replicated(a.rows - b.rows, a.weight)]
+        return np.diff(y), [a, Replicated(-b.rows, b.weight)]
 
     # KL
 
@@ -238,10 +209,9 @@ class DistanceEstimator:
                 f, g = parts[1] + (f - g), parts[1]
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        if self.coupled is None:
-            groups = [p._densities(y), q._densities(y)]
-        else:
-            a, b = (law._densities(y) for law in self.coupled)
+        groups = [law._densities(y) for law in self.coupled or (p, q)]
+        if self.coupled is not None:
+            a, b = groups
             groups = [Replicated(np.concatenate([a.rows, b.rows], axis=1), a.weight)]
             groups += [] if self.coupled[1] is q else [q._densities(y)]
         if not errors:

@@ -109,7 +109,8 @@ def _distribution(z: Array, std: Array) -> Array:
 
 
 _KERNELS = {"pdf": _density, "cdf": _distribution}
-ND_TABLE_ENTRIES_PER_BATCH = 2**15  # entries of a table (points × replicas) computed at a time: in cache
+ND_TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas × k) computed at a time: 1 MiB, in cache
+FAR = 1e6  # standard deviations between means above which points are compared with each mean by itself, to keep digits
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
@@ -152,9 +153,16 @@ class GaussianMixtureND:
     def _log_terms(self, y: Array) -> Iterator[Array]:
         """log (w_r k_r) with k_r the density of component r, (points, replicas), some points (·, k) at a time."""
         whiten, height = self._whitened
-        for part in batches(y, len(height), ND_TABLE_ENTRIES_PER_BATCH):
+        centre = self.mean.mean(axis=0)
+        shift = np.einsum("ri,ijr->jr", self.mean - centre, whiten)
+        near = np.abs(shift).max() < FAR
+        for part in batches(y, shift.size, ND_TABLE_ENTRIES_PER_BATCH):
             with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
-                z = np.einsum("pir,ijr->pjr", part[:, :, None] - self.mean.T, whiten)
+                if near:  # one matrix product for all points and replicas
+                    z = ((part - centre) @ whiten.reshape(len(centre), -1)).reshape(-1, *shift.shape)
+                    z -= shift
+                else:
+                    z = np.einsum("pri,ijr->pjr", part[:, None] - self.mean, whiten)
                 terms = height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
             terms[(np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)] = -np.inf
             yield terms

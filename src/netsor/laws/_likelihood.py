@@ -79,12 +79,11 @@ def fitted(mean: Array, columns: Array, data: Observations) -> tuple[Array, Arra
     """Each replica's mean and variance of all entries given data: the diagonal of what `updated_by_columns` finds."""
     root, z, rest = _solution(mean, columns, data)
     across = np.swapaxes(columns, 1, 2)
+    half = _solved(root, across if rest is not None else columns[:, data.entries] @ across)
+    var = np.sum(half**2, axis=1)
     if rest is not None:
-        half = _solved(root, across)
-        return mean + np.einsum("rnk,rk->rn", columns, z), np.sum(half**2, axis=1)
-    half = _solved(root, columns[:, data.entries] @ across)
-    left = np.sum(columns**2, axis=2) - np.sum(half**2, axis=1)
-    return mean + np.einsum("rij,ri->rj", half, z), np.maximum(left, 0.0)
+        return mean + np.einsum("rnk,rk->rn", columns, z), var
+    return mean + np.einsum("rij,ri->rj", half, z), np.maximum(np.sum(columns**2, axis=2) - var, 0.0)
 
 
 def updated_by_columns(
@@ -124,13 +123,9 @@ def _solution(mean: Array, columns: Array, data: Observations) -> tuple[Array, A
     y, c = off / tau, own / tau[:, None]
     inner = np.swapaxes(c, 1, 2) @ c + np.eye(c.shape[2])
     root = np.asarray(np.linalg.cholesky(inner))
-    beta = _transposed(root, _solved(root, np.einsum("rnk,rn->rk", c, y)[..., None])[..., 0])
+    half = _solved(root, np.einsum("rnk,rn->rk", c, y)[..., None])
+    beta = _solved(root[:, ::-1, ::-1].swapaxes(1, 2), half[:, ::-1])[:, ::-1, 0]  # R^T, turned, is lower triangular
     return root, beta, y - np.einsum("rnk,rk->rn", c, beta)
-
-
-def _transposed(root: Array, z: Array) -> Array:
-    """R^(−T) z: R^T, turned, is lower triangular."""
-    return _solved(root[:, ::-1, ::-1].swapaxes(1, 2), z[:, ::-1, None])[:, ::-1, 0]
 
 
 def _solved(root: Array, b: Array) -> Array:

@@ -40,14 +40,13 @@ def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = No
     """
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
     index, unit = cells(var, np.array([len(var)]), CELL)
-    rule = two_points(var, w, index, unit)
-    keep = rule.mass > 0
-    mass, upper = rule.mass, rule.mass * rule.share
+    mass, high, low, share, reach, centred = two_points(var, w, index, unit)
+    keep, upper = mass > 0, mass * share
     if blocks is not None:
         # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
-        mass, off = (summed(index, each, len(unit), blocks) for each in (w, w * rule.centred))
-        upper = mass * rule.share[:, None] + off / np.where(rule.reach > 0, 2 * rule.reach, np.inf)[:, None]
-    nodes = np.concatenate([rule.high[keep], rule.low[keep]])
+        mass, off = (summed(index, each, len(unit), blocks) for each in (w, w * centred))
+        upper = mass * share[:, None] + off / np.where(reach > 0, 2 * reach, np.inf)[:, None]
+    nodes = np.concatenate([high[keep], low[keep]])
     return GaussianMixture1D(np.zeros_like(nodes), nodes, np.concatenate([upper[keep], (mass - upper)[keep]]))
 
 
@@ -65,22 +64,12 @@ def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDA
     return place, np.exp(h[:, None] * (first[:, None] + np.arange(most) + 0.5)).ravel()
 
 
-class TwoPoints(NamedTuple):
-    """Two-point rules of cells: mass, both nodes, the share of the mass that the higher one has, half their distance.
+def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -> tuple[Array, ...]:
+    """Of each cell the rule with its mass, mean, variance and third moment.
 
-    That distance is relative to the middle of the cell, as is `centred`: each variance less the mean of its cell.
+    It has the mass, the higher and the lower node, the share of the mass that the higher one has, and half their
+    distance over the middle of the cell; then, for each variance, its difference from the mean of its cell over that.
     """
-
-    mass: Array
-    high: Array
-    low: Array
-    share: Array
-    reach: Array
-    centred: Array
-
-
-def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -> TwoPoints:
-    """Of each cell the rule with its mass, mean, variance and third moment."""
     v = var / unit[index] - 1
     mass = np.asarray(np.bincount(index, w, len(unit)), dtype=np.float64)
     safe = np.where(mass > 0, mass, 1.0)
@@ -93,7 +82,7 @@ def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -
     reach = np.sqrt(second + lean**2)
     share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
     middle = 1 + mean + lean
-    return TwoPoints(mass, unit * (middle + reach), unit * (middle - reach), share, reach, centred)
+    return mass, unit * (middle + reach), unit * (middle - reach), share, reach, centred
 
 
 class Blocks(NamedTuple):

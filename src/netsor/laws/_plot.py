@@ -51,11 +51,8 @@ def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) ->
     _add_arrows(axes, law, top, colour, bottom)
     if gaussian and law.std() > 0:
         axes.plot(y, law.gaussian().pdf(y), "--", color=GREY, lw=1.0, label="Gaussian, equal variance")
-    if log:
-        axes.set(yscale="log", ylim=(bottom, 2 * top))
-    else:
-        axes.set(ylim=(0, None))
-    axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]))
+    scale: dict[str, Any] = {"yscale": "log", "ylim": (bottom, 2 * top)} if log else {"ylim": (0, None)}
+    axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]), **scale)
     if gaussian or label is not None:
         axes.legend(loc="best")
     return axes

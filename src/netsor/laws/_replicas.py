@@ -236,13 +236,13 @@ def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) ->
     return Jackknife(value, bias, combined(*errors), min(counts, default=0))
 
 
-def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], errors: bool = True) -> Estimate:
+def bootstrap(functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True) -> Estimate:
     """A function with kinks of the means of the groups, less what noise adds to it, with its error.
 
     What noise adds is read from noise added once more; where the truth is 0 that finds the smaller half of it, so the
     error counts one and a half times what was found. Without errors, it is the function of the means alone.
     """
-    value = float(functional(*(group.mean for group in groups)))
+    value = functional(*(group.mean for group in groups))
     if not errors or all(len(group.rows) < 2 for group in groups):
         return Estimate(value, 0.0)
     rng = np.random.default_rng(2025)
@@ -255,7 +255,7 @@ def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], er
             drawn = group.weight + (drawn - group.weight) * np.sqrt((count + 1) / (count - 1))
         weights.append(drawn)
     redrawn = ([w @ group.rows for w, group in zip(each, groups, strict=True)] for each in zip(*weights, strict=True))
-    again = np.array([float(functional(*means)) for means in redrawn])
+    again = np.array([functional(*means) for means in redrawn])
     bias = float(again.mean()) - value
     off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
     return Estimate(value - off, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))

@@ -176,11 +176,11 @@ class Trace(NamedTuple):
         starts = [self.embedded, *([] if self.decoded is None else [self.decoded])]
         streams = [layer.stream for layer in self.layers]
         encoder = sum(layer.crossed is None for layer in self.layers)
-        probes = [Probe("embedding", self.embedded)]
-        for i, values in enumerate(values_by_block(starts, streams, encoder)[1]):
-            layer, mask = self.layers[i], self.masks[i]
-            if i == encoder:
-                probes.append(Probe("embedding", starts[1]))
+        blocks = values_by_block(starts, streams, encoder)[1]
+        probes: list[Probe] = []
+        for i, (layer, mask, values) in enumerate(zip(self.layers, self.masks, blocks, strict=True)):
+            if i in (0, encoder):
+                probes.append(Probe("embedding", starts[i > 0]))
             for value, op in [(value, value.op) for value in values if isinstance(value.op, MatMul)]:
                 kind = matrix_kind(op, n)
                 if kind in ("query", "key", "value"):

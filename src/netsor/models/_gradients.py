@@ -8,7 +8,7 @@ matrices. Cotangents and widths are in the units of the model: at n = ∞ its ow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -48,13 +48,13 @@ class Gradients:
         """A row for each block, with ratios to the mean of |W|², which a matrix of zeros has not."""
         kinds = [kind for kind in KINDS if any(kind in by_block for by_block in net.matrices)]
         by_block = [{kind: block.get(kind, []) for kind in kinds} for block in net.matrices]
-        sized_kinds = [(f"grad_{kind}", all(self._size(block[kind]) != 0 for block in by_block)) for kind in kinds]
-        names = [name for kind, sized in sized_kinds for name in (kind, f"{kind}_ratio")[: 1 + sized]]
+        sized = {kind for kind in kinds if all(self._size(block[kind]) != 0 for block in by_block)}
+        names = [f"grad_{kind}{ratio}" for kind in kinds for ratio in ("", "_ratio")[: 1 + (kind in sized)]]
         self.names = ("grad_mean_square", *names)
         self.rows = []
         for stream, block in zip(net.streams, by_block, strict=True):
             first = stack([self._mean_square(stream)])
-            self.rows.append(join([first, self._norms(names, block)]) if names else first)
+            self.rows.append(join([first, self._norms(block, sized)]) if names else first)
 
     def _ends(self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int) -> None:
         """One row for the network: at the embeddings, of the embedding, and of the matrix of the logits."""
@@ -67,7 +67,7 @@ class Gradients:
             if use.op.weight.source in sources and value not in inside:
                 self._refuse(use.op.weight.source.name, "in the embedding and again after it")
         if inside:
-            norms["embedding"] = self._norms(["grad_embedding"], {"embedding": inside})[0], self._size(inside)
+            norms["embedding"] = self._norms({"embedding": inside})[0], self._size(inside)
         elif tables:
             square = sum((self._square(table).sum() for table in tables[1:]), self._square(tables[0]).sum())
             square = square + loss.head if loss.tied and loss.head is not None else square
@@ -75,7 +75,7 @@ class Gradients:
         if loss.head is not None and not loss.tied:
             norms["head"] = loss.head, loss.head_size
         elif last:
-            norms["head"] = self._norms(["grad_head"], {"head": last})[0], self._size(last)
+            norms["head"] = self._norms({"head": last})[0], self._size(last)
         final = {"grad_input": self._mean_square(net.starts[0])}
         for kind, (norm, size) in norms.items():
             final[f"grad_{kind}"] = norm
@@ -102,32 +102,29 @@ class Gradients:
     def _mean_square(self, x: Vector) -> Scalar:
         return self._square(x).mean() / x.width.bind(self.widths)
 
-    def _norms(self, names: Sequence[str], found: Mapping[str, Sequence[Value]]) -> Scalar:
-        """Σ |∂L/∂W|² over the matrices of each kind; `ratio`s are over the mean of Σ |W|²."""
-        grams: list[Scalar] = []
-        sums: list[tuple[float, tuple[int, ...]]] = []  # a factor, and where Gram matrices of cotangents are among all
-        places: dict[str, list[int]] = {}
+    def _norms(self, found: Mapping[str, Sequence[Value]], sized: Collection[str] = ()) -> Scalar:
+        """Σ |∂L/∂W|² over the matrices of each kind, and for sized kinds that over the mean of Σ |W|² too."""
         acted = [value.op.weight for values in found.values() for value in values if isinstance(value.op, MatMul)]
         each = Counter((weight.source, member) for weight in acted for member in weight.members.flat)
         if each and each.most_common(1)[0][1] > 1:
             self._refuse(each.most_common(1)[0][0][0].name, "twice in one block")
+        grams: list[Scalar] = []
+        sums: list[tuple[float, tuple[int, ...]]] = []  # a factor, and where Gram matrices of cotangents are among all
+        sizes: list[float | Scalar] = []
         for kind, values in found.items():
-            places[kind] = []
-            for value in (value for value in values if value in self.uses):
-                use, weight = self.uses[value], self.uses[value].op.weight
-                count = weight.members.size
+            places = []
+            for use in (self.uses[value] for value in values if value in self.uses):
+                weight, count = use.op.weight, use.op.weight.members.size
                 d, x = use.d.reshape(count, -1), use.op.x.reshape(count if use.op.each else 1, -1)
-                places[kind].append(len(grams))
+                places.append(len(grams))
                 grams += [weight.in_width.bind(self.widths) * mean_dot(d, d), mean_dot(x, x)]
                 if (by := weight.source.by) is not None:  # ∂L/∂(by·W) is ∂L/∂W over by
                     grams[-2] = grams[-2] / (by * by)
-        sizes: list[float | Scalar] = []
-        for name in names:
-            kind = name.removeprefix("grad_").removesuffix("_ratio")
-            sizes.append(self._size(found[kind]) if name.endswith("_ratio") else 1.0)
-            sums.append((1.0 if isinstance(sizes[-1], Scalar) else 1 / sizes[-1], tuple(places[kind])))
+            for size in (1.0, self._size(values))[: 1 + (kind in sized)]:
+                sizes.append(size)
+                sums.append((1.0 if isinstance(size, Scalar) else 1 / size, tuple(places)))
         if not grams:
-            return constant(np.zeros(len(names)))
+            return constant(np.zeros(len(sums)))
         made = apply(partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs")
         scalars = [size if isinstance(size, Scalar) else constant(np.ones(())) for size in sizes]
         return made / stack(scalars) if any(isinstance(size, Scalar) for size in sizes) else made

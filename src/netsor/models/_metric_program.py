@@ -17,7 +17,6 @@ from ..language import Scalar, Value, Vector, apply, join, mean_dot, softmax, st
 from ..language._graph import topological_order, widths_of
 from ..language._scalar import constant
 from ..language._width import bind_widths
-from ._description import Description
 from ._gradients import Gradients
 from ._loss_gradient import End, ModelEnd, program_loss
 from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares, ranges
@@ -93,10 +92,8 @@ class Probes:
 
     Parameters
     ----------
-    model : Transformer
-        The model, or a program with its widths.
     source : ModelEnd
-        Its network on its inputs, and the end of it.
+        The network of a model on its inputs, and the end of it; or a program with its widths.
     gradients : bool
         Of that loss too (of a random readout of every token, if there are no logits): `grad_mean_square` of ∂L/∂x, x
         the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
@@ -116,17 +113,12 @@ class Probes:
     (5, 2)
     """
 
-    def __init__(
-        self,
-        model: Description | ProgramModel,
-        source: ModelEnd | ProgramModel,
-        gradients: bool = False,
-        ranges: bool = False,
-    ) -> None:
-        if gradients and model.experts:
-            experts = f"gradients=True of {model.name}, with experts={model.experts}"
+    def __init__(self, source: ModelEnd | ProgramModel, gradients: bool = False, ranges: bool = False) -> None:
+        self.source, self.gradients, self.ranges = source, gradients, ranges
+        self.model = source.model if isinstance(source, ModelEnd) else source
+        if gradients and self.model.experts:
+            experts = f"gradients=True of {self.model.name}, with experts={self.model.experts}"
             raise ValueError(f"{experts}: what a router chooses has no gradient")
-        self.model, self.source, self.gradients, self.ranges = model, source, gradients, ranges
 
     @cached_property
     def program(self) -> Program:
@@ -276,9 +268,9 @@ class ProgramModel:
     @property
     def sizes(self) -> str:
         """Its size, in words."""
-        blocks = self.layers + self.decoder_layers
-        count = f"{blocks} block{'s' * (blocks > 1)}"
-        return ", ".join([count, *(f"{name} = {size:,}" for name, size in self._widths.items())])
+        blocks = len(self.net.blocks)
+        widths = (f", {name} = {size:,}" for name, size in self._widths.items())
+        return f"{blocks} block{'s' * (blocks > 1)}" + "".join(widths)
 
     def fields(self) -> dict[str, Any]:
         """What there is to write down of it."""
@@ -286,8 +278,7 @@ class ProgramModel:
 
     def probes(self, tokens: int | None = None, gradients: bool = False, ranges: bool = False, **_: Any) -> Probes:
         """The quantities of an audit; its tokens are those of the program."""
-        model = self if tokens is None else self.on(tokens)
-        return Probes(model, model, gradients, ranges)
+        return Probes(self if tokens is None else self.on(tokens), gradients, ranges)
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
         """The loss that has a probe, or that of the logits: of the right words, or as if every word could be right."""

@@ -48,9 +48,8 @@ class ProbedProgram:
                 which, missing = min(first - names or names - first), first - names
                 where = f"block 1 but not in block {k}" if missing else f"block {k} but not in block 1"
                 raise ValueError(f"{self.name} has the probe {which!r} in {where}: every block must have the same")
-        for start, streams in zip(
-            self.starts, (self.streams[: self.layers], self.streams[self.layers :]), strict=False
-        ):
+        stacks = (self.streams[: self.layers], self.streams[self.layers :])
+        for start, streams in zip(self.starts, stacks, strict=False):
             shapes = sorted({start.shape, *(x.shape for x in streams)})
             if len(shapes) > 1:
                 raise ValueError(f"{self.name} has streams of {' and '.join(map(str, shapes))}: tokens must be as many")

@@ -31,18 +31,18 @@ class Transformer(Description):
     ----------
     name, family : str
         The name of the model, and whose code it is of.
-    layers, decoder_layers : int
-        Blocks, and those of a decoder that looks at them; 0: no decoder.
-    width, hidden : int
-        n, of the residual stream, and m, of the perceptron.
-    heads : int
-        Of queries.
+    layers : int
+        Blocks; of the encoder, if there is a decoder.
+    width, heads, hidden : int
+        n, of the residual stream; heads of queries; m, of the perceptron.
     groups : int, optional
         Heads of keys and values, each shared by heads/groups query heads; None: as many as heads.
     head_dim : int, optional
         d; None: width/heads.
     vocabulary : int, optional
         None: no logits; classes, if the readout is "class".
+    decoder_layers : int
+        Above 0: an encoder, and a decoder that looks at it.
     inputs : str
         "tokens", or "patches", which a matrix embeds, after one class token.
     patch : int, optional
@@ -51,12 +51,16 @@ class Transformer(Description):
         "learned", "rotary", "alibi", "relative" or "none".
     length : int, optional
         How many learned positions there are.
-    rotary_base, rotary_fraction : float
-        Of rotary positions: the base, and the fraction of the coordinates of a head that is turned.
+    rotary_base : float
+        Of rotary positions.
+    rotary_fraction : float
+        Of the coordinates of a head, those that are turned.
     rotary_stretch : Stretch, optional
         Lowers low frequencies.
-    buckets, distance : int
-        Of relative positions: how many there are, and the distance beyond which positions share a bucket.
+    buckets : int
+        Of relative positions.
+    distance : int
+        Beyond which relative positions share a bucket.
     padding : int, optional
         The id whose embedding is zero.
     order : str
@@ -65,8 +69,10 @@ class Transformer(Description):
         "layer" or "rms".
     eps : float
         Of all norms.
-    input_norm, final_norm : bool
-        Whether there is a norm of the embeddings, and of the last vectors.
+    input_norm : bool
+        Whether there is a norm of the embeddings.
+    final_norm : bool
+        Whether there is a norm of the last vectors.
     activation : str
         "relu", "gelu", "gelu_tanh", "silu" or "tanh".
     gated : bool
@@ -97,10 +103,10 @@ class Transformer(Description):
         What embeddings and logits are multiplied by.
     std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router : float
         Of queries, keys, values and the output of attention, of the perceptron, and of the router of experts.
-    std_embedding, std_position, std_type, std_relative : float
-        Of embeddings, learned positions, one more vector that is added to every token, and relative biases.
-    std_logits : float
-        Where the logits are not tied.
+    std_embedding, std_position, std_logits : float
+        Of embeddings, learned positions, and logits where they are not tied.
+    std_type, std_relative : float
+        Of one more vector that is added to every token, of relative biases.
     decoder_gain : float
         What std_v, std_o, std_in, std_gate and std_out are multiplied by in the blocks of the decoder.
     bias_in, bias_out : float
@@ -177,4 +183,4 @@ class Transformer(Description):
                 f"std_embedding={self.std_embedding:g} of {self.name} with these tokens makes all vectors 0, which "
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
             )
-        return Probes(self, ModelEnd(self, inputs), gradients, ranges)
+        return Probes(ModelEnd(self, inputs), gradients, ranges)

@@ -16,21 +16,4 @@ from ._attention_law import Attention, attention_std
 from ._block import Block, block, mlp, shared
 from ._embedding import Embedding, embedding, logits
 
-__all__ = [
-    "Attended",
-    "Attention",
-    "Block",
-    "Embedding",
-    "Rotary",
-    "alibi",
-    "attend",
-    "attention",
-    "attention_std",
-    "block",
-    "causal",
-    "embedding",
-    "logits",
-    "mlp",
-    "relative_bias",
-    "shared",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]  # all that is imported above

@@ -67,13 +67,7 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
 
 
 def relative_bias(
-    heads: int,
-    tokens: int,
-    *,
-    buckets: int = 32,
-    max_distance: int = 128,
-    std: float = 1.0,
-    bidirectional: bool = True,
+    heads: int, tokens: int, *, buckets: int = 32, max_distance: int = 128, std: float = 1.0, bidirectional: bool = True
 ) -> Scalar:
     """The relative biases of T5, (heads, tokens, tokens), for `bias` of `attend`: one N(0, std²) a head and bucket.
 

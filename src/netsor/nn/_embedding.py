@@ -149,8 +149,6 @@ def embedding(
 ) -> Vector:
     """The vectors of ids, N(0, std²); repeated ids share their vector. Other parameters are those of `Embedding`.
 
-    Further tables (the segments of BERT) are further calls. For tied logits keep the `Embedding`.
-
     Parameters
     ----------
     position_std : float, optional

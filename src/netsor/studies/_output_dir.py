@@ -14,7 +14,6 @@ import logging
 import os
 import platform
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -61,7 +60,6 @@ class Folder:
         for folder in (self.path, parts):
             with tempfile.TemporaryFile(dir=folder):  # permissions alone do not show whether it works
                 pass
-            sweep(folder)
 
     def put(self, files: Mapping[str, bytes], manifest: dict[str, Any]) -> None:
         """Put the files in their place, and the manifest with their hashes.
@@ -166,16 +164,6 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> bytes:
     for row in table:
         writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
     return buffer.getvalue().encode()
-
-
-def sweep(folder: Path) -> None:
-    """Remove what killed runs left half-written, more than an hour ago."""
-    for path in folder.glob(".netsor-*.part"):
-        try:
-            if time.time() - path.stat().st_mtime > 3600:
-                path.unlink()
-        except FileNotFoundError:  # another run was quicker
-            pass
 
 
 @dataclass(frozen=True)

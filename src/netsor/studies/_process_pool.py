@@ -40,7 +40,9 @@ class Workers:
     """Worker processes, which end when this one does; where none can start, work is done here."""
 
     def __init__(self, count: int) -> None:
-        self.others = _children()
+        import multiprocessing  # slow to import
+
+        self.others, self.children = multiprocessing.active_children(), multiprocessing.active_children
         with _clean_environment():
             self.executor = process_pool(count, _init_worker)
 
@@ -56,17 +58,10 @@ class Workers:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:  # interrupted, or a trial failed: do not wait for the others
             self.executor.shutdown(wait=False, cancel_futures=True)
-            for child in _children():
+            for child in self.children():
                 if child not in self.others:
                     child.terminate()
         self.executor.shutdown()
-
-
-def _children() -> list[Any]:
-    """The processes that this one began."""
-    import multiprocessing  # slow to import
-
-    return list(multiprocessing.active_children())
 
 
 def with_progress(parts: Iterable[object], count: int, what: str, progress: Progress = True) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
@@ -17,9 +18,10 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from .._array_api import one_blas_thread
-from .._document import Document, to_text
+from .._document import Document, Figure, to_text
 from .._executors import InlineExecutor, thread_pool
 from .._html import to_cell, to_page
+from .._mpl_style import rendered, styled
 from .._validate import ArgumentError, Positive, Seed, chosen_seed
 from ..engine import Sampling
 from ..engine._parallel import Progress, check_executor
@@ -64,7 +66,7 @@ class DrawTask(ABC):
     @property
     def stream(self) -> int:
         """The seed of its draws."""
-        return derive_seed(self.seed, self.index)
+        return derive_seed(self.seed, *self.case.place, self.index)
 
     def sampling(self, **how: Any) -> Sampling:
         """How it draws."""
@@ -190,6 +192,17 @@ class Result(ABC):
         }
         folder.put({"report.html": to_page(self._document(manifest)).encode(), **self._files()}, manifest)
         return path / "report.html"
+
+
+def svg_figure(name: str, caption: str, draw: Callable[..., Any], *args: Any) -> Figure:
+    """A figure of a document, which `draw(*args)` makes when a page needs it."""
+
+    def svg() -> bytes:
+        with styled(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
+            return rendered(draw(*args), "svg")[0]
+
+    return Figure(name, caption, svg)
 
 
 class TableResult(Result):

@@ -31,7 +31,6 @@ from ..models._training import VECTORS, refuse
 from ..optim import NAMED
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
-from ._output_dir import derive_seed
 from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
 
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
@@ -56,6 +55,7 @@ class TrainingCase:
     steps: int = 1
     vectors: tuple[str, ...] = ()  # that are trained
     own: Any = None  # the request, for a program of the user: it has what trains it
+    place: tuple[int, ...] = ()  # of the width: widths have independent draws, so that errors of a slope add up
 
     hyperparameters: ClassVar[Mapping[str, float]] = {}  # for which it is planned
     program: ClassVar[Any]  # what is measured
@@ -86,11 +86,11 @@ class TrainingCase:
         """The draws of a part, a power of two: each part is planned again, so short ones would cost more."""
         if self.model is None or not backend.threads:  # a device draws many together
             return PART_DRAWS
-        draws = PART_SECONDS / (rates * self.draw().seconds)
+        draws = PART_SECONDS / (rates * self.draw(Numpy()).seconds)
         return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, draws)))))
 
     @lru_cache(maxsize=256)  # noqa: B019 (cases are equal if their fields are)
-    def draw(self, backend: Backend = Numpy()) -> Draw:  # noqa: B008 (it is frozen)
+    def draw(self, backend: Backend) -> Draw:
         """What a draw takes, whatever the precision; for a deep network, from the plans of shallow ones."""
 
         def planned(model: Transformer | None) -> Draw:
@@ -102,18 +102,6 @@ class TrainingCase:
         if self.empty:
             return NO_DRAW
         return planned(None) if self.model is None else at_depth(self.model, planned)
-
-
-@dataclass(frozen=True)
-class TrainingTask(_study.DrawTask):
-    """Some draws of a network that is trained."""
-
-    place: int  # of the width: widths are drawn independently of each other, so that errors of a slope add up
-
-    @property
-    def stream(self) -> int:
-        """The seed of its draws."""
-        return derive_seed(self.seed, self.place, self.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +121,11 @@ class TrainingRequest(_study.Request):
     vectors: Any = ()
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that a worker needs, which shows no progress: a user's function of it need not pickle."""
+        return {**self.__dict__, "progress": False}
+
     rates: ClassVar[Any] = 1  # how many learning rates a draw has, about
     rates_text: ClassVar[Any] = ""
     axis: ClassVar[Any] = "width"  # what changes
@@ -231,43 +224,41 @@ class TrainingRequest(_study.Request):
         """One for each width, or depth."""
         model = self.model
         if not isinstance(model, Transformer):
-            return tuple(self.case_type(n, None, own=self, **self.case_options(rule, 1.0, 1.0)) for n in self.widths)
+            own = {"own": self, **self.case_options(rule, 1.0, 1.0)}
+            return tuple(self.case_type(n, None, place=(k,), **own) for k, n in enumerate(self.widths))
         trained = self.ids, self.targets, self.optimiser, self.steps, self.vectors
-        cases = []
+        cases: list[Any] = []
         for width, depth in itertools.product(self.widths, getattr(self, "depths", (model.layers,))):
+            resized = scaled(model, int(width), depth, rule, self.grow)
             own = self.case_options(rule, width / model.width, depth / model.layers)
-            cases.append(self.case_type(width, scaled(model, int(width), depth, rule, self.grow), *trained, **own))
+            cases.append(self.case_type(width, resized, *trained, place=(len(cases),), **own))
         return tuple(cases)
 
-    @cached_property
-    def part_draws(self) -> tuple[int, ...]:
-        """The draws of a part at each width: a parametrisation changes numbers, not what a draw takes."""
-        return tuple(case.part_draws(self.backend, self.rates) for case in self.cases(self.checks[0]))
-
-    def parts(self, place: int) -> list[tuple[int, int]]:
-        """The numbers of the parts at a width, with their draws."""
-        return list(enumerate(_study.part_sizes(self.draws, self.part_draws[place])))
+    def parts(self, case: TrainingCase) -> list[int]:
+        """The draws of each part of a network: a parametrisation changes numbers, not what a draw takes."""
+        first = self.cases(self.checks[0])[case.place[0]]
+        return _study.part_sizes(self.draws, first.part_draws(self.backend, self.rates))
 
 
 class TrainingStudy(_study.Study[_study.Found]):
     """What the tasks of a check or a sweep are, and what they take."""
 
     request: Any
-    task_type: ClassVar[type[TrainingTask]]
+    task_type: ClassVar[type[_study.DrawTask]]
 
     @property
-    def cases(self) -> list[tuple[int, Any]]:
-        """All networks, each with the place of its width."""
-        return [pair for rule in self.request.checks for pair in enumerate(self.request.cases(rule))]
+    def cases(self) -> list[Any]:
+        """All networks."""
+        return [case for rule in self.request.checks for case in self.request.cases(rule)]
 
-    def tasks_of(self, case: Any, place: int, *lr: tuple[float, ...]) -> list[Any]:
+    def tasks_of(self, case: Any, *lr: tuple[float, ...]) -> list[Any]:
         """The draws of one network; those of a sweep, at some learning rates."""
-        how = self.request.seed, self.request.backend, place, *lr
-        return [self.task_type(case, index, draws, *how) for index, draws in self.request.parts(place)]
+        how = self.request.seed, self.request.backend, *lr
+        return [self.task_type(case, index, draws, *how) for index, draws in enumerate(self.request.parts(case))]
 
     def tasks(self) -> list[Any]:
         """The draws of all networks, the longest first."""
-        every = [task for place, case in self.cases if not case.empty for task in self.tasks_of(case, place)]
+        every = [task for case in self.cases if not case.empty for task in self.tasks_of(case)]
         return sorted(every, key=lambda task: -task.case.width)
 
     def estimate(self) -> Cost:
@@ -275,17 +266,17 @@ class TrainingStudy(_study.Study[_study.Found]):
         request, where = self.request, dataclasses.replace(self.request.backend, precision="float64")
         draws, rates, rules = request.draws, request.rates, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
-        for place, case in enumerate(request.cases(request.checks[0])):
+        for case in request.cases(request.checks[0]):
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(where), len(request.parts(place))
+            draw, count = case.draw(where), len(request.parts(case))
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             plans = rates if math.isinf(case.width) else count if alone else 1
             seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
             if math.isinf(case.width) and not case.empty and case.plan.expects:  # quadrature errors
                 seconds += rates * (3 * FEW * draw.seconds + 2 * draw.planning)
             numbers += draw.numbers * draws * rates
-            one = max(one, draw.in_worker(min(draws, request.part_draws[place]), request.backend))
+            one = max(one, draw.in_worker(request.parts(case)[0], request.backend))
             parts += rules * count
         check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
         workers = worker_count(request.workers, parts, one, request.backend)
@@ -295,7 +286,7 @@ class TrainingStudy(_study.Study[_study.Found]):
     def check(self) -> None:
         """Refuse single precision that does not hold a law."""
         if self.request.backend.precision == "float32":
-            for _, case in self.cases:
+            for case in self.cases:
                 _check_single(case, self.request.backend, self.request.draws)
 
     @staticmethod
@@ -307,7 +298,7 @@ class TrainingStudy(_study.Study[_study.Found]):
 
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
 def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
-    if not case.empty and case.draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
+    if not case.empty and case.draw(Numpy()).seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
         resolve_precision(case.plan, backend, draws)
 
 
@@ -372,11 +363,10 @@ def batch_of(
     most = model.vocabulary or 1
     if ids is not None and tokens is not None:
         raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
-    if ids is None:
-        if targets is not None:
-            raise ArgumentError("targets", targets, "left out without ids: one target for each id")
-        ids = np.random.default_rng([seed, 1]).integers(0, most, (tokens or TOKENS) + 1)
-    first = [whole(i, "ids", least=0) for i in ids]
+    if ids is None and targets is not None:
+        raise ArgumentError("targets", targets, "left out without ids: one target for each id")
+    drawn = np.random.default_rng([seed, 1]).integers(0, most, (tokens or TOKENS) + 1) if ids is None else ids
+    first = [whole(i, "ids", least=0) for i in drawn]
     if targets is not None:
         last = [whole(i, "targets", least=0) for i in targets]
     elif len(first) < 2:

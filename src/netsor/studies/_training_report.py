@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from .._document import Document, Figure, Figures, Item, Items, Paragraph, Section
+from .._document import Document, Figures, Item, Items, Paragraph, Section
 from .._html import provenance
 from .._mpl_style import COLUMN, rendered, styled
-from ._study import TableResult
+from ._study import TableResult, svg_figure
 from ._training import TrainingRequest
 
 PANELS = 3  # in a row of a figure
@@ -38,15 +38,21 @@ class ByParametrisation(TableResult, Generic[Part]):
         return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
 
     def _assembled(
-        self, manifest: dict[str, Any] | None, verdict: str, done: str, items: Sequence[Item], caption: str,
-        sections: Sequence[Section], rule: str,
-    ) -> Document:  # fmt: skip
+        self,
+        manifest: Any,
+        verdict: str,
+        done: str,
+        items: Sequence[Item],
+        caption: str,
+        own: Sequence[Section],
+        rule: str,
+    ) -> Document:
         """Conclusions and the main figure, then what is the study's own, then how it was done."""
         request = self.request
         every = [
             Section("", [Items(items)]),
             Section("", [Figures([svg_figure(request.command.split()[1], caption, self._figure)])], "html"),
-            *sections,
+            *own,
             Section("How verdicts are reached", [Paragraph(rule)], "verbose"),
         ]
         if manifest is not None:
@@ -106,16 +112,6 @@ def trained(vectors: Sequence[str]) -> str:
 def steps_text(request: TrainingRequest) -> str:
     """How many steps, in words."""
     return "one step" if request.steps == 1 else f"{request.steps} steps"
-
-
-def svg_figure(name: str, caption: str, draw: Callable[[], Any]) -> Figure:
-    """A figure of the document, which `draw` makes when a page needs it."""
-
-    def svg() -> bytes:
-        with styled():
-            return rendered(draw(), "svg")[0]
-
-    return Figure(name, caption, svg)
 
 
 def panels(

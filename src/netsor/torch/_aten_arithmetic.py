@@ -15,9 +15,8 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..activations import Function
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, refuse_if
+from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, refuse_if, settled
 from ._random_parameters import Draws, Random
-from ._rotary import settled
 
 MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0
 Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates, Pairs or Random

@@ -196,17 +196,15 @@ def load_weights(module: Any, path: Path) -> None:
         raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror or error}") from None
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"weights={str(path)!r} is no safetensors file: {error}") from None
-    names: dict[int, list[str]] = {}  # of each parameter: a tied one has several, and is in the file once
-    for name, p in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
+    every = module.named_parameters(remove_duplicate=False)
+    given = {id(p): tensors[name] for name, p in every if name in tensors}  # one that is tied is in the file once
     with torch.no_grad():
-        for p in module.parameters():
-            name = next((name for name in names[id(p)] if name in tensors), None)
-            if name is None:
-                raise ArgumentError("weights", str(path), f"a file with the parameter {names[id(p)][0]}")
-            if tensors[name].shape != p.shape:
-                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)} in {path}, not {tuple(p.shape)}")
-            p.copy_(tensors[name])
+        for name, p in module.named_parameters():
+            if id(p) not in given:
+                raise ArgumentError("weights", str(path), f"a file with the parameter {name}")
+            if given[id(p)].shape != p.shape:
+                raise ValueError(f"{name} has shape {tuple(given[id(p)].shape)} in {path}, not {tuple(p.shape)}")
+            p.copy_(given[id(p)])
 
 
 def _own_reference(module: Any, real: Any) -> Any:
@@ -279,15 +277,10 @@ def _path(net: Structure, name: str, k: int) -> str:
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     """Where a finding is along the network: a parameter at its module, a quantity at the end of its module."""
-    paths = [path for path, _ in module.named_modules()]
-
-    def place(finding: InitFinding) -> tuple[int, int]:
-        if finding.what.startswith("grad_"):  # the backward pass comes last, wherever it ends
-            return len(paths), 2
-        inside = [k for k, path in enumerate(paths) if path == finding.where or path.startswith(f"{finding.where}.")]
-        if inside:
-            return inside[-1], 1
-        owner = finding.where.rpartition(".")[0]
-        return (paths.index(owner), 0) if owner in paths else (len(paths), 1)
-
-    return place
+    places: dict[str, tuple[int, int]] = {}
+    for k, (path, part) in enumerate(module.named_modules()):
+        names = path.split(".") if path else []
+        places |= {".".join(names[:j]): (k, 1) for j in range(1, len(names) + 1)}  # of those that it is inside of, too
+        places |= {".".join([*names, name]): (k, 0) for name, _ in part.named_parameters(recurse=False)}
+    end = len(places)  # the backward pass comes last, wherever it ends
+    return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))

@@ -30,11 +30,10 @@ from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import apply_op
-from ._axes import Coordinates, Refusal, Scalars, Vectors
+from ._axes import Coordinates, Refusal, Scalars, Vectors, settled
 from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
 from ._random_parameters import Draws, Random
-from ._rotary import settled
 
 EINSUM = torch.ops.aten.einsum.default
 ATTENTION, CONVOLUTION = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.conv2d

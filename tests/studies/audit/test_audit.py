@@ -14,6 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
+from netsor import _document
 from netsor._document import NOT_APPLICABLE, OK
 from netsor.engine import _sampler
 from netsor.engine.backends import choose
@@ -44,7 +45,7 @@ def inline(monkeypatch):
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(_plots, "figure_svg", lambda models, name: b"<svg/>")
+    monkeypatch.setattr(_plots, "svg_figure", lambda name, *_: _document.Figure(name, "", lambda: b"<svg/>"))
 
 
 def bits(audit):
@@ -241,9 +242,13 @@ def test_every_figure_is_drawn(inline, tmp_path):
 
 def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
     """With a figure of each kind: a logarithmic axis, a line at 0, and a threshold."""
-    real, kinds = _plots.figure_svg, ("mean_square", "cosine", "entropy")
-    drawn = lambda models, name: real(models, name) if name in kinds else b"<svg/>"  # noqa: E731
-    monkeypatch.setattr(_plots, "figure_svg", drawn)
+    real, kinds = _plots.svg_figure, ("mean_square", "cosine", "entropy")
+
+    def drawn(name, *how):
+        figure = real(name, *how)
+        return figure if name in kinds else figure._replace(svg=lambda: b"<svg/>")
+
+    monkeypatch.setattr(_plots, "svg_figure", drawn)
     audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)[0]
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD)  # all but cross-attention's share, and the first one of the summary

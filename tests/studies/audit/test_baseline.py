@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
+from netsor._document import Figure
 from netsor.studies import _process_pool
 from netsor.studies.audit import _plots
 from netsor.studies.audit._baseline import Baseline, Departure, EarlierLength, _beyond, _places, _rank
@@ -83,7 +84,7 @@ def test_from_few_draws_to_many_and_back():
 
 
 def test_a_file_is_as_good_as_an_object(tmp_path, monkeypatch):
-    monkeypatch.setattr(_plots, "figure_svg", lambda models, name: b"<svg/>")  # pictures take most of the time
+    monkeypatch.setattr(_plots, "svg_figure", lambda name, *_: Figure(name, "", lambda: b"<svg/>"))  # which is slow
     audit = audited(out=tmp_path)
     path = tmp_path / "audit.json"
     old = json.loads(path.read_text())

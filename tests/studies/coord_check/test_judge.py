@@ -2,7 +2,7 @@
 
 import pytest
 
-from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
+from netsor.studies.coord_check._request import CHANGE, UPDATE, Entry
 from netsor.studies.coord_check._rules import (
     GROWS,
     KEPT,

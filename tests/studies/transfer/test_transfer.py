@@ -165,7 +165,7 @@ def test_the_losses_are_those_of_training():
     by = {weight: ns.optim.SGD(0.03 * dict(case.factors)[kind]) for weight, kind in made.kinds().items()}
     logits = ns.train(made.logits, made.loss, by, 2, schedule=lambda t: (t + 1) / 2, clip_norm=0.5)[-1]
     wanted = ns.Program(made.loss_of(logits)).draw(**case.widths, draws=400, seed=1, progress=False)
-    _, found, other = SweepTask(case, 0, 400, 5, Numpy(), 0, (0.01, 0.03, 0.09)).run()["losses"]
+    _, found, other = SweepTask(case, 0, 400, 5, Numpy(), (0.01, 0.03, 0.09)).run()["losses"]
     error = np.sqrt(wanted.var() / 400 + found.var() / 400)
     assert abs(wanted.mean() - found.mean()) < 4 * error  # level 6e-5
     assert abs(wanted.mean() - other.mean()) > 6 * error  # three times the rate

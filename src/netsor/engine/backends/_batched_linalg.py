@@ -7,58 +7,52 @@ calls more, and the few matrices for which rounding leaves that undecided column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
 
 from ..._array_api import Array
 from .. import _gram_schmidt
 from .._ir import Step
 from .._ops import gram, squares
 from .._plan import RULES, WITH_LINALG
-from .._psd_cholesky import LinalgBackend, basis, by_columns, safe_pivot_ratio, solve, tolerance
+from .._psd_cholesky import by_columns, safe_pivot_ratio, tolerance
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
 ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding
+OTHERS = 717_225  # a seed that nobody uses: directions that no row has by chance
 MORE = 4.0  # times what is added to a diagonal: a pivot of dependent rows is once or twice that, if they lean little
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(_gram_schmidt.LinalgBackend):
     """What an array library has, and what is done where that fails."""
 
-    xp: Any
-    cholesky: Callable[[Array], Array]  # NaN where it fails
-    triangular: Callable[[Array, Array], Array]  # X with X C^T = b; no pivot of C is 0
-    columns: Callable[[Array, Array], Array]  # the factor of any Gram matrix, given pivots that count as 0, slowly
-    gram_schmidt: Callable[..., Array]  # as `_gram_schmidt.modified_gram_schmidt`, slowly
-    recompute_where: Callable[..., Array]  # as `_gram_schmidt.recompute_where`
-    few: int  # rows up to which the slow ways are used, where the library's fail, without a try
-    wide: bool = False  # whether rows of single precision that are nearly equal are factored in double precision
+    few = LEAF  # rows up to which the slow ways are used, where the library's fail, without a try
 
-    @property
-    def linalg(self) -> LinalgBackend:
-        """What the instructions of a plan use."""
-        return LinalgBackend(
-            self._factored,
-            self._tried,
-            self._solved,
-            self._lowered,
-            self._based,
-            lambda again, *_: again,
-            self._span,
-            self.recompute_where,
-            (lambda rows: _gram_schmidt.wide_factor(self.xp, rows, self.factored_roughly)) if self.wide else None,
-            self._deflated if self.wide else None,
-        )
+    @abstractmethod
+    def cholesky(self, a: Array) -> Array:
+        """The library's factors, NaN where it fails."""
+
+    @abstractmethod
+    def triangular(self, lower: Array, b: Array) -> Array:
+        """X with X C^T = b; no pivot of C is 0."""
+
+    def columns(self, gram: Array, floor: Array) -> Array:
+        """The factor of any Gram matrix, given pivots that count as 0, slowly."""
+        return by_columns(self.xp, gram, floor)
+
+    def singly(self, rows: Array, *known: Array) -> Array:
+        """`gram_schmidt`, slowly."""
+        return super().gram_schmidt(rows, *known)
 
     def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
         """A step of a plan on arrays of the library."""
-        more = {"linalg": self.linalg} if step.kind in WITH_LINALG else {}
+        more = {"linalg": self} if step.kind in WITH_LINALG else {}
         return RULES[step.kind](self.xp, *inputs, **step.params, **more)
 
-    def _factored(self, gram: Array, floor: Array) -> Array:
-        """C with C C^T = gram: 0 are the pivots whose squares are at most the floor."""
+    def factor(self, gram: Array, floor: Array) -> Array:
+        """By columns where matrices are small, or the library's factor fails."""
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, floor)
         lower = self.cholesky(gram)
@@ -79,7 +73,7 @@ class Library:
         """Which factors are NaN."""
         return ~self.xp.all(self.xp.linalg.diagonal(made) >= 0, axis=-1)
 
-    def _tried(self, gram: Array) -> Array:
+    def try_factor(self, gram: Array) -> Array:
         """The same where all rows but those of zeros add a direction; NaN elsewhere."""
         xp, lengths = self.xp, self.xp.linalg.diagonal(gram)
         if gram.shape[-1] <= LEAF:
@@ -93,8 +87,8 @@ class Library:
         zero = one * xp.astype(none, gram.dtype)[..., None]
         return self.cholesky(gram + zero if more is None else gram + zero + one * more[..., None]) - zero
 
-    def factored_roughly(self, gram: Array, floor: Array) -> Array:
-        """The same, for rows that have errors: one of whose square this or less is left may depend."""
+    def factor_roughly(self, gram: Array, floor: Array) -> Array:
+        """The same, for rows that have errors."""
         # Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
         # more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
         # more than its errors. So that is the factor where it is undecided which rows depend on others.
@@ -110,10 +104,10 @@ class Library:
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
             made = xp.where(self._failed(made)[..., None, None], regular, made)
             return self.recompute_where(
-                made, self._failed(made), lambda gram, floor: self._factored(gram, floor[..., 0, :]), gram, floor
+                made, self._failed(made), lambda gram, floor: self.factor(gram, floor[..., 0, :]), gram, floor
             )
 
-        lower = self._tried(gram)
+        lower = self.try_factor(gram)
         weak = xp.any(~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0), axis=-1)
         return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
 
@@ -137,73 +131,75 @@ class Library:
         found = xp.where(adds, xp.linalg.diagonal(lower) ** 2 > floor, left <= slack * floor)
         return xp.where(xp.all(found, axis=-1)[..., None, None], made, xp.asarray(float("nan"), dtype=gram.dtype))
 
-    def _solved(self, lower: Array, b: Array) -> Array:
-        """As `_psd_cholesky.solve`: a pivot of 0 is set to 1 for the solution, and its coordinate to 0 after it."""
+    def solve(self, lower: Array, b: Array) -> Array:
+        """A pivot of 0 is set to 1 for the solution, and its coordinate to 0 after it."""
         xp = self.xp
         if lower.shape[-1] <= LEAF:
-            return solve(xp, lower, b)
+            return super().solve(lower, b)
         real = xp.astype(xp.linalg.diagonal(lower) > 0, lower.dtype)
         whole = lower + xp.eye(lower.shape[-1], dtype=lower.dtype) * (1.0 - real)[..., None]
         return self.triangular(whole, b) * real[..., None, :]
-
-    def _lowered(self, lower: Array, rows: Array) -> Array:
-        """As `_gram_schmidt.solve_lower`."""
-        xp = self.xp
-        return xp.matrix_transpose(self._solved(lower, xp.matrix_transpose(rows)))
 
     def _orthonormal(self, rows: Array) -> Array:
         """Rows that are nearly orthonormal, or 0, made so: NaN where they are far from it."""
         xp = self.xp
         products = gram(xp, rows, rows)
-        return self._lowered(self._cholesky(products, xp.linalg.diagonal(products) == 0), rows)
+        return self.solve_lower(self._cholesky(products, xp.linalg.diagonal(products) == 0), rows)
 
-    def _based(self, rows: Array) -> Array:
-        """As `_psd_cholesky.basis`, by products; where needed by the library's QR, one matrix at a time.
-
-        JAX's QR of dependent rows, on a GPU in single precision, is orthonormal to two digits alone.
-        """
+    def basis(self, rows: Array) -> Array:
+        """By products; where rows depend on each other, by `gram_schmidt`, with other directions in their places."""
+        # The library's QR takes one matrix at a time; JAX's, on a GPU in single precision, has two digits there.
         xp = self.xp
         products = gram(xp, rows, rows)
         lower = self.cholesky(products)
         good = xp.linalg.diagonal(lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
-        made = self._orthonormal(self._lowered(lower, rows))
-        again = ~xp.all(good, axis=-1)
-        return self.recompute_where(made, again, lambda some: self._orthonormal(basis(xp, some)), rows)
+        made = self._orthonormal(self.solve_lower(lower, rows))
+        others = xp.asarray(np.random.default_rng(OTHERS).standard_normal(rows.shape[-2:]), dtype=rows.dtype)
 
-    def _deflated(self, rows: Array) -> Array:
-        """C with C C^T the products of rows, by `wide_factor`; from an orthonormal basis where that is not accurate."""
-        xp = self.xp
+        def completed(rows: Array) -> Array:
+            some = self.gram_schmidt(rows)
+            missing = xp.astype(squares(xp, some) == 0, rows.dtype)[..., None]
+            return some + self.gram_schmidt(missing * others, some)
+
+        return self.recompute_where(made, ~xp.all(good, axis=-1), completed, rows)
+
+    def deflated(self, rows: Array) -> Array:
+        """By `wide_factor`, where the library is wide; from an orthonormal basis where that is not accurate."""
+        xp, by_basis = self.xp, super().deflated
+        if not self.wide:
+            return by_basis(rows)
 
         def regular(products: Array, floor: Array) -> Array:
-            lower, lengths = self._tried(products), xp.linalg.diagonal(products)
+            lower, lengths = self.try_factor(products), xp.linalg.diagonal(products)
             sure = xp.linalg.diagonal(lower) ** 2 > xp.maximum(safe_pivot_ratio(xp, rows.dtype) * lengths, floor)
             return xp.where(xp.all(sure | (lengths == 0), axis=-1)[..., None, None], lower, xp.nan)
-
-        def by_basis(rows: Array) -> Array:
-            return _gram_schmidt.along(xp, rows, self._span(rows), own=True)
 
         made = _gram_schmidt.wide_factor(xp, rows, regular, _gram_schmidt.REST)
         return self.recompute_where(made, self._failed(made), by_basis, rows)
 
-    def _span(self, rows: Array, *known: Array) -> Array:
-        """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020)."""
+    def undetermined(self, again: Array, *_: Array) -> Array:
+        """All of them: to look at single rows takes longer."""
+        return again
+
+    def gram_schmidt(self, rows: Array, *known: Array) -> Array:
+        """By Cholesky factors of products, thrice (Fukaya et al. 2020)."""
         # With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
         # little of what they have: of that, products tell what is left, to the rounding error of the row. The third
         # factor takes the errors of the second away.
         xp = self.xp
         if rows.shape[-2] <= self.few:
-            return self.gram_schmidt(rows, *known)
+            return self.singly(rows, *known)
         floor = _gram_schmidt.zero_threshold(xp, rows)
         left = _gram_schmidt.project_out(xp, _gram_schmidt.project_out(xp, rows, known), known)
         real = squares(xp, left) > floor
         left = left * xp.astype(real, rows.dtype)[..., None]
         products = gram(xp, left, left)
         lower = self._cholesky(products, ~real, tolerance(xp, rows.dtype) * xp.linalg.diagonal(products))
-        once = self._lowered(lower, left)
+        once = self.solve_lower(lower, left)
         products = gram(xp, once, once)
         rounding = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
         squared = xp.where(real, xp.linalg.diagonal(lower) ** 2, xp.ones_like(floor))
         lower = self._dependent(products, xp.maximum(floor / squared, rounding))
-        made = self._orthonormal(_gram_schmidt.project_out(xp, self._lowered(lower, once), known))
+        made = self._orthonormal(_gram_schmidt.project_out(xp, self.solve_lower(lower, once), known))
         failed = ~xp.all(squares(xp, made) >= 0, axis=-1)
-        return self.recompute_where(made, failed, self.gram_schmidt, rows, *known)
+        return self.recompute_where(made, failed, self.singly, rows, *known)

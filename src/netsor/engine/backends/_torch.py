@@ -22,13 +22,13 @@ from array_api_compat import torch as xp
 
 from ..._array_api import Array
 from ...language._check_function import is_builtin, needs_spectrum
-from .. import _gram_schmidt, _ops, _psd_cholesky
+from .. import _ops
 from .._ir import Register, Step
 from .._parallel import memory
 from .._plan import RULES, Plan, run
 from .._rng_keys import key_words
 from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
-from ._batched_linalg import LEAF, Library
+from ._batched_linalg import Library
 from ._chi import Chi, chi
 
 CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions that make arrays from no array
@@ -65,30 +65,26 @@ class OnDevice:
         return self._kept[id(numbers)][1]
 
 
-@cache
-def library(device: str) -> Library:
+class TorchLibrary(Library):
     """PyTorch's own factors and solutions; loops where these fail."""
-    xp = OnDevice(device)
-    with LOADING:
-        torch.linalg.cholesky(torch.eye(1, device=device))
 
-    def cholesky(a: Array) -> Array:
+    def __init__(self, device: str) -> None:
+        super().__init__(OnDevice(device))
+        self.wide = True
+        with LOADING:
+            torch.linalg.cholesky(torch.eye(1, device=device))
+
+    def cholesky(self, a: Array) -> Array:
+        """NaN where PyTorch reports a failure."""
         lower, failed = torch.linalg.cholesky_ex(a)
         return torch.where(failed[..., None, None] == 0, lower, torch.nan)
 
-    def triangular(lower: Array, b: Array) -> Array:
+    def triangular(self, lower: Array, b: Array) -> Array:
+        """X with X C^T = b."""
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
 
-    return Library(
-        xp,
-        cholesky,
-        triangular,
-        lambda gram, floor: _psd_cholesky.by_columns(xp, gram, floor),
-        lambda rows, *known: _gram_schmidt.modified_gram_schmidt(xp, rows, *known),
-        lambda made, again, remake, *arrays: _gram_schmidt.recompute_where(xp, made, again, remake, *arrays),
-        few=LEAF,
-        wide=True,
-    )
+
+library = cache(TorchLibrary)  # of a device
 
 
 MOST_FIRST = 1024  # replicas in the first block, at most

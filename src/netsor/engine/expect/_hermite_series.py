@@ -171,13 +171,9 @@ CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
 TO_COEFFICIENTS = np.linalg.inv(chebvander(CHEBYSHEV, DEGREE))
 
 
-class _Piece(NamedTuple):
-    """Polynomials in log a, from left to right: of the coefficients over √E[φ²], and of log E[φ²]."""
-
-    left: float
-    right: float
-    polynomial: Array  # (K + 1, DEGREE + 1)
-    error: float  # relative to √E[φ²]
+# Left and right end in log a, polynomials (K + 1, DEGREE + 1) of the coefficients over √E[φ²] and of log E[φ²], and
+# their error relative to √E[φ²]
+_Piece = tuple[float, float, Array, float]
 
 
 def tabulated(f: Function, variance: Array, terms: int) -> Series:
@@ -185,13 +181,13 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     order = np.argsort(variance)
     t = np.log(variance[order])
     pieces = [piece for cell in np.unique(np.floor(t / WIDTH)).tolist() for piece in _cell(f, int(cell), terms)]
-    bounds = [0, *np.searchsorted(t, [piece.left for piece in pieces[1:]]).tolist(), len(t)]
+    bounds = [0, *np.searchsorted(t, [left for left, *_ in pieces[1:]]).tolist(), len(t)]
     rows, error = np.empty((terms + 1, len(t))), np.empty(len(t))
-    for piece, (start, stop) in zip(pieces, pairwise(bounds), strict=True):
+    for (left, right, polynomial, doubt), (start, stop) in zip(pieces, pairwise(bounds), strict=True):
         part = slice(start, stop)
-        x = (2 * t[part] - piece.left - piece.right) / (piece.right - piece.left)
-        rows[:, part] = piece.polynomial @ chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
-        error[part] = piece.error
+        x = (2 * t[part] - left - right) / (right - left)
+        rows[:, part] = polynomial @ chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
+        error[part] = doubt
     norm = np.exp(0.5 * rows[-1])
     back = np.empty(len(t), dtype=int)
     back[order] = np.arange(len(t))
@@ -207,11 +203,11 @@ def _fitted(f: Function, left: float, right: float, terms: int, halvings: int) -
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
     if not (np.isfinite(exact.error) & (exact.square > 0)).all():  # rows here get integrals of their own
-        return [_Piece(left, right, np.zeros((terms + 1, DEGREE + 1)), np.inf)]
+        return [(left, right, np.zeros((terms + 1, DEGREE + 1)), np.inf)]
     norm = np.sqrt(exact.square)
     polynomial = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]]) @ TO_COEFFICIENTS.T
     missing, known = float(np.abs(polynomial[:, -3:]).max()), float(np.max(exact.error / norm))
     if halvings == 0 or not missing > (known if known > ROUGH else PRECISION):
-        return [_Piece(left, right, polynomial, known + 3 * missing)]
+        return [(left, right, polynomial, known + 3 * missing)]
     middle = 0.5 * (left + right)
     return _fitted(f, left, middle, terms, halvings - 1) + _fitted(f, middle, right, terms, halvings - 1)

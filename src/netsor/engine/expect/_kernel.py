@@ -15,7 +15,7 @@ from ...activations import Function
 from ...derivatives import base
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import UNSETTLED, Series, series, tabulated
-from ._univariate import BatchedFunction, Single, between, ends, fitted, paired, slices
+from ._univariate import BatchedFunction, Single, between, ends, flattened, paired, slices
 
 _IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
     base(f) for f in (known.IDENTITY, known.RELU, known.ABS, known.ERF, known.GELU, known.SIN, known.COS)
@@ -357,6 +357,5 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
 
 def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
     """Flat rows, and the shape that they had."""
-    mean, covariance, params = fitted(x, xx)
-    std = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
-    return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params)), mean.shape[:-1]
+    lead, mean, variance, params = flattened(x, xx)
+    return Single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params), lead

@@ -17,7 +17,7 @@ import scipy
 from ..._array_api import Array
 from ..._sobol import Sobol
 from .._ops import alike
-from ._univariate import BatchedFunction, fitted, paired, slices
+from ._univariate import BatchedFunction, flattened, paired, slices
 
 Integrand = Callable[[Array, Array], Array]
 
@@ -218,18 +218,15 @@ class _Arguments(NamedTuple):
 
 
 def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
-    mean, rows, params = fitted(x, a)
-    lead, arguments = mean.shape[:-1], mean.shape[-1]
-    mean, rows = mean.reshape(-1, arguments), rows.reshape(-1, *rows.shape[-2:])
-    which = np.broadcast_to(np.arange(arguments), mean.shape).copy()
-    sign = np.ones(mean.shape)
+    lead, mean, rows, params = flattened(x, a)
+    which, sign = np.tile(np.arange(mean.shape[1]), (len(mean), 1)), np.ones(mean.shape)
     whole = np.concatenate([mean[:, :, None], rows], axis=2)
-    for later in range(1, arguments):
+    for later in range(1, mean.shape[1]):
         for earlier in reversed(range(later)):
             same = alike(np, whole[:, earlier], whole[:, later])[:, 0]
             which[:, later] = np.where(same != 0, which[:, earlier], which[:, later])
             sign[:, later] = np.where(same != 0, same * sign[:, earlier], sign[:, later])
-    return _Arguments(x, lead, mean, rows, tuple(p.ravel() for p in params), which, sign)
+    return _Arguments(x, lead, mean, rows, params, which, sign)
 
 
 def _factors(rows_x: Array, rows_y: Array, ix: Array, iy: Array) -> tuple[Array, Array]:

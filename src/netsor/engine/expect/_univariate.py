@@ -239,16 +239,15 @@ class BatchedFunction(NamedTuple):
     params: tuple[Array, ...] = ()  # each (..., i)
 
 
-def fitted(x: BatchedFunction, of_rows: Array) -> tuple[Array, Array, tuple[Array, ...]]:
-    """Means (lead, i, r), an array (lead, i, ·, ·) and parameters (lead, i), as numpy arrays that fit together."""
-    mean, matrices = np.asarray(x.mean, dtype=float), np.asarray(of_rows, dtype=float)
-    params = tuple(np.asarray(p, dtype=float) for p in x.params)
-    lead = np.broadcast_shapes(mean.shape[:-1], matrices.shape[:-2], *(p.shape for p in params))
-    return (
-        np.broadcast_to(mean, (*lead, mean.shape[-1])),
-        np.broadcast_to(matrices, (*lead, *matrices.shape[-2:])),
-        tuple(np.broadcast_to(p, lead) for p in params),
+def flattened(x: BatchedFunction, of_rows: Array) -> tuple[tuple[int, ...], Array, Array, tuple[Array, ...]]:
+    """The shape (lead, i) of rows; flat over them, means (rows, r), matrices (rows, ·, ·) and parameters (rows,)."""
+    arrays = [np.asarray(a, dtype=float) for a in (x.mean, of_rows, *x.params)]
+    own = [a.shape[a.ndim - k :] for a, k in zip(arrays, (1, 2, *[0] * len(x.params)), strict=True)]
+    lead = np.broadcast_shapes(*(a.shape[: a.ndim - len(axes)] for a, axes in zip(arrays, own, strict=True)))
+    mean, matrices, *params = (
+        np.broadcast_to(a, (*lead, *axes)).reshape(-1, *axes) for a, axes in zip(arrays, own, strict=True)
     )
+    return lead, mean, matrices, tuple(params)
 
 
 def paired(

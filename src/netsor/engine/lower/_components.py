@@ -128,14 +128,14 @@ class Clusters:
         return ids.reshape(*(sizes.get(axis, 1) for axis in range(ndim)), ids.shape[-1])
 
     def _new(self, *shape: int) -> Ints:
-        size = int(np.prod(shape, dtype=int))
+        size = math.prod(shape)
         self.count += size
         return np.arange(self.count - size, self.count).reshape(shape)
 
     def _link(self, a: Ints, b: Ints) -> None:
-        first, second = np.broadcast_arrays(a, b)
-        apart = first != second  # what one matrix makes of many vectors has one number
+        apart = a != b  # what one matrix makes of many vectors has one number
         if apart.any():
+            first, second = np.broadcast_arrays(a, b)
             self.edges.append((first[apart], second[apart]))
 
     def labels(self) -> Ints:
@@ -200,7 +200,8 @@ class Clusters:
         """What is made of vectors coordinate by coordinate has the cluster in which they meet."""
         reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
         first, *others = [self._first(self.ids[y], axes, value.ndim) for y, axes in reads if isinstance(y, Vector)]
-        ids = np.broadcast_to(first, (*value.shape, self.blocks[value]))
+        shape = (*value.shape, self.blocks[value])
+        ids = first if first.shape == shape else np.broadcast_to(first, shape)
         for other in others:
             self._link(first, other)
         if value.op.acts is VectorAccess.ON_PLACES:  # coordinates go from block to block
@@ -293,7 +294,7 @@ def _alike(splits: Sequence[_Split], count: int) -> tuple[Ints, list[Ints]]:
         seen[new] = np.arange(first, first + len(new))
         first += len(new)
         pairs = kind[labels] * (split.counts.max() + 1) + split.counts
-        kind[labels] = kinds + _ranks(pairs)[0]
+        kind[labels] = kinds + (_ranks(pairs)[0] if len(pairs) > 1 else 0)
         kinds += len(labels)
     order = np.argsort(seen, kind="stable")[:first]
     kind_in_order, at = _ranks(kind[order])

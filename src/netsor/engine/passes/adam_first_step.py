@@ -56,8 +56,9 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
     def _expanded(value: Value, op: Outer) -> Vector:
         op = replace(op, left=_of_order_one(op.left), right=_of_order_one(op.right))
         if math.isinf(context.width(op.x)):
-            if op.right.shape[1] == 1:
-                return _of_one_use(op)
+            if op.right.shape[1] == 1:  # E[sign(r) x] sign(l)
+                left, right = (Vector(Nonlin(SIGN, (v,), ()), v.shape, v.width) for v in (op.left, op.right))
+                return mix(mean_dot(op.x, right), left)
             if orders.is_gaussian(op.right) and orders.is_gaussian(op.x):
                 return _of_gaussians(op)
             if not orders.bits(op.right).any(axis=(-1, -2)).all():
@@ -102,12 +103,6 @@ def _of_rows(op: Outer, width: int) -> Vector:
     rights, inputs = coordinates(op.right, width), coordinates(op.x, width)
     rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
     return mix(inputs / width, Vector(Nonlin(SIGN, (rows,), ()), rows.shape, rows.width))
-
-
-def _of_one_use(op: Outer) -> Vector:
-    """E[sign(r) x] sign(l)."""
-    left, right = (Vector(Nonlin(SIGN, (v,), ()), v.shape, v.width) for v in (op.left, op.right))
-    return mix(mean_dot(op.x, right), left)
 
 
 def _of_gaussians(op: Outer) -> Vector:

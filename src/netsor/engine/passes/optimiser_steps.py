@@ -22,7 +22,7 @@ import numpy as np
 from ...activations import Function
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import GradientTerm, MatMul, Root, SteppedMatMul, SteppedParameter
+from ...language._operation import Acting, GradientTerm, MatMul, Root, SteppedMatMul, SteppedParameter
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import join, mean_dot
@@ -91,7 +91,7 @@ class _OuterProducts(TrainedWeight):
         super().__init__(uses, context)
         self.made: dict[object, Vector] = {}  # W x, however often it is asked for
 
-    def act(self, value: Value, op: MatMul | SteppedMatMul) -> Vector:
+    def act(self, value: Value, op: Acting) -> Vector:
         """A product with the matrix before all steps stays."""
         if isinstance(op, MatMul):
             return self.made.setdefault(key_of(value), value)  # type: ignore[arg-type]
@@ -273,16 +273,13 @@ class _Leaf:
     def after(self, states: Mapping[Any, Any]) -> tuple[Value, dict[Any, Any]]:
         """The parameter after the step, and the states of its optimisers."""
         optimiser = self.op.rule.optimiser
-        gradients = [single(d) * self._at_widths(partial(self._size, k)) for k, d in enumerate(self.op.d)]
+        gradients = [single(d) * self._at_widths(lambda w, k=k: self.op.sizes(w)[k]) for k, d in enumerate(self.op.d)]  # type: ignore[misc]
         rates = rates_of(self.op, 0, self.context.bound, self._at_widths)
         if rates.eps and self.infinite:
             raise eps_error(self.value, rates.eps)
         total = reduce(operator.add, gradients)
         w, state = optimiser._update(self, single(self.op.x), total, states.get(optimiser), rates)
         return self._realised(w), {**states, optimiser: state}
-
-    def _size(self, k: int, widths: Mapping[str, float]) -> float:
-        return self.op.sizes(widths)[k]
 
     def _at_widths(self, rate: WidthFunction) -> Combination:
         return number_at(rate, self.context.bound, self.value, self.op.rule.name)

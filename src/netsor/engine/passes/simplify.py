@@ -59,7 +59,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
                 if (key := key_of(new)) not in products:
                     repeated = len(set(weight.members.ravel().tolist())) < weight.members.size
                     made = _each(new, weight, x) if each and repeated else _all(new, weight, x) if repeated else new
-                    products[key] = constant(1.0 - zeros[x]) * made if zeros[x].any() else made
+                    products[key] = cast(Vector, made) * np.where(zeros[x], 0.0, 1.0) if zeros[x].any() else made
                 made = products[key]
         if isinstance(new, Vector):
             zeros[new] = zeros[made] = _zeros(new, zeros)
@@ -69,7 +69,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
-    """Which vectors of an array are 0 at every width, given those of its inputs: zeros of data, and what they become."""
+    """Which vectors of an array are 0 at every width, given those of its inputs: zeros of data, and what they make."""
     found: Any = False
     match value.op:
         case ops.Data(given):
@@ -136,18 +136,14 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     every = dict.fromkeys(x for value in values for x in asked(value))
     points = Counter(source for x in every | dict.fromkeys(outputs) for source in made.get(x, ()))  # that ask about it
 
-    def private(source: Value) -> bool:
-        return isinstance(source.op, Gaussian | MatMul) and points[source] == 1
-
-    def worth(x: Value) -> bool:
+    def is_chosen(x: Value) -> bool:
         sources = made[x]
-        return x not in outputs and x not in sources and _room(x) < sum(_room(s) for s in sources)
+        private = all(isinstance(s.op, Gaussian | MatMul) and points[s] == 1 for s in sources)
+        # a concatenation takes more than each of its parts
+        own, parts = x.size * x.width.factor, sum(s.size * s.width.factor for s in sources)  # type: ignore[attr-defined]
+        return private and x not in outputs and x not in sources and own < parts
 
-    def _room(x: Value) -> int:
-        assert isinstance(x, Vector)
-        return x.size * x.width.factor  # a concatenation has more room than each of its parts
-
-    chosen = {x for x in every if all(map(private, made[x])) and worth(x)}
+    chosen = set(filter(is_chosen, every))
 
     def change(old: Value, new: Value) -> Value:
         return replace(new, op=Fuse(cast(Vector, new))) if old in chosen else new

@@ -70,11 +70,12 @@ class TrainedWeight(ABC):
     def act(self, value: Value, op: Acting) -> Vector:
         """W' x of an operation."""
         self.value, self.op = value, op
-        return by_classes(op, self.classes, self._act).reshape(*value.shape)
+        members = op.weight.members.ravel()
 
-    def _act(self, own: Sequence[int], at: list[int], x: Vector) -> Vector:
-        members = self.op.weight.members.ravel()
-        return self.product(self._after(self.op, own), [own.index(member) for member in members[at]], at, x)
+        def acting(own: Sequence[int], at: list[int], x: Vector) -> Vector:
+            return self.product(self._after(op, own), [own.index(member) for member in members[at]], at, x)
+
+        return by_classes(op, self.classes, acting).reshape(*value.shape)
 
     def _after(self, op: Acting, own: Sequence[int]) -> Any:
         """The matrices of a class after the steps of an operation."""

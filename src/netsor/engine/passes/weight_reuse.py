@@ -77,23 +77,20 @@ def _eliminated(
     small = SmallParts(orders) if orders is not None and split else None
 
     def change(old: Value, new: Value) -> Value:
-        made = _without_reuse(new)
+        made = new
+        match new.op:
+            case MatMul(weight, x, each) as op:
+                gain = _gain(new, weight, context)
+                if weight.source in alike:
+                    made = by_classes(op, alike[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
+                elif weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
+                    own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
+                    made = own.each(x) if each else own @ x
         if orders is not None and isinstance(made, Vector):  # in order, so that no chain of values is long
             orders.has_small_part(made), orders.bits(made)
             if small is not None:
                 small.main(made), small.small(made)
         return made
-
-    def _without_reuse(new: Value) -> Value:
-        match new.op:
-            case MatMul(weight, x, each) as op:
-                gain = _gain(new, weight, context)
-                if weight.source in alike:
-                    return by_classes(op, alike[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
-                if weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
-                    own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
-                    return own.each(x) if each else own @ x
-        return new
 
     def _acting(weight: Weight, gain: float, own: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
         """W x for members of a weight that always act together."""
@@ -205,15 +202,8 @@ class _Matrices:
         """g: matrices of their own on new directions, with entries N(0, gain²/in)."""
         weight, count = self.weight, self.weight.members.size
         turned = weight if side == 0 else weight.T
-        fresh = replace(
-            turned,
-            source=Source(weight.source.name),
-            std=gain,
-            members=np.arange(count),
-            count=count,
-            fan=turned.in_width,
-            transposed=False,
-        )
+        own = replace(turned, source=Source(weight.source.name), members=np.arange(count), count=count)
+        fresh = replace(own, std=gain, fan=turned.in_width, transposed=False)
         return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
 
     def _corrected(self, g: Vector, new: Vector, side: int, gain: float = 1.0) -> Vector:
@@ -221,10 +211,8 @@ class _Matrices:
         known, images = self.directions[1 - side], self.images[1 - side]
         if known is None or images is None:
             return g
-        change = Scalar(
-            AdjointCorrection(new, images, g, known, gain), (*g.shape, known.shape[-1])
-        )  # (matrices, new, known)
-        return g + mix(change, known)
+        change = AdjointCorrection(new, images, g, known, gain)
+        return g + mix(Scalar(change, (*g.shape, known.shape[-1])), known)  # (matrices, new, known)
 
 
 def _gain(value: Value, weight: Weight, context: Context) -> float:

@@ -149,7 +149,11 @@ def audit(
             wanted = {name: size for name, size in sizes.items() if given is model or name in given.widths}
             return ProgramModel(given, wanted)
         if is_function(given):
-            return _networks(given, ids, tokens)
+            from ...torch._network import networks
+
+            lengths = [tokens] if tokens is None or isinstance(tokens, int) else sorted(tokens)
+            program, *longer = networks(given, ids, lengths)
+            return ProgramModel(program, {}, longer)
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
@@ -176,14 +180,6 @@ def audit(
     place = {"backend": backend, "device": device, "precision": precision}
     request = Request.of(models, tokens, ids, draws, widths, gradients, quick, swept, ranges, **run, **place)
     return AuditStudy(request).run(executor)
-
-
-def _networks(module: Any, ids: Sequence[int] | None, tokens: Any) -> ProgramModel:
-    from ...torch._network import networks
-
-    lengths = [tokens] if tokens is None or isinstance(tokens, int) else sorted(tokens)
-    first, *longer = networks(module, ids, lengths)
-    return ProgramModel(first, {}, longer)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 """Regression: the medians of an audit against the bands of an earlier one.
 
 Let Y be the n₀ earlier draws of a number, X the n new ones. The low end of the earlier band is at most Y_(r), the r-th
-smallest, r = ⌊0.05 (n₀ − 1)⌋ + 2. If nothing has changed, all orders of X and Y are equally likely, so
-
- P(X_(k) < Y_(r)) = Σ_{s<r} C(k−1+s, s) C(n−k+n₀−s, n₀−s) / C(n+n₀, n)
-
-whatever the law, and ties make it smaller. A number has left its band if X_(k) is below it, or X_(n+1−k) above it, with
-the least k from the upper median on for which this probability is at most LEVEL over twice the count of numbers: with
-many draws the median itself, with few a draw beyond it. So one or more of all numbers of an unchanged model leave their
-bands with a probability of at most LEVEL, however the numbers depend on each other.
+smallest, r = ⌊0.05 (n₀ − 1)⌋ + 2. If nothing has changed, all orders of X and Y are equally likely, so the number of Y
+below X_(k) is beta-binomial (n₀, k, n − k + 1), and P(X_(k) < Y_(r)) is that of fewer than r, whatever the law; ties
+make it smaller. A number has left its band if X_(k) is below it, or X_(n+1−k) above it, with the least k from the upper
+median on for which this probability is at most LEVEL over twice the count of numbers: with many draws the median
+itself, with few a draw beyond it. So one or more of all numbers of an unchanged model leave their bands with a
+probability of at most LEVEL, however the numbers depend on each other.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,20 +201,11 @@ def _earlier(content: Mapping[str, Any]) -> EarlierLength:
 
 def _rank(draws: int, before: int, level: float) -> int:
     """k: the least from the upper median on whose probability to be below the earlier band is at most the level."""
-    low, high = draws // 2 + 1, draws  # the probability falls with k
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _beyond(middle, draws, before) <= level else (middle + 1, high)
-    return low
+    start = draws // 2 + 1  # the probability falls with k
+    return start + bisect_left(range(start, draws), True, key=lambda k: _beyond(k, draws, before) <= level)
 
 
 def _beyond(k: int, draws: int, before: int) -> float:
     """P(X_(k) < Y_(r)), or of the other end, if all orders are equally likely."""
     r = math.floor(LOW * (before - 1)) + 2
-    s = np.arange(min(r, before + 1), dtype=float)
-    ways = _log_choose(k - 1 + s, s) + _log_choose(draws - k + before - s, before - s)
-    return float(np.exp(scipy.special.logsumexp(ways) - _log_choose(draws + before, draws)))
-
-
-def _log_choose(n: Any, k: Any) -> Any:
-    return scipy.special.gammaln(n + 1.0) - scipy.special.gammaln(k + 1.0) - scipy.special.gammaln(n - k + 1.0)
+    return float(scipy.stats.betabinom.cdf(r - 1, before, k, draws - k + 1))

@@ -8,7 +8,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class AuditCase:
     ranges: bool = False
     backend: Backend = field(default_factory=Numpy)  # for which it is planned
     swept: str | None = None  # a standard deviation that is an input of the plan
+
+    place: ClassVar[tuple[int, ...]] = ()  # all have the same seeds, as they are compared
 
     @property
     def shared(self) -> AuditCase:

@@ -15,7 +15,7 @@ from ...models import RECIPES, Transformer
 from ...models._description import idle
 from . import _ranges
 from ._cases import Model
-from ._differences import Differences, SeparatedMetric, drawbacks, strip_common_prefix
+from ._differences import Differences, drawbacks, strip_common_prefix
 from ._findings import Finding, join_words, lengths_text, number
 from ._measurements import Draws, LengthResult, ModelResult
 from ._plots import figure, figures, swept_figures
@@ -265,8 +265,13 @@ def _comparison_sections(audits: Sequence[ModelResult], differences: Differences
     if advice := [*advice, *recipe_notes([audit.model for audit in audits])]:
         sections.append(Section("", [Paragraph(text) for text in advice]))
     if differences.quantities:
-        head = ["largest differences", *short.values(), "bands apart"]
-        sections.append(Section("", [Table(head, [_difference_row(q, names) for q in differences.quantities])]))
+        parted: list[doc.Row] = []
+        for each in differences.quantities:
+            quantity, medians = EVERY[each.quantity], dict(zip(each.models, each.medians, strict=True))
+            place = "output" if each.block is None else "embedding" if each.block == 0 else f"block {each.block}"
+            texts = [f"{medians[name]:.{quantity.digits}g}" if name in medians else "" for name in names]
+            parted.append([f"{quantity.title}, {place}", *texts, f"{each.distance:.2g} ± {each.error:.1g}"])
+        sections.append(Section("", [Table(["largest differences", *short.values(), "bands apart"], parted)]))
     if differences.fields:
         alike: dict[tuple[str, ...], list[str]] = {}  # fields with the same values share a row
         for name, row in differences.fields.items():
@@ -289,16 +294,6 @@ def _comparison_sections(audits: Sequence[ModelResult], differences: Differences
         blocks = [Paragraph(headline(audit)), doc.Items(_finding_items(audit)), *ranges, *_reasons(audit)]
         sections.append(Section(audit.model.name, blocks, "verbose"))
     return sections
-
-
-def _difference_row(parting: SeparatedMetric, names: Sequence[str]) -> list[str]:
-    quantity = EVERY[parting.quantity]
-    medians = {
-        name: f"{median:.{quantity.digits}g}" for name, median in zip(parting.models, parting.medians, strict=True)
-    }
-    place = "output" if parting.block is None else "embedding" if parting.block == 0 else f"block {parting.block}"
-    cells = [medians.get(name, "") for name in names]
-    return [f"{quantity.title}, {place}", *cells, f"{parting.distance:.2g} ± {parting.error:.1g}"]
 
 
 def _main_figure(results: Sequence[LengthResult], findings: Sequence[Finding]) -> doc.Figures:

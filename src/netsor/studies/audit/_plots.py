@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..._document import Figure
-from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
+from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION, new
 from ..._validate import ArgumentError
+from .._study import svg_figure
 from ._measurements import LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
 from ._rules import RULES
@@ -35,12 +34,8 @@ def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figur
     """The figure of a quantity against depth."""
     title = EVERY[name].title
     caption = f"{title[0].upper()}{title[1:]}: {EVERY[name].meaning}."
-    return Figure(prefix + name, caption, partial(figure_svg, models, name))
-
-
-def figure_svg(models: Sequence[LengthResult], name: str) -> bytes:
-    """The picture of a quantity against depth."""
-    return _svg(_together if EVERY[name] in TOGETHER else _against_depth, models, EVERY[name])
+    draw = _together if EVERY[name] in TOGETHER else _against_depth
+    return svg_figure(prefix + name, caption, draw, models, EVERY[name])
 
 
 def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
@@ -56,14 +51,8 @@ def swept_figures(models: Sequence[LengthResult], field: str, values: Sequence[f
         if not q.kind and all(q.name in each.best for each in models):
             place = "at the output" if q in FINAL else "after the last block"
             caption = f"{q.title[0].upper()}{q.title[1:]} {place}, against {field}."
-            found.append(Figure(f"{q.name}-swept", caption, partial(_svg, _against_field, models, q, field, values)))
+            found.append(svg_figure(f"{q.name}-swept", caption, _against_field, models, q, field, values))
     return found
-
-
-def _svg(draw: Callable[..., Any], *args: Any) -> bytes:
-    with styled(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
-        return rendered(draw(*args), "svg")[0]
 
 
 def _against_field(models: Sequence[LengthResult], quantity: Quantity, field: str, values: Sequence[float]) -> Any:
@@ -120,9 +109,7 @@ def _against_depth(models: Sequence[LengthResult], quantity: Quantity) -> Any:
     long = max(map(len, _names(models))) > MAX_SHORT_NAME
     rows = sum(len(each.measured) for each in models) // (1 if long else 2)
     figure = new(2.5 + 0.14 * rows)
-    axes = figure.subplots()
-    _draw(axes, models, quantity)
-    if len(axes.get_legend_handles_labels()[0]) > 1:
+    if _draw(figure.subplots(), models, quantity):
         figure.legend(loc="outside lower center", ncols=1 if long else 2)
     return figure
 
@@ -136,14 +123,13 @@ def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -
         import matplotlib.pyplot as plt
 
         axes = plt.gca()
-    _draw(axes, models, EVERY[name])
-    if len(axes.get_legend_handles_labels()[0]) > 1:
+    if _draw(axes, models, EVERY[name]):
         axes.legend(loc="best")
     return axes
 
 
-def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None:
-    """Medians as lines, bands as areas, thresholds of rules as dotted lines."""
+def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool:
+    """Medians as lines, bands as areas, thresholds of rules as dotted lines; whether there is need of a legend."""
     ends, names = [], _names(models)
     for k, (each, colour) in enumerate(zip(models, _colours(len(models)), strict=True)):
         for draws in each.measured:
@@ -168,17 +154,22 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None
         axes.axhline(threshold, color=VERMILLION, lw=0.8, ls=":", zorder=0)
         place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if side == "below" else "bottom"}
         axes.text(0.99, threshold, f"flagged {side}", color=VERMILLION, fontsize="small", **place)
-    _branch_thresholds(axes, models, quantity.name)
+    # where a branch is so much weaker than the other that it is flagged: a ninth of the other's share
+    other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(quantity.name, "")
+    factor, label = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]), "flagged below"
+    for each, colour in zip(models, _colours(len(models)), strict=True):
+        if other in each.best and "cross_share" not in each.best:  # which counts as attention
+            axes.plot(each[other].blocks, factor * each[other].median, color=colour, lw=0.8, ls=":", label=label)
+            label = "_"  # once in the legend
     axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    return len(axes.get_legend_handles_labels()[0]) > 1
 
 
 def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, str]]:
     """Where the rule on a quantity flags it; those relative to a number of the model only if there is one model."""
-    if name == "entropy":
-        return [(THRESHOLDS["entropy"], "below")]
-    if name == "largest_load":
-        return [(THRESHOLDS["load"], "above")]
+    if name in ("entropy", "largest_load"):
+        return [(THRESHOLDS["entropy"], "below") if name == "entropy" else (THRESHOLDS["load"], "above")]
     if name == "effective_rank" and len({each.distinct for each in models}) == 1:
         return [(1 + THRESHOLDS["rank"] * (models[0].distinct - 1), "below")]
     if name == "mean_square" and len({each.model.name for each in models}) == len(models[0].stacks) == 1:
@@ -188,17 +179,6 @@ def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, 
         last = float(having[0][name].median[-1])  # the rules are about the first block and about the embedding
         return [(THRESHOLDS["vanishing"] * last, "below"), (THRESHOLDS["exploding"] * last, "above")]
     return []
-
-
-def _branch_thresholds(axes: Any, models: Sequence[LengthResult], name: str) -> None:
-    """Where a branch is so much weaker than the other that it is flagged: a ninth of the other's share."""
-    other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(name, "")
-    factor, label = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]), "flagged below"
-    for each, colour in zip(models, _colours(len(models)), strict=True):
-        if other in each.best and "cross_share" not in each.best:  # which counts as attention
-            band = each[other]
-            axes.plot(band.blocks, factor * band.median, color=colour, lw=0.8, ls=":", label=label)
-            label = "_"  # once in the legend
 
 
 def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:

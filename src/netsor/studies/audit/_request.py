@@ -245,12 +245,10 @@ def sweep(
 ) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]]]:
     """A model with each of several values of a field; the field and the values."""
     numbers = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else ()
-    if len(set(numbers)) < max(2, len(numbers)) or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in numbers
-    ):
+    plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers)
+    if not plain or len(set(numbers)) < max(2, len(numbers)):
         raise ArgumentError("sweep", {field: values}, "over two numbers or more, each once")
-    name = model.name
-    changes: list[dict[str, Any]] = [{field: value, "name": f"{name}, {field}={value:g}"} for value in numbers]
+    changes: list[dict[str, Any]] = [{field: v, "name": f"{model.name}, {field}={v:g}"} for v in numbers]
     return tuple(model.replace(**change) for change in changes), (field, numbers)
 
 

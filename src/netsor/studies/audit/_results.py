@@ -27,26 +27,18 @@ class AuditResult(TableResult):
 
     audits: tuple[Audit, ...]
     request: Request
-
-    @property
-    def differences(self) -> Differences | None:
-        """The fields, verdicts and quantities in which several models differ; None for one model."""
-        return None
-
-    @property
-    def _lengths(self) -> list[LengthResult]:
-        return [result for audit in self.audits for result in audit.lengths]
+    differences: Any = None  # the fields, verdicts and quantities in which several models differ
 
     @property
     def _measured(self) -> list[Draws]:
-        return [draws for result in self._lengths for draws in result.measured]
+        return [draws for audit in self.audits for result in audit.lengths for draws in result.measured]
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         return document(self.audits, self.differences, manifest)
 
     def rows(self) -> list[dict[str, Any]]:
         """Medians and bands as data: a row for each model, length, set of widths, quantity and block."""
-        return [row for result in self._lengths for row in result.rows()]
+        return [row for audit in self.audits for result in audit.lengths for row in result.rows()]
 
     def _spent(self) -> dict[str, Any]:
         parts = [
@@ -198,13 +190,10 @@ class Comparison(AuditResult):
         return len(self.audits)
 
     def __getitem__(self, name: str | int) -> Audit:
-        if isinstance(name, int):
-            return self.audits[name]
-        for audit in self.audits:
-            if audit.model.name == name:
-                return audit
-        known = ", ".join(repr(audit.model.name) for audit in self.audits)
-        raise KeyError(f"{name!r} is not a model of this comparison; they are {known}")
+        names = [audit.model.name for audit in self.audits]
+        if isinstance(name, str) and name not in names:
+            raise KeyError(f"{name!r} is not a model of this comparison; they are {', '.join(map(repr, names))}")
+        return self.audits[names.index(name) if isinstance(name, str) else name]
 
     @cached_property
     def differences(self) -> Differences:
@@ -244,9 +233,8 @@ def _of(result: LengthResult) -> dict[str, Any]:
     if request.ranges:
         content["ranges"] = _ranges.as_list(result.best.arrays)
     if model in request.refused:
-        content["limit"] = None
-        content["no_limit"] = request.refused[model]
-    elif result.limit is not None and result.limit is not result.best:
+        content |= {"limit": None, "no_limit": request.refused[model]}
+    elif result.actual is not None and result.limit is not None:
         content["limit"] = {"status": result.limit.subject.status, **_summaries(result.limit)}
     if model in request.no_gradients:
         content["no_gradients"] = request.no_gradients[model]

@@ -23,8 +23,7 @@ from .._study import Run
 from .._training import TrainingStudy, is_function, subject_of
 from ._document import CoordCheck
 from ._measurements import Check
-from ._network import CHANGE, SIZE, Entry
-from ._request import DRAWS, CheckCase, CheckTask, Request
+from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
 
 __all__ = ["coord_check"]
 
@@ -159,7 +158,7 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     def result(self, run: Run) -> CoordCheck:
         """A check of each parametrisation."""
         run.wait()
-        tasks = {case: self.tasks_of(case, place) for place, case in self.cases if not case.empty}
+        tasks = {case: self.tasks_of(case) for case in self.cases if not case.empty}
         numbers = {case: np.concatenate([run[task]["numbers"] for task in some]) for case, some in tasks.items()}
         checks = [_check(self.request, rule, numbers) for rule in self.request.checks]
         return CoordCheck(self.request, checks, *self.spent(run))

@@ -14,10 +14,10 @@ from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
-from .._training_report import ByParametrisation, panels, steps_text, svg_figure
+from .._study import svg_figure
+from .._training_report import ByParametrisation, panels, steps_text
 from ._measurements import Check
-from ._network import CHANGE, UPDATE
-from ._request import Request
+from ._request import CHANGE, UPDATE, Request
 from ._rules import GROWS, LIMIT, RULE, Verdict, size
 
 SHOWN = 5e-4  # relative error from which a limit is shown with its error
@@ -61,17 +61,6 @@ def _exponents(checks: Sequence[Check]) -> Table:
         for row in zip(*(getattr(check, what) for check in checks), strict=True):
             rows.append([f"{row[0].entry.name}{name}", *map(_exponent_cell, row)])
     return Table(["", *(check.name for check in checks)], rows)
-
-
-def _by_step(checks: Sequence[Check]) -> Table:
-    """Exponents against the step, a row for each parametrisation and activation."""
-    steps = range(1, checks[0].request.steps + 1)
-    rows: list[list[str | Cell]] = [
-        [f"{check.name}, {last.entry.name}", *(_exponent_cell(verdicts[k], short=True) for verdicts in check.by_step)]
-        for check in checks
-        for k, last in enumerate(check.verdicts)
-    ]
-    return Table(["", *(f"step {step}" for step in steps)], rows)
 
 
 def _exponent_cell(v: Verdict, short: bool = False) -> Cell:
@@ -185,9 +174,15 @@ class CoordCheck(ByParametrisation[Check]):
         )
         sections = [Section("Exponents with 99.99 % intervals (update: ΔW·x of a weight)", [_exponents(checks)])]
         if r.steps > 1:
-            sections.append(Section("Exponents of changes after each step", [_by_step(checks)]))
+            rows: list[doc.Row] = [
+                [f"{c.name}, {last.entry.name}", *(_exponent_cell(after[k], short=True) for after in c.by_step)]
+                for c in checks
+                for k, last in enumerate(c.verdicts)
+            ]
+            table = Table(["", *(f"step {k}" for k in range(1, r.steps + 1))], rows)
+            sections.append(Section("Exponents of changes after each step", [table]))
         sections += [section for check in checks for section in _details(check)]
-        drawn = svg_figure("updates", f"√(mean square) of ΔW x, against the {r.axis}.", partial(figure, checks, UPDATE))
+        drawn = svg_figure("updates", f"√(mean square) of ΔW x, against the {r.axis}.", figure, checks, UPDATE)
         updates: list[doc.Block] = [Paragraph(UPDATE_NOTE.format(axis=r.axis)), doc.Figures([drawn])]
         sections.append(Section("What each learning rate does", updates, "html"))
         rule = RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + (LIMIT if math.inf in r.widths else "")

@@ -10,8 +10,7 @@ from typing import Any
 
 from ..._array_api import Floats
 from .._parametrisation import Parametrisation
-from ._network import CHANGE, SIZE, UPDATE, Entry
-from ._request import Request
+from ._request import CHANGE, SIZE, UPDATE, Entry, Request
 from ._rules import Fit, Verdict, advice, broken, fit, judged, size, worst
 
 
@@ -130,11 +129,9 @@ class Check(Mapping[str, Verdict]):
     @property
     def no_limit(self) -> dict[str, str]:
         """Why activations have no limit, by name; empty if all have one or infinite width was not asked for."""
-        names_by_reason: dict[str, dict[str, None]] = {}  # each name once, in order
-        for entry, why in self.refused.items():
-            if entry.what == CHANGE and entry.step is None:
-                names_by_reason.setdefault(why, {})[entry.name] = None
-        return {", ".join(names): why for why, names in names_by_reason.items()}
+        last = {entry: why for entry, why in self.refused.items() if entry.what == CHANGE and entry.step is None}
+        names = {why: dict.fromkeys(entry.name for entry in last if last[entry] == why) for why in last.values()}
+        return {", ".join(some): why for why, some in names.items()}
 
     @property
     def advice(self) -> list[str]:
@@ -149,10 +146,8 @@ class Check(Mapping[str, Verdict]):
     @property
     def broken(self) -> list[str]:
         """The names of activations and updates that grow or shrink more than expected."""
-        return [
-            *(v.entry.name for v in broken(self.verdicts)),
-            *(f"update of {v.entry.name}" for v in broken(self.updates)),
-        ]
+        updates = [f"update of {v.entry.name}" for v in broken(self.updates)]
+        return [v.entry.name for v in broken(self.verdicts)] + updates
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each entry and width (or depth), and one at infinite width where there is a limit."""

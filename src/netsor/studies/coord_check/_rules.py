@@ -14,19 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from ... import _document
 from ..._array_api import Floats
-from ._network import Entry
+from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
+from ._request import Entry
 
 LEVEL = 1e-4  # of intervals that verdicts are made by
-KEPT, GROWS, SHRINKS, UNDECIDED, STILL = "as expected", "grows", "shrinks", "undecided", "does not move"
-ABSENT = "not judged"
-STATUS = {
-    KEPT: _document.OK,
-    GROWS: _document.FLAG,
-    SHRINKS: _document.FLAG,
-    UNDECIDED: _document.UNDECIDED,
-}  # other verdicts are not applicable
+KEPT, GROWS, SHRINKS, STILL, ABSENT = "as expected", "grows", "shrinks", "does not move", "not judged"
+STATUS = {KEPT: OK, GROWS: FLAG, SHRINKS: FLAG, UNDECIDED: UNDECIDED}  # other verdicts are not applicable
 ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
 WHOLE = 0.1  # how near an exponent must be to a half or a whole number to be called that
 RULE = (
@@ -82,7 +76,7 @@ class Fit(NamedTuple):
 
     exponent: Exponent
     local: tuple[Exponent, ...]
-    bend: Exponent | None  # the last of these less the first; None of two widths
+    bend: Exponent | None
 
     @property
     def bends(self) -> bool:
@@ -161,7 +155,7 @@ class Verdict(NamedTuple):
     @property
     def status(self) -> str:
         """The verdict as one of the statuses of all studies: "FLAG", "ok", "undecided" or "n/a"."""
-        return STATUS.get(self.verdict, _document.NOT_APPLICABLE)
+        return STATUS.get(self.verdict, NOT_APPLICABLE)
 
     @property
     def exponent(self) -> Exponent | None:
@@ -215,7 +209,8 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
         alike.setdefault(power(-u.beyond, letter, near), []).append(u)
     lines = []
     for words, some in alike.items():
-        several, names = "s" * (len(some) > 1), _listed([u.entry.name for u in some])
+        several, (*first, last) = "s" * (len(some) > 1), [u.entry.name for u in some]
+        names = f"{', '.join(first)} and {last}" if first else last
         exponents = ", ".join(str(u.through) for u in some)
         lines.append(
             f"scale the learning rate{several} of {names} by {words}: the exponent{several} of the "
@@ -240,7 +235,3 @@ def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
         return f"{letter}^({exponent:.2f})".replace("-", "−")
     known = {1.0: letter, -1.0: f"1/{letter}", 0.5: f"√{letter}", -0.5: f"1/√{letter}"}
     return known.get(near, f"{letter}^({near:g})".replace("-", "−"))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

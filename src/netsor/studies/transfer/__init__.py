@@ -106,28 +106,27 @@ class TransferStudy(TrainingStudy[Transfer]):
     request: Request
     task_type = SweepTask
 
-    def tasks_of(self, case: SweepCase, place: int, *lr: tuple[float, ...]) -> list[SweepTask]:
+    def tasks_of(self, case: SweepCase, *lr: tuple[float, ...]) -> list[SweepTask]:
         """The draws of one network, at the learning rates of the first round unless others are given."""
-        return super().tasks_of(case, place, *(lr or (self.request.grid,)))
+        return super().tasks_of(case, *(lr or (self.request.grid,)))
 
     def result(self, run: Run) -> Transfer:
         """A sweep of each parametrisation; without given learning rates, curves grow until they have their minimum."""
         run.wait()
 
-        def curve(pair: tuple[int, SweepCase], lr: tuple[float, ...]) -> Curve:
-            tasks = self.tasks_of(pair[1], pair[0], lr)
-            return Curve(np.array(lr), np.concatenate([run[task]["losses"] for task in tasks], axis=1), pair[0])
+        def curve(case: SweepCase, lr: tuple[float, ...]) -> Curve:
+            losses = [run[task]["losses"] for task in self.tasks_of(case, lr)]
+            return Curve(np.array(lr), np.concatenate(losses, axis=1), case.place[0])
 
-        curves = {pair: curve(pair, self.request.grid) for pair in self.cases if not pair[1].empty}
-        while self.request.lr is None and (more := {pair: lr for pair, c in curves.items() if (lr := c.beyond)}):
-            tasks = [task for (place, case), lr in more.items() for task in self.tasks_of(case, place, lr)]
+        curves = {case: curve(case, self.request.grid) for case in self.cases if not case.empty}
+        while self.request.lr is None and (more := {case: lr for case, c in curves.items() if (lr := c.beyond)}):
+            tasks = [task for case, lr in more.items() for task in self.tasks_of(case, lr)]
             run.add(tasks)
             run.wait(tasks, f"{self.request.name}: more learning rates")
-            curves |= {pair: curves[pair].joined(curve(pair, lr)) for pair, lr in more.items()}
+            curves |= {case: curves[case].joined(curve(case, lr)) for case, lr in more.items()}
         sweeps = []
         for rule in self.request.checks:
-            cases = list(enumerate(self.request.cases(rule)))
-            by_width = {pair[1].width: curves[pair] for pair in cases if pair in curves}
-            refused = {case.width: case.refused for _, case in cases if case.refused}
-            sweeps.append(Sweep(rule.name, by_width, refused))
+            cases = self.request.cases(rule)
+            by_width = {case.width: curves[case] for case in cases if case in curves}
+            sweeps.append(Sweep(rule.name, by_width, {case.width: case.refused for case in cases if case.refused}))
         return Transfer(self.request, sweeps, *self.spent(run))

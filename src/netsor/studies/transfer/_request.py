@@ -24,7 +24,8 @@ from ...models._training import KINDS, training
 from ...optim import NAMED, Optimiser
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation
-from .._training import TrainingCase, TrainingRequest, TrainingTask, call_build
+from .._study import DrawTask
+from .._training import TrainingCase, TrainingRequest, call_build
 from ._optimum import ADDED, GRID
 
 STEPS = 4
@@ -100,7 +101,7 @@ def _finite(loss: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class SweepTask(TrainingTask):
+class SweepTask(DrawTask):
     """Some draws of a network at some learning rates: a task of a sweep."""
 
     lr: tuple[float, ...] = ()
