@@ -53,3 +53,13 @@ def test_a_difference_that_counts_as_zero_is_refused_where_it_is_amplified(f):
     y = ns.weight(1, n) @ f(ns.weight(n, 3) @ ns.data(np.stack([x + d * v, x])))
     with pytest.raises(ValueError, match="too inexact"):
         ns.Program((y[0] - y[1]) * (1 / d)).law(n=ns.inf)
+
+
+@pytest.mark.parametrize("second", ["v", "u"])
+def test_equal_tokens_of_two_nonlinearities_have_no_large_errors(second):
+    """What is left out must not turn the directions of tokens that depend on each other in the plan with a shift."""
+    x, y = np.random.default_rng(71).standard_normal((2, 2, 4))
+    u, v = (ns.weight(n, 4) @ ns.data(a[[0, 0, 1]]) for a in (x, y))
+    tokens = ns.relu(u) + ns.tanh(v if second == "v" else u)
+    law = ns.Program(ns.nn.attention(tokens, heads=2)).law(n=ns.inf, draws=500)
+    assert law.origin.quadrature_error < 1e-4

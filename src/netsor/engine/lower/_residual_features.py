@@ -209,22 +209,22 @@ class ResidualBasis:
         self.features.append(new)
         self.along.append(along)
         rows = build.step("join", rows, build.take(fresh, some, axis=2), axis=2)
-        rows = self._moved(build, rows, count) if build.shift else rows
+        if len(some) < count:  # a direction for what is left out
+            rows = self._moved(build, rows, count) if build.shift else build.step("pad", rows, before=0, after=1)
         return build.take(rows, np.argsort(order), axis=1) if moves else rows
 
     def _moved(self, build: Builder, rows: Register, count: int) -> Register:
-        """The coordinates of features, the last of each moved by how far it is from what all directions span."""
-        # So a plan with a shift shows whether a law depends on what is left out.
+        """The coordinates of features, with how far each is from what all directions span along a direction of 0."""
+        # So a plan with a shift shows whether a law depends on what is left out. Along a direction that others have,
+        # it would turn the directions of all that is computed from these features, and so what replicas draw.
         assert self.factor is not None
-        size, last = self.factor.shape[-1], rows.shape[-1]
+        size = self.factor.shape[-1]
         rest = np.setdiff1d(np.arange(size), self.columns)
-        if not last or not rest.size:
-            return rows
+        if not rest.size:
+            return build.step("pad", rows, before=0, after=1)
         new = build.take(self.factor, np.arange(size - count, size), axis=1)
         apart = build.step("root", build.step("squares", build.take(new, rest, axis=2)))
-        return build.step(
-            "add", rows, build.step("pad", build.reshape(apart, *apart.shape, 1), before=last - 1, after=0)
-        )
+        return build.step("join", rows, build.reshape(apart, *apart.shape, 1), axis=2)
 
 
 def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
