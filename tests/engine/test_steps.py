@@ -167,3 +167,19 @@ def test_the_polar_factor_from_gram_matrices(scale, dependent):
         for a, b, c in steps:
             x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
         np.testing.assert_allclose(left.T @ m @ right / 63**0.5, x, atol=1e-9)
+
+
+@pytest.mark.parametrize("part", [1e-3, 1e-4, 1e-5])
+def test_newton_schulz_of_uses_whose_gradients_cancel(part):
+    """Two uses of a matrix whose gradients are opposite but for a small part."""
+    rng = np.random.default_rng(0)
+    (left, more), (right, other) = rng.standard_normal((2, 2, 30))
+    left, right = np.stack([left, part * more - left]), np.stack([right, right + part * other])
+    steps = ((3.4445, -4.775, 2.0315),) * 5
+    x = left.T @ right
+    x /= np.linalg.norm(x)
+    for first, third, fifth in steps:
+        outer = x @ x.T
+        x = first * x + (third * outer + fifth * outer @ outer) @ x
+    m = orthogonalised((left @ left.T / 30)[None], (right @ right.T / 30)[None], (1.0, 1.0), steps)[0]
+    np.testing.assert_allclose(left.T @ m @ right / 30, x, atol=1e-3 * np.abs(x).max())

@@ -93,3 +93,22 @@ def test_a_width_at_which_the_law_still_changes_is_refused(monkeypatch):
     monkeypatch.setattr(_very_wide, "WIDTHS", (2.0**10, 2.0**22))
     with pytest.raises(ns.ExactError, match=r"a part of order n\^\(-1/2\) .* not followed"):
         network(1_200_142).law(n=inf, draws=50, progress=False)
+
+
+@pytest.mark.parametrize("size", [1e7, 1e9])
+def test_a_part_that_vanishes_does_not_hide_one_that_does_not(size):
+    """The mean falls from 2^34 to 2^46 as the part of order n^(−1/2) does, though its limit is N(0, 1)."""
+    x, w = ns.gaussian(n, 2), [ns.weight(n, n) for _ in range(2)]
+    a = ns.softmax(ns.dot(w[0] @ x, w[1] @ x))
+    cancels = ns.dot((a @ x - a @ x)[0], x[0])
+    with pytest.raises(ns.ExactError):
+        ns.Program((size * ns.mean_dot(x[0], x[1]) + ns.normal((), 1.0), cancels)).law(n=inf)
+
+
+def test_a_law_that_grows_in_few_replicas_is_refused():
+    """A step that is too large, read in one network of 44."""
+    x, z = ns.gaussian(n, 2), ns.normal((), 1.0)
+    p = ns.dot(ns.gaussian(n), (x + ns.nn.attention(x, heads=2))[0])
+    after = ns.step(p, 0.5 * (p - 1.0) ** 2, lambda fan_in, fan_out: 0.5 * fan_in**-0.5)
+    with pytest.raises(ns.ExactError):
+        ns.Program(ns.apply(lambda u, v: np.maximum(v - 2, 0) * u, after, z)).law(n=inf, draws=50)

@@ -106,6 +106,18 @@ class Builder:
             self.independent[key] = np.arange(factor.shape[-1]) if known is None else _psd_cholesky.directions(known)
         return self.independent[key]
 
+    def pivot_order(self, rest: Register, whole: Register, key: tuple[int, ...]) -> Any:
+        """The order in which rows are factored: theirs, or if known rows are nearly dependent, largest pivots first.
+
+        A plan with a shift has the order of the plan without it.
+        """
+        key = *key, -1
+        if not self.shift or key not in self.independent:
+            known, of = rest.value, whole.value
+            unknown = known is None or of is None
+            self.independent[key] = np.arange(rest.shape[-1]) if unknown else _psd_cholesky.pivot_order(known, of)
+        return self.independent[key]
+
     def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
         """The sum or the product of arrays, `add` or `multiply`, each as soon as it is made."""
         return reduce(partial(self.step, kind), arrays)

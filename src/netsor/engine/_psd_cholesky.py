@@ -7,18 +7,24 @@ result for one replica does not depend on the other replicas. A backend can pass
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .._array_api import Array
-from ._ops import join
+from ._ops import join, squares
 
 PANEL = 16  # columns: block size of the factorisation
 LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns
 TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
 SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
 HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
+LOST = 1e-8  # of two rows of length 1: what their product may lose before rows are factored in another order
+GROWN = 1e4  # times the tolerance: of a row's squared length, what it may be longer by
+APART = 1.0  # times the tolerance and the number of rows: the part of its own that a row gets where errors grow
 SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
 
 
@@ -31,15 +37,37 @@ def factor(xp: Any, gram: Array, linalg: Any = None) -> Array:
 def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: Any = None) -> Array:
     """The triangular factor of `rest`: the Gram matrix `whole` less products of coordinates along known directions."""
     # A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
-    # row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that
+    # row. With a `shift`, residuals of the size of those errors are added, and those that were dropped: a law that
     # depends on what rounding hides then changes visibly (see `_expectation_ops`).
-    floor = tolerance(xp, rest.dtype) * xp.linalg.diagonal(whole)
-    made = linalg.factor(rest, floor) if linalg else lower_factor(xp, rest, floor)
+    lengths = xp.linalg.diagonal(whole)
+    floor = tolerance(xp, rest.dtype) * lengths
+    make = linalg.factor if linalg else partial(lower_factor, xp)
+    made = make(rest, floor)
+    left = xp.linalg.diagonal(rest) - squares(xp, made)
+    # Rounding errors grow where rows are nearly dependent: rows are then longer than they should be. A matrix whose
+    # rows have a part of their own is stable.
+    grown = xp.any(left < -GROWN * tolerance(xp, rest.dtype) * lengths, axis=-1)
+    if type(grown) is not np.ndarray or grown.any():
+        remake = partial(_apart, xp, make)
+        if linalg:
+            made = linalg.recompute_where(made, grown, remake, rest, whole)
+        elif type(grown) is np.ndarray:
+            made[grown] = remake(rest[grown], np.broadcast_to(whole, rest.shape)[grown])
+        else:
+            made = xp.where(grown[..., None, None], remake(rest, whole), made)
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
+        left = xp.abs(xp.linalg.diagonal(rest) - squares(xp, made))
         own = xp.linalg.diagonal(made)
-        more = xp.sqrt(own**2 + HIDDEN * xp.linalg.diagonal(whole)) - own
+        more = xp.sqrt(own**2 + xp.maximum(HIDDEN * lengths, left)) - own
         made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
     return made
+
+
+def _apart(xp: Any, make: Callable[[Array, Array], Array], rest: Array, whole: Array) -> Array:
+    """The factor of matrices whose rows have a part of their own, well above rounding."""
+    lengths = xp.linalg.diagonal(whole)
+    part = APART * rest.shape[-1] * tolerance(xp, rest.dtype) * lengths
+    return make(rest + xp.eye(rest.shape[-1], dtype=rest.dtype) * part[..., None, :], 0.0 * lengths)
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -111,6 +139,34 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
         if len(some):
             known.append(panels[-1] if len(some) == width else panels[-1][..., some])
     return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
+
+
+def pivot_order(rest: Any, whole: Any) -> Any:
+    """An order of rows (of numpy, one for all matrices) in which factoring `rest` is stable: theirs if it is."""
+    # Without pivoting, rounding errors grow where rows are nearly dependent: the first of many inputs on a curve leave
+    # little of the next, and what those far away have in common with this little is known to few digits.
+    size = rest.shape[-1]
+    lengths = np.sqrt(np.linalg.diagonal(whole))
+    scale = np.where(lengths > 0, 1.0 / np.where(lengths > 0, lengths, 1.0), 0.0)
+    scaled = (rest * scale[..., None] * scale[..., None, :]).reshape(-1, size, size).mean(axis=0)
+    with suppress(np.linalg.LinAlgError):
+        if (np.linalg.diagonal(np.linalg.cholesky(scaled)) ** 2 > SURE).all():
+            return np.arange(size)
+    made = by_columns(np, scaled, np.full(size, TOLERANCE))
+    made = made[:, directions(made)]
+    if np.abs(made @ made.T - scaled).max() < LOST:
+        return np.arange(size)
+    left, rows = np.linalg.diagonal(scaled).copy(), np.zeros((size, size), order="F")
+    order: list[int] = []
+    for j in range(size):
+        best = int(np.argmax(left))
+        if left[best] <= TOLERANCE:
+            break
+        rows[:, j] = (scaled[:, best] - rows[:, :j] @ rows[best, :j]) / np.sqrt(left[best])
+        left -= rows[:, j] ** 2
+        left[[*order, best]] = -np.inf
+        order.append(best)
+    return np.array([*order, *np.setdiff1d(np.arange(size), order)], dtype=int)
 
 
 def directions(rows: Any) -> Any:

@@ -12,7 +12,7 @@ conditional means: the shortcut `named`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import starmap
 from operator import or_
@@ -121,6 +121,11 @@ class ResidualFeatures:
         """Whether products with other features can be other than 0."""
         return not has_mean_zero([*self.signs, *other.signs])
 
+    def taken(self, build: Builder, order: Any) -> ResidualFeatures:
+        """The same features in another order."""
+        params = tuple(build.take(p, order, axis=1) for p in self.params)
+        return replace(self, arguments=build.take(self.arguments, order, axis=1), params=params)
+
     def factors(self) -> Factors:
         """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
         if isinstance(self.f, Composed) and self.f.factors:
@@ -158,7 +163,8 @@ class ResidualBasis:
     ) -> Register:
         """The coordinates (frames, k, directions) of new features: along the old directions, and one more for each.
 
-        A feature that those before it are known to span adds no direction.
+        A feature that those before it are known to span adds no direction. Nearly dependent features are taken in
+        another order, in which rounding errors do not grow.
 
         `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is the first direction.
         """
@@ -169,10 +175,8 @@ class ResidualBasis:
             along = build.constant(np.zeros((frames, count, old)))
         whole = _kernel(build, new, new, constant, words)
         block = _less(build, whole, along, along) if linear else whole
-        rows, size = along, 0
-        if self.factor is None:
-            fresh = self.factor = build.step("residual", block, whole, words=f"coordinates of {words}")
-        else:
+        below, rest = None, block
+        if self.factor is not None:
             cross = []
             for earlier, part in zip(self.features, self.along, strict=True):
                 if not new.related(earlier):
@@ -181,7 +185,17 @@ class ResidualBasis:
                 both = _kernel(build, new, earlier, constant, words)
                 cross.append(_less(build, both, along, build.pad_or_cut(part, old)) if linear else both)
             below = build.step("solve", self.factor, build.step("join", *cross, axis=2))
-            fresh = build.step("residual", _less(build, block, below, below), whole, words=f"coordinates of {words}")
+            rest = _less(build, block, below, below)
+        order = build.pivot_order(rest, whole, number)
+        if moves := not np.array_equal(order, np.arange(count)):
+            new = new.taken(build, order)
+            along, below = build.take(along, order, axis=1), below and build.take(below, order, axis=1)
+            rest, whole = (build.take(build.take(a, order, axis=1), order, axis=2) for a in (rest, whole))
+        rows, size = along, 0
+        fresh = build.step("residual", rest, whole, words=f"coordinates of {words}")
+        if self.factor is None or below is None:
+            self.factor = fresh
+        else:
             size = self.factor.shape[-1]
             above = build.step("pad", self.factor, before=0, after=count)
             self.factor = build.step("join", above, build.step("join", below, fresh, axis=2), axis=1)
@@ -195,21 +209,22 @@ class ResidualBasis:
         self.features.append(new)
         self.along.append(along)
         rows = build.step("join", rows, build.take(fresh, some, axis=2), axis=2)
-        return self._moved(build, rows, count) if build.shift else rows
+        if len(some) < count:  # a direction for what is left out
+            rows = self._moved(build, rows, count) if build.shift else build.step("pad", rows, before=0, after=1)
+        return build.take(rows, np.argsort(order), axis=1) if moves else rows
 
     def _moved(self, build: Builder, rows: Register, count: int) -> Register:
-        """The coordinates of features, the last of each moved by how far it is from what all directions span."""
-        # So a plan with a shift shows whether a law depends on what is left out.
+        """The coordinates of features, with how far each is from what all directions span along a direction of 0."""
+        # So a plan with a shift shows whether a law depends on what is left out. Along a direction that others have,
+        # it would turn the directions of all that is computed from these features, and so what replicas draw.
         assert self.factor is not None
-        size, last = self.factor.shape[-1], rows.shape[-1]
+        size = self.factor.shape[-1]
         rest = np.setdiff1d(np.arange(size), self.columns)
-        if not last or not rest.size:
-            return rows
+        if not rest.size:
+            return build.step("pad", rows, before=0, after=1)
         new = build.take(self.factor, np.arange(size - count, size), axis=1)
         apart = build.step("root", build.step("squares", build.take(new, rest, axis=2)))
-        return build.step(
-            "add", rows, build.step("pad", build.reshape(apart, *apart.shape, 1), before=last - 1, after=0)
-        )
+        return build.step("join", rows, build.reshape(apart, *apart.shape, 1), axis=2)
 
 
 def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:

@@ -54,7 +54,8 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     except ScoreError as error:
         refused = error
     try:
-        limit = limit_by_width(*(plan_at(width) for width in WIDTHS))
+        first, second = WIDTHS
+        limit = limit_by_width(plan_at(first), plan_at(second), lambda: plan_at(second**2 / first))
     except (ExactError, np.linalg.LinAlgError):  # an optimiser that needs the entries of a gradient; overflow
         limit = None
     if limit is None:
@@ -67,21 +68,29 @@ def _loses_small_parts(plan: Plan) -> bool:
     return any(step.kind == "lost" for step in plan.steps) and any(np.isnan(found).any() for found in _replicas(plan))
 
 
-def limit_by_width(plan: Plan, wider: Plan) -> Plan | None:
+def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan | None:
     """The limit of a law, from its plans at two very large widths; None if it changes between them.
 
-    An output is settled if replicas do not change. If they all fall, it is 0. An output may also be 0 in some replicas
-    alone, as a weight of hard attention is, so sizes are means over replicas.
+    An output is settled if replicas do not change. If they all fall, and again up to a third width, it is 0: a large
+    part that vanishes hides a small one that does not. An output may also be 0 in some replicas alone, as a weight of
+    hard attention is, so sizes are means over replicas.
     """
     steps, results, changes = list(plan.steps), [], [0.0]
-    for a, b, result in zip(_replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True):
+    third: tuple[Floats, Floats] | None = None
+    for k, (a, b, result) in enumerate(zip(_replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True)):
         size = np.abs(b).mean(axis=0)
         change = np.quantile(np.abs(b - a) / np.maximum(np.maximum(np.abs(b), size), TINY), MOST, axis=0)
         settled = change <= MAX_CHANGE
         falls = ~settled & ((np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0) >= MOST)
         rounding = (size <= ROUNDING * size.max(initial=0.0)) & (size <= 2 * np.abs(a).mean(axis=0))
-        if not (settled | falls | rounding).all():
+        grows = ~rounding & (np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0))  # if only in a few replicas
+        if grows.any() or not (settled | falls | rounding).all():
             return None
+        if falls.any():
+            third = third or _replicas(widest())
+            c, least = np.abs(third[k]), ROUNDING * size.max(initial=0.0)
+            if not ((np.abs(b) > MIN_FALL * c) | (c <= least)).mean(axis=0)[falls].min() >= MOST:
+                return None
         changes += change[settled].tolist()
         results.append(result)
         if falls.any():

@@ -155,6 +155,7 @@ def rates_of(
 # T = Λ_A^(1/2) U_A^T S U_B Λ_B^(1/2), S = diag(s_k |l_k| |r_k|), and its SVD gives M. Dependent uses (a token that
 # occurs twice) leave eigenvalues of 0, which have no part in G; nor have directions along which G is 1e-5 of its
 # largest, where a polar factor jumps.
+CANCELS = 1e-6  # of the square of the sum of its terms' norms, that of G: below, powers of M lose their digits
 EIGENVALUE_ULPS = 1e4  # times the rounding error: eigenvalues of correlations that count as 0
 
 
@@ -173,14 +174,22 @@ def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coeffici
 
 
 def _polar(xp: Any, a: Array, b: Array, size: Array) -> Array:
-    (long, forth, back), (other, right_forth, right_back) = _roots(xp, a), _roots(xp, b)
-    t = (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth)
+    t, finished = _between_bases(xp, a, b, size)
     p, s, q = xp.linalg.svd(t, full_matrices=False)
     least = MUON_SINGULAR_VALUE_RTOL * xp.max(s, axis=-1, keepdims=True)
-    turned = (p * xp.where(s > least, 1.0, 0.0)[..., None, :]) @ q
-    m = xp.matrix_transpose(back) @ turned @ right_back
+    return finished((p * xp.where(s > least, 1.0, 0.0)[..., None, :]) @ q)
+
+
+def _between_bases(xp: Any, a: Array, b: Array, size: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """The small matrix T, and M of a function of it."""
+    (long, forth, back), (other, right_forth, right_back) = _roots(xp, a), _roots(xp, b)
     inverse = [xp.where(v > 0, 1.0 / xp.where(v > 0, v, 1.0), 0.0) for v in (long, other)]
-    return inverse[0][..., :, None] * m * inverse[1][..., None, :]
+
+    def finished(made: Array) -> Array:
+        m = xp.matrix_transpose(back) @ made @ right_back
+        return inverse[0][..., :, None] * m * inverse[1][..., None, :]
+
+    return (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth), finished
 
 
 def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
@@ -197,11 +206,28 @@ def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
 def _iterated(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float) -> Array:
     """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: X X^T X is l (M B M^T A M) r^T."""
     square = xp.sum(size[:, None] * a * b * size, axis=(-2, -1), keepdims=True)
+    lengths = xp.sqrt(xp.clip(xp.linalg.diagonal(a) * xp.linalg.diagonal(b), 0.0, None))
+    cancels = square < CANCELS * xp.sum(xp.abs(size) * lengths, axis=-1)[..., None, None] ** 2
     square = xp.clip(square, eps * eps, None)
     scale = xp.where(square > 0, 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0)
     m = scale * xp.eye(a.shape[-1], dtype=a.dtype) * size
+    if type(cancels) is not np.ndarray or cancels.any():
+        m = xp.where(cancels, 0.0, m)  # made below: powers of a large M, whose terms cancel, are rounding errors
     for first, third, fifth in steps:
         by = m @ b @ xp.matrix_transpose(m) @ a
         cubed = by @ m
         m = first * m + third * cubed + fifth * (by @ cubed)
-    return m
+    if type(cancels) is np.ndarray and not cancels.any():
+        return m
+    return xp.where(cancels, _iterated_between_bases(xp, a, b, size, steps, eps), m)
+
+
+def _iterated_between_bases(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float) -> Array:
+    """The same of the small matrix T, whose entries are those of G and do not cancel."""
+    t, finished = _between_bases(xp, a, b, size)
+    norm = xp.clip(xp.sqrt(xp.sum(t * t, axis=(-2, -1), keepdims=True)), eps, None)
+    x = xp.where(norm > 0, t / xp.where(norm > 0, norm, 1.0), 0.0)
+    for first, third, fifth in steps:
+        outer = x @ xp.matrix_transpose(x)
+        x = first * x + (third * outer + fifth * (outer @ outer)) @ x
+    return finished(x)
