@@ -40,3 +40,13 @@ def test_equal_constants_are_one_array():
     kept = build.constant(mine)
     mine[:] = 2  # what is given may change later
     np.testing.assert_array_equal(kept.value, np.ones((1, 3)))
+
+
+@pytest.mark.parametrize("start", range(-2, 5))
+@pytest.mark.parametrize("columns", [2, 3, 5])
+def test_a_product_with_a_shifted_identity_is_the_product(columns, start):
+    """It is a pad if the whole identity is inside, and is not if only a part of it is."""
+    a, shifted = np.arange(1.0, 9.0).reshape(2, 4)[:, :3], np.eye(3, columns, start)
+    build = Builder()
+    made = build.step("product", build.constant(a), build.constant(shifted))
+    np.testing.assert_array_equal(made.value[0], a @ shifted)

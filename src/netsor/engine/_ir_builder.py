@@ -192,7 +192,8 @@ def _identity_at(a: Register) -> int | None:
     if a.value is None or not rows <= columns:
         return None
     start = int(a.value.reshape(-1, rows, columns)[0, 0].argmax())
-    return start if (a.value == np.eye(rows, columns, start)).all() else None
+    inside = start + rows <= columns
+    return start if inside and (a.value == np.eye(rows, columns, start)).all() else None
 
 
 def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
