@@ -20,9 +20,9 @@ from netsor.laws import Estimate, Law
 from netsor.laws._distance_estimator import kl_terms
 
 from .._significance import ABSENT, AGREES, DISAGREES, UNDECIDED, combine, decide_below, decide_decreasing
+from ._densities import GRID, WEIGHTS, Plan, agreement
 from ._estimators import HEADS, Divergences, Heads, Scores
 from ._experiments import Case, Figure, limit_law
-from ._schedule import GRID, WEIGHTS, Plan, agreement
 
 
 @dataclass(frozen=True)

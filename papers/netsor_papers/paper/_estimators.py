@@ -15,8 +15,8 @@ import scipy
 from netsor.laws import Empirical, Estimate, kl, paper_kl
 from netsor.nn import Attention
 
+from ._densities import AGAIN, GRID, Agreement, Array, Plan, on_grid
 from ._experiments import Case, Figure, limit_law
-from ._schedule import AGAIN, GRID, Agreement, Array, Plan, on_grid
 
 Row = dict[str, Any]
 

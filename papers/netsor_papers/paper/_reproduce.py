@@ -18,11 +18,11 @@ from netsor.studies import Cost, Document, Draw, Run, Store, Study, to_csv, work
 
 from .._figures import FigureResult, file_names
 from ._claims import Row, Separation, judged, separations, separations_ahead
+from ._densities import Plan, TrialTask
 from ._estimators import MEASURES, limits_ahead
 from ._experiments import GROUPS, NAMES, Case, Figure, figures
 from ._plots import drawn
 from ._report import document, limit_section, summary
-from ._schedule import Plan, TrialTask
 
 ESTIMATORS = ("paper", "exact", "both")
 QUICK = {"samples": 2_500, "trials": 2}

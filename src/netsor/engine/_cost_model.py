@@ -1,4 +1,4 @@
-"""What a plan's work takes where it runs, in seconds for a replica: lowering chooses the cheaper of exact ways by it.
+"""Seconds of elementary work on each kind of device; lowering chooses the cheaper of two exact methods by them.
 
 The numbers are measured once and frozen, never when a plan is made: a program has the same plan on every machine.
 """

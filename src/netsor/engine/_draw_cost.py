@@ -1,4 +1,4 @@
-"""What one draw takes, as its plan says, and the memory of planning."""
+"""Time and memory of one draw according to its plan, and the memory that planning needs."""
 
 from __future__ import annotations
 

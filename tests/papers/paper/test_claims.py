@@ -11,10 +11,10 @@ from netsor.laws import HeadSum, Provenance
 from netsor.laws._attention_head import Head
 from netsor_papers.paper import _claims, _estimators, _schedule
 from netsor_papers.paper._claims import separations
+from netsor_papers.paper._densities import Agreement, Plan
 from netsor_papers.paper._estimators import HEADS, Divergences
 from netsor_papers.paper._experiments import Case, figures, limit_law
 from netsor_papers.paper._reproduce import Request
-from netsor_papers.paper._schedule import Agreement, Plan
 
 from ...keep import keep
 

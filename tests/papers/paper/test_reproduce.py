@@ -16,10 +16,10 @@ from netsor.studies import _process_pool
 from netsor.studies._output_dir import Store
 from netsor_papers import _figures
 from netsor_papers.paper import _claims, _estimators, _plots, _reproduce
+from netsor_papers.paper._densities import GRID, WEIGHTS
 from netsor_papers.paper._experiments import GROUPS, NAMES, Case, figures
 from netsor_papers.paper._mathml import mathml
 from netsor_papers.paper._reproduce import PaperStudy, Request
-from netsor_papers.paper._schedule import GRID, WEIGHTS
 
 from ...inline import Inline
 from ...keep import keep

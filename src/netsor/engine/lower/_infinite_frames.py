@@ -1,4 +1,4 @@
-"""Frames at infinite width: one direction a source, or values at nodes.
+"""Frames at infinite width: one direction for each source, or values at quadrature nodes.
 
 A source has coordinate 1 along its own direction, and a score is Σ_ab x_a N_ab y_b with normals N_ab of pairs of
 directions (docs/theory.md, "Infinite width is the same code" and "Orders in n"). Where a nonlinearity acts on a mixture

@@ -1,4 +1,4 @@
-"""Lowering of linear operations: one rule each, for coordinates and for everything that stands for them.
+"""Lowering of linear operations: one rule each, for coordinates, output coordinates and parts of order n^(−1/2).
 
 A rule acts on arrays (*shape, blocks, ·) instead of its vectors, and on an array instead of its coefficients: on
 coordinates, on what is known of an output's coordinates, and on the parts of order n^(−1/2) (docs/theory.md, "Orders in

@@ -1,4 +1,4 @@
-"""Outputs of nonlinearities at infinite width, as rows of coordinates: features.
+"""Coordinates of the outputs of nonlinearities at infinite width: a regression on Gaussian vectors, and residuals.
 
 A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a residual (docs/theory.md, "Infinite width is
 the same code"): F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma. The Cholesky factor of the Gram matrix of

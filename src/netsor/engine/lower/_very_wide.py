@@ -1,4 +1,4 @@
-"""Limits of programs that ask for products of vectors alone (docs/theory.md, "Orders in n").
+"""Limits computed at a very large width, for programs without coordinates (docs/theory.md, "Orders in n").
 
 Where the rules of infinite width know no law of a score, the limit is the law at a very large width. Bartlett's frames
 have a direction a vector at every width, so parts of order n^(−1/2) and 1/n are numbers like all others, to as many

@@ -1,4 +1,4 @@
-"""The structure of a program at infinite width: which values are 0, vanish, or are of order 1, and their parts.
+"""How values scale with the width: exactly 0, of order n^(−1/2), or of order 1; and the parts of vectors by order.
 
 A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and outputs of nonlinearities. Those of
 each vector and block are a set, the bits of an integer. Sets and orders go through a program by one rule for each
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...language._array import Entrywise, Value, VectorAccess
 from ...language._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Root, Scale, Source, Take
 from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant
-from ...language._score import MASKED_SOFTMAX
+from ...language._softmax import MASKED_SOFTMAX
 from ...language._vector import Vector
 from ._operations import AdjointCorrection, Coefficients, EpsilonPart, Span
 from ._rewrite import rearranged

@@ -1,4 +1,4 @@
-"""Regression: the medians of an audit against the bands of an earlier one.
+"""What has changed since an earlier audit: new medians compared with the earlier bands.
 
 Let Y be the n₀ earlier draws of a number, X the n new ones. The low end of the earlier band is at most Y_(r), the r-th
 smallest, r = ⌊0.05 (n₀ − 1)⌋ + 2. If nothing has changed, all orders of X and Y are equally likely, so the number of Y

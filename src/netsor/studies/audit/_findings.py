@@ -1,4 +1,4 @@
-"""What rules are made of: the facts they look at, and a median compared with a threshold.
+"""The parts of a rule: the facts it reads, and the comparison of a median with a threshold.
 
 A rule compares a median over initialisations with a threshold, by an interval that has the median in it (level 1e-4):
 flagged, ok, or undecided if the interval contains the threshold and more draws are needed. The interval assumes nothing

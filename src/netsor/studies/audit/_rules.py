@@ -1,4 +1,4 @@
-"""Findings: each rule says what it looks at, from where on it is worth a warning, and why."""
+"""The rules of an audit: what each one measures, its threshold for a warning, and why."""
 
 from __future__ import annotations
 

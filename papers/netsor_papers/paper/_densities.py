@@ -1,4 +1,4 @@
-"""From the trials of a run to densities and distances at a width, and how the limit enters them.
+"""Densities and distances at each width from the trials of a run, with the limit as a control variate.
 
 Paper's estimator: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)] over the replicas of all
 trials, f_∞ the limit's own density and v_n, v_∞ from the same random numbers (coupled), then KL by quadrature with a
