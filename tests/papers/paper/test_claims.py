@@ -9,7 +9,7 @@ import pytest
 import netsor as ns
 from netsor.laws import HeadSum, Provenance
 from netsor.laws._attention_head import Head
-from netsor_papers.paper import _claims, _estimators, _schedule
+from netsor_papers.paper import _claims, _densities, _estimators
 from netsor_papers.paper._claims import separations
 from netsor_papers.paper._densities import Agreement, Plan
 from netsor_papers.paper._estimators import HEADS, Divergences
@@ -82,7 +82,7 @@ def done(tmp_path_factory):
 
 def verdicts(done):
     plan, chosen = done
-    _schedule.on_grid.cache_clear()
+    _densities.on_grid.cache_clear()
     Plan._agreement.cache_clear()
     data = {name: _estimators.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items()}
     return [row.verdict for row in _claims.judged(data) if row.verdict != "not run"]
@@ -134,13 +134,13 @@ def narrow(law):
 
 @pytest.mark.parametrize("broken", [doubled, *(pytest.param(b, marks=pytest.mark.slow) for b in (gaussian, narrow))])
 def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
-    for module in (_schedule, _estimators):
+    for module in (_densities, _estimators):
         monkeypatch.setattr(module, "limit_law", lru_cache(lambda case: broken(limit_law(case))))
     for module in (_claims, _estimators):
         monkeypatch.setattr(module, "HEADS", (1, 256))  # fewer steps make it no easier to disagree
     found = verdicts(done)
     monkeypatch.undo()
-    _schedule.on_grid.cache_clear()
+    _densities.on_grid.cache_clear()
     Plan._agreement.cache_clear()
     # with ReLU the limit is 6.8e-8 from a Gaussian in KL, which 10,000 draws cannot see
     assert "agrees" not in (found[:-1] if broken is gaussian else found)
