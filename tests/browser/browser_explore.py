@@ -194,7 +194,8 @@ def test_files(tab):
     rows = list(csv.DictReader(io.StringIO(contents["CSV"].decode())))
     limit = ns.paper.layer(heads=1).law(n=ns.inf)
     row = next(r for r in rows if r["panel"] == "density" and r["curve"] == "the limit")
-    assert float(row["y"]) == limit.pdf(float(row["x"]))
+    # one point and many differ in the last bit
+    assert float(row["y"]) == pytest.approx(limit.pdf(float(row["x"])), rel=1e-14)
 
 
 def test_two_tabs(browser, served):
