@@ -16,6 +16,7 @@ from ..bayes import device_cases
 from ..engine import factor_cases
 from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
 from ..engine.compare import conditional
+from ..engine.test_curves import assert_circles_of_random_size_have_the_kernel_of_erf
 from ..engine.test_precision import assert_compared_where_it_runs, assert_refused_before_it_draws
 from ..engine.test_small_parts import nearly_equal
 
@@ -29,6 +30,10 @@ TORCH = {"backend": "torch", "device": "cpu"}
 @pytest.mark.parametrize("case", CASES)
 def test_torch_has_the_law_of_numpy(case, precision):
     assert smallest_p(case, **TORCH, precision=precision) > LEVEL
+
+
+def test_rounding_errors_of_factors_do_not_grow():
+    assert_circles_of_random_size_have_the_kernel_of_erf(50, **TORCH)
 
 
 def test_every_step_computes_what_numpy_computes():

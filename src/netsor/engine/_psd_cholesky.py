@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 
 from .._array_api import Array
 from ._ops import join, squares
@@ -156,17 +157,8 @@ def pivot_order(rest: Any, whole: Any) -> Any:
     made = made[:, directions(made)]
     if np.abs(made @ made.T - scaled).max() < LOST:
         return np.arange(size)
-    left, rows = np.linalg.diagonal(scaled).copy(), np.zeros((size, size), order="F")
-    order: list[int] = []
-    for j in range(size):
-        best = int(np.argmax(left))
-        if left[best] <= TOLERANCE:
-            break
-        rows[:, j] = (scaled[:, best] - rows[:, :j] @ rows[best, :j]) / np.sqrt(left[best])
-        left -= rows[:, j] ** 2
-        left[[*order, best]] = -np.inf
-        order.append(best)
-    return np.array([*order, *np.setdiff1d(np.arange(size), order)], dtype=int)
+    _, pivots, rank, _ = scipy.linalg.lapack.dpstrf(scaled, tol=TOLERANCE, lower=1)
+    return np.concatenate([pivots[:rank], np.sort(pivots[rank:])]) - 1  # LAPACK counts from 1
 
 
 def directions(rows: Any) -> Any:
