@@ -26,7 +26,7 @@ from ._score import join
 from ._vector import Vector
 from ._width import Width
 
-Part = tuple[Ints, Any]  # flat positions in an array, each once, and a value for each of them
+Part = tuple[Ints, Any]  # flat positions in an array, and a value for each of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Reverse:
     def of(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
         parts = self.parts(leaf)
-        return _filled(leaf, every(leaf.shape), parts) if parts else zeros_like(leaf)
+        return _summed(leaf, every(leaf.shape), parts) if parts else zeros_like(leaf)
 
     def parts(self, leaf: Value) -> list[Part]:
         """The same as a list of contributions, each with the entries it belongs to."""
@@ -107,67 +107,37 @@ class Reverse:
             return
         touched = [places.ravel() for parts in by_unit.values() for places, _ in parts]
         keep = whole_axes(value, around(np.concatenate(touched), value.shape))
-        d: Any = {unit: _filled(value, keep, parts) for unit, parts in by_unit.items()}
-        if isinstance(value.op, ops.Take | ops.Join):
-            self._pass_index(value, keep, d)
-            return
+        d: Any = {unit: _summed(value, keep, parts) for unit, parts in by_unit.items()}
         needs = list(demand(value, keep))
-        inputs = [_part(x, need) for x, need in needs]
-        op = value.op.at(keep).with_inputs(*inputs)
-        if self._counts(value.op):
-            self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
+        places = [kept(x._positions(), need) for x, need in needs]
         wants = [self._wanted(x) for x, _ in needs]
-        rule = RULES.get(type(op))
-        if rule is None:
-            raise TraceError("grad", f"{type(op).__name__} has no derivative")
-        if not any(wants):
-            return
-        d = d[None] if isinstance(value, Vector) else d
-        for k, cotangent in rule(op, _part(value, keep), d, wants.__getitem__):
-            if wants[k]:
-                x, need = needs[k]
-                places = kept(x._positions(), need)
-                for unit, part in (cotangent if isinstance(x, Scalar) else {None: cotangent}).items():
-                    self._parts[x, unit].append((places, unbroadcast(part, inputs[k].shape)))
-
-    def _pass_index(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
-        """Indexing and joining: each entry goes back to where it came from."""
-        start = 0
-        for x in value.op.inputs:
-            if isinstance(value.op, ops.Take):
-                origin = value.op.flat
-            else:
-                origin = np.full(value.shape, -1)
-                origin[start : start + x.shape[0]] = x._positions()
-                start += x.shape[0]
-            origin = kept(origin, keep)
-            for unit, part in d.items():
-                if unit in self._wanted(x) and (origin >= 0).any():
-                    self._parts[x, unit].append(_gathered(origin, part))
+        found: Iterable[tuple[int, Any]]
+        if isinstance(value.op, ops.Take):  # each entry goes back to where it came from
+            places, found = [kept(value.op.flat, keep)], [(0, d)]
+        elif isinstance(value.op, ops.Join):
+            ends = np.cumsum([len(own) for own in places])
+            spans = [slice(end - len(own), end) for own, end in zip(places, ends, strict=True)]
+            found = [(k, {unit: part[span] for unit, part in d.items()}) for k, span in enumerate(spans)]
+        else:
+            op = value.op.at(keep).with_inputs(*(_part(x, need) for x, need in needs))
+            if self._counts(value.op):
+                self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
+            rule = RULES.get(type(op))
+            if rule is None:
+                raise TraceError("grad", f"{type(op).__name__} has no derivative")
+            d = d[None] if isinstance(value, Vector) else d
+            found = rule(op, _part(value, keep), d, wants.__getitem__) if any(wants) else ()
+        for k, cotangent in found:
+            for unit, part in (cotangent if isinstance(cotangent, dict) else {None: cotangent}).items():
+                if unit in wants[k]:
+                    self._parts[needs[k][0], unit].append((places[k], unbroadcast(part, places[k].shape)))
 
 
 def _part(x: Value, keep: Keep) -> Value:
     return x if is_all(keep) else x[box(keep)]
 
 
-def _gathered(origin: Ints, d: Any) -> Part:
-    """Entries of d that came from one place, summed; those without a place (−1) are left out."""
-    places, counts = np.unique(origin[origin >= 0], return_counts=True)
-    if len(places) == origin.size:  # each place once, and all of them
-        return origin, d
-    order = np.argsort(origin.ravel(), kind="stable")[origin.size - counts.sum() :]
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    parts, targets = [], []
-    for count in np.unique(counts):  # a sum of so many
-        chosen = counts == count
-        rows = order[starts[chosen][:, None] + np.arange(count)]
-        entries = d.take(rows)
-        parts.append(entries.sum(-1) if count > 1 else entries[..., 0])
-        targets.append(places[chosen])
-    return np.concatenate(targets), parts[0] if len(parts) == 1 else join(parts)
-
-
-def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
+def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     """The sum of contributions on a box of entries, 0 where there is none."""
     whole = kept(value._positions(), keep)
     groups: list[Part] = []
@@ -180,25 +150,24 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
             groups.append((places, d))
     if len(groups) == 1 and np.array_equal(groups[0][0], whole):
         return groups[0][1]
-    # which entry of each group an entry of the box gets; entries that get from the same groups are made together
-    at = np.full((len(groups), value.size), -1)
-    for k, (places, _) in enumerate(groups):
-        at[k, places.ravel()] = np.arange(places.size)
-    wanted = whole.ravel()
-    covered = at[:, wanted] >= 0
-    patterns, which = np.unique(covered, axis=1, return_inverse=True)
+    # Entries of the box that get equally many contributions from each group are made together.
+    orders = [np.argsort(places, axis=None, kind="stable") for places, _ in groups]
+    listed = [places.ravel()[order] for (places, _), order in zip(groups, orders, strict=True)]
+    first, last = ([np.searchsorted(own, whole.ravel(), side) for own in listed] for side in ("left", "right"))
+    patterns, which = np.unique(np.subtract(last, first), axis=1, return_inverse=True)
     pieces: list[Any] = []
-    order: list[Ints] = []
+    entries: list[Ints] = []
     for number, pattern in enumerate(patterns.T):
-        entries = np.flatnonzero(which.ravel() == number)
-        order.append(entries)
-        terms = [groups[k][1].take(at[k, wanted[entries]]) for k in np.flatnonzero(pattern)]
-        if not terms:
-            first = groups[0][1]
-            terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp)))]
-        pieces.append(reduce(operator.add, terms))
+        entries.append(np.flatnonzero(which.ravel() == number))
+        terms = []
+        for k in np.flatnonzero(pattern):
+            rows = orders[k][first[k][entries[-1], None] + np.arange(pattern[k])]
+            some = groups[k][1].take(rows)
+            terms.append(some.sum(-1) if pattern[k] > 1 else some[..., 0])
+        none = np.zeros(len(entries[-1]), dtype=np.intp)
+        pieces.append(reduce(operator.add, terms) if terms else zeros_like(groups[0][1].take(none)))
     joined: Any = pieces[0] if len(pieces) == 1 else join(pieces)
-    return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape))
+    return joined.take(np.argsort(np.concatenate(entries)).reshape(whole.shape))
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
