@@ -139,45 +139,33 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
     needs: dict[Value, list[tuple[Value, Keep]]] = {}
     for value in reversed(values):
         if value in keeps:
-            keeps[value] = _or_every(value, whole_axes(value, keeps[value]))
-            needs[value] = [(x, _or_every(x, need)) for x, need in demand(value, keeps[value])]
+            keeps[value] = whole_axes(value, keeps[value])
+            needs[value] = list(demand(value, keeps[value]))
             for x, need in needs[value]:
-                if keeps.setdefault(x, need) is not need:
-                    keeps[x] = _or_every(x, tuple(map(operator.or_, keeps[x], need)))
+                keeps[x] = tuple(map(operator.or_, keeps[x], need)) if x in keeps else need
     new: dict[Value, Value] = {}
     parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
 
     def part(x: Value, keep: Keep) -> Value:
         """The entries of x that one use of it needs, out of those that any use needs."""
-        if keep is keeps[x]:
-            return new[x]
-        key = x, b"".join(axis.tobytes() for axis in keep)
+        among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
+        key = x, b"".join(axis.tobytes() for axis in among)
         if key not in parts:
-            among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
             parts[key] = new[x] if is_all(among) else new[x][box(among)]
         return parts[key]
 
     made_from: dict[Value, Value] = {}
     for value in values:
         if value in keeps:
-            inputs = [part(x, need) for x, need in needs[value]]
-            same = len(inputs) == len(value.op.inputs) and all(map(operator.is_, inputs, value.op.inputs))
-            same = same and keeps[value] is every(value.shape)
-            new[value] = value if same else rebuilt(value, keeps[value], inputs)
+            new[value] = rebuilt(value, keeps[value], [part(x, need) for x, need in needs[value]])
             made_from.setdefault(new[value], value)
     return [new[output] for output in outputs], made_from
 
 
-def _or_every(x: Value, keep: Keep) -> Keep:
-    """All of a value as the tuple that `demand` knows, or a part of it."""
-    whole = every(x.shape)
-    return whole if keep is not whole and is_all(keep) else keep
-
-
 def whole_axes(value: Value, keep: Keep) -> Keep:
     """What is made of a value if these entries of it are needed: some operations make all of an axis, or nothing."""
-    whole = () if keep is every(value.shape) else value.op.whole(value.ndim)
-    return tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep)) if whole else keep
+    whole = value.op.whole(value.ndim)
+    return tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep))
 
 
 def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
@@ -192,8 +180,6 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
                 start += part.shape[0]
                 if first.any():
                     yield part, (first, *keep[1:])
-        case _ if keep is every(value.shape):
-            yield from ((x, every(x.shape)) for x in value.op.inputs)
         case _:
             for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
                 sizes = zip(x.shape, axes, strict=True)
@@ -202,6 +188,8 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
 
 def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
     """The kept entries of `value`, made from the parts of its inputs that `demand` named."""
+    if is_all(keep) and len(inputs) == len(value.op.inputs) and all(map(operator.is_, inputs, value.op.inputs)):
+        return value
     shape = tuple(int(axis.sum()) for axis in keep)
     match value.op:
         case ops.Take(x, flat):
