@@ -6,8 +6,8 @@ of a norm: ∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, which a mean m = ⟨x, x⟩/n d
 ⟨δ_y, x⟩/n, and derivatives of norms contain mean products only. `Reverse` finds out which units of a scalar are needed.
 
 A rule is `rule(op, made, d, wants)`: the operation restricted to the entries that matter, its result, the cotangent of
-the result, and `wants(k)`, the units needed of input k (empty if nothing depends on it). It yields pairs of the index
-of an input and its cotangent (of a scalar, by units), in the shape of the input or broadcast to that of the result.
+the result, and `wants(k)`, the units needed of input k (empty if nothing depends on it). It gives pairs of the index of
+an input and its cotangent (of a scalar, by units), in the shape of the input or broadcast to that of the result.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
     """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b; the same after steps of an optimiser, which count as constants."""
     weight, batch = op.weight, len(op.weight.batch)
-    if isinstance(op, ops.SteppedMatMul):
-        back = Vector(replace(op, weight=weight.adjoint, x=d, each=batch > 0), d.shape, weight.in_width)
-    else:
-        back = weight.adjoint.each(d) if batch else weight.adjoint @ d
+    back = Vector(replace(op, weight=weight.adjoint, x=d, each=batch > 0), d.shape, weight.in_width)
     back = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
     yield 0, back if op.each or not batch else back.sum(tuple(range(batch)))
 
@@ -86,8 +83,7 @@ def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
     """h = φ(g; p): δ_g = ∂_g φ ⊙ δ_h, and ∂p = n^(−1/2) ⟨δ_h, ∂_p φ⟩."""
     arguments: tuple[Any, ...] = (*op.vectors, *op.scalars)
     for k in range(len(arguments)):
-        units = wants(k)
-        if not units:
+        if not wants(k):
             continue
         if op.f is MULTIPLY:  # a gate
             yield k, arguments[1 - k] * d
@@ -100,29 +96,18 @@ def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
             yield k, scale(float(slope), d) if number else nonlin(slope, *arguments) * d
         else:
             bent = scale(float(slope), ones(d.width)) if number else nonlin(slope, *arguments)
-            yield k, along(d, bent.broadcast_to(d.shape), units)
-
-
-def _scale(op: ops.Scale, made: Vector, d: Vector, wants: Wants) -> Found:
-    """y = c x: δ_x = c δ_y, ∂c = n^(−1/2) ⟨δ_y, x⟩."""
-    if wants(0):
-        yield 0, along(d, op.x.broadcast_to(d.shape), wants(0))
-    if wants(1):
-        yield 1, op.c * d
+            yield k, along(d, bent.broadcast_to(d.shape), wants(k))
 
 
 def _mix(op: ops.Mix, made: Vector, d: Vector, wants: Wants) -> Found:
     """y_i = Σ_j a_ij x_j: δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
-    if wants(0):
-        yield 0, inner(d, op.x, wants(0))
-    if wants(1):
-        yield 1, mix(_swapped(op.a), d)
+    return [(0, inner(d, op.x, wants(0))), (1, mix(_swapped(op.a), d))]
 
 
 def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
     """Parts in R^d of a vector in R^(count·d): √d against √(count·d)."""
     count = op.x.shape[op.axis]
-    yield 0, scale(count**-0.5, split(d, count, op.axis))
+    return [(0, scale(count**-0.5, split(d, count, op.axis)))]
 
 
 # Scalars
@@ -133,10 +118,7 @@ def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
     by = d[dot_unit(op)]
     if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
         by = scale(op.x.width.factor**-0.5, by)
-    if wants(0):
-        yield 0, _mixed(by, op.y)
-    if wants(1):
-        yield 1, _mixed(_swapped(by), op.x)
+    return [(0, _mixed(by, op.y)), (1, _mixed(_swapped(by), op.x))]
 
 
 def _mixed(a: Scalar, x: Vector) -> Vector:
@@ -223,7 +205,8 @@ RULES: dict[type[Operation], Rule] = {
     ops.SteppedParameter: lambda op, made, d, wants: [],  # it begins there
     ops.Nonlin: _nonlin,
     ops.Add: lambda op, made, d, wants: [(0, d), (1, d)],
-    ops.Scale: _scale,
+    # y = c x: ∂c = n^(−1/2) ⟨δ_y, x⟩, δ_x = c δ_y
+    ops.Scale: lambda op, made, d, wants: [(0, along(d, op.x.broadcast_to(d.shape), wants(0))), (1, op.c * d)],
     ops.Mix: _mix,
     ops.Concat: _concat,
     ops.Split: lambda op, made, d, wants: [(0, scale(op.count**0.5, concat(d, op.axis)))],

@@ -108,15 +108,14 @@ def step(
     factor, by = (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step"), None)
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
     options = {"eps": eps, "newton_schulz": newton_schulz, "weight_decay": weight_decay, "scale": scale}
-    rates = None
     if isinstance(optimiser, Optimiser | Mapping):
         for name, option in {"lr": lr, **options}.items():
             if option is not None and not (isinstance(option, float) and option == 0):
                 raise TraceError("step", f"{name}={shown(option)} is for an optimiser by name: give it to the object")
-        optimisers = _ByParameter(optimiser, "optimiser", _optimiser)
+        optimisers = _ByParameter(optimiser, "optimiser")
     else:
-        rates = _ByParameter(lr, "lr", _rate)
-        optimisers = _ByParameter(_without_memory(optimiser, *options.values()), "optimiser", _optimiser)
+        first, rates = _without_memory(optimiser, **options), lr if isinstance(lr, Mapping) else {None: lr}
+        optimisers = _ByParameter({key: replace(first, lr=_rate(rate, "lr")) for key, rate in rates.items()}, "lr")
 
     def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
         """The step of one parameter, and what is a scalar of the program in it."""
@@ -124,7 +123,7 @@ def step(
         if own.matrices_only and not isinstance(of, Weight):
             remedy = f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}"
             raise TraceError("step", f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give {remedy}")
-        rate, decay = own.lr if rates is None else rates.of(of), own.weight_decay
+        rate, decay = own.lr, own.weight_decay
         lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
         there = isinstance(lr, Scalar), isinstance(decay, Scalar)
         scalars = tuple(number for number in (lr, decay) if isinstance(number, Scalar))
@@ -143,9 +142,7 @@ def step(
     moved = gradients(p, listed, chosen)
     if not moved.terms and not moved.leaves:
         raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
-    names = {source.name for source in moved.latest} | {_source(leaf).name for leaf in moved.leaves}
-    for keys in filter(None, (optimisers, rates)):
-        keys.check(names)
+    optimisers.check({source.name for source in moved.latest} | {_source(leaf).name for leaf in moved.leaves})
     if clip_norm is not None:
         moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
     matrices = {source: (*rule(terms[0].used.drawn), terms) for source, terms in moved.terms.items()}
@@ -232,12 +229,12 @@ def _stepped(op: Any, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], term
 
 
 class _ByParameter:
-    """What the user gave for each parameter: learning rates, or optimisers."""
+    """The optimiser of each parameter, from what the user gave as the argument `name`."""
 
-    def __init__(self, given: Any, name: str, checked: Callable[[Any, str], Any]) -> None:
+    def __init__(self, given: Any, name: str) -> None:
         self.name = name
-        self.given: dict[Source | str | None, Any] = {}
-        for key, each in (given if isinstance(given, Mapping) else {None: given}).items():
+        self.given: dict[Source | str | None, Optimiser] = {}
+        for key, own in (given if isinstance(given, Mapping) else {None: given}).items():
             match key:
                 case Weight() if len(np.unique(key.members)) < key.count:
                     raise TraceError("step", f"{name} has the key {key!r}, a part of a batch: give the whole batch")
@@ -245,7 +242,10 @@ class _ByParameter:
                     key = source
                 case _ if not isinstance(key, str | None):
                     raise TraceError("step", f"{name} has the key {shown(key)}: give weights, names or None")
-            self.given[key] = checked(each, name)
+            if not isinstance(own, Optimiser):
+                allowed = "an object of ns.optim, a dictionary of them, 'sgd', 'muon' or 'adam'"
+                raise TraceError("step", name, own, allowed)
+            self.given[key] = own
 
     def check(self, names: Collection[str | None]) -> None:
         """Refuse a name that nothing has: it would be misspelt."""
@@ -254,7 +254,7 @@ class _ByParameter:
                 known = ", ".join(sorted(name for name in names if name)) or "none has a name"
                 raise TraceError("step", f"{self.name} has the key {key!r}, but the weights are called: {known}")
 
-    def of(self, parameter: Weight | Value) -> Any:
+    def of(self, parameter: Weight | Value) -> Optimiser:
         source = _source(parameter)
         keys = source, source.name, MATRICES if isinstance(parameter, Weight) else None
         for key in (*filter(None, keys), None):
@@ -264,24 +264,19 @@ class _ByParameter:
         raise TraceError("step", f"{self.name} has no entry for {source.name or NAMELESS}, {parameter!r}: {remedy}")
 
 
-def _optimiser(given: Any, name: str) -> Optimiser:
-    if not isinstance(given, Optimiser):
-        raise TraceError("step", name, given, "an object of ns.optim, a dictionary of them, 'sgd', 'muon' or 'adam'")
-    return given
-
-
-def _without_memory(kind: Any, eps: Any, coefficients: Any, weight_decay: Any, scale: Any) -> Optimiser:
-    """The optimiser that a string names, whose rates are given elsewhere."""
+def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Any:
+    """The optimiser that a string names, but for its learning rate."""
     one_of(kind, "optimiser", "step", tuple(NAMED))
     real(eps, "eps", "step", least=0)
     decay = weight_decay if isinstance(weight_decay, Scalar) else real(weight_decay, "weight_decay", "step", least=0)
     iterations, factor = None, 1.0 if scale is None else _rate(scale, "scale")
-    if coefficients is not None:
-        count = as_whole(coefficients)
-        given, steps = (coefficients, 5) if count is None else (Muon.ns_coefficients, count)
+    if newton_schulz is not None:
+        count = as_whole(newton_schulz)
+        given, steps = (newton_schulz, 5) if count is None else (Muon.ns_coefficients, count)
         allowed = f"a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; three coefficients for five steps"
-        iterations = newton_schulz_steps("step", f"newton_schulz={shown(coefficients)} must be {allowed}", given, steps)
-    for name, option in {"eps": eps, "newton_schulz": coefficients, "scale": scale}.items():
+        problem = f"newton_schulz={shown(newton_schulz)} must be {allowed}"
+        iterations = newton_schulz_steps("step", problem, given, steps)
+    for name, option in {"eps": eps, "newton_schulz": newton_schulz, "scale": scale}.items():
         if option and name not in NAMED[kind].takes:
             owner = next(each for each, known in NAMED.items() if name in known.takes)
             raise TraceError("step", f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}")

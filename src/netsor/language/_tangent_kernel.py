@@ -21,7 +21,6 @@ from ._derivative import scale, width_ratio
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
 from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
-from ._parameters import Weight
 from ._scalar import Scalar, applied, constant
 from ._score import join, mean_dot, stack
 from ._vector import Vector, mix
@@ -68,13 +67,14 @@ def ntk(
     second = first if q is None else as_loss(q, "ntk", "q")
     one_of(parametrisation, "parametrisation", "ntk", ("ntk", "standard"))
     chosen = Parameters(weights, topological_order([first, second], past=False), "ntk")
-    terms, leaves = _backward(first, chosen)
-    others, other_leaves = (terms, leaves) if second is first else _backward(second, chosen)
+    sides = [_backward(first, chosen)]
+    sides.append(sides[0] if second is first else _backward(second, chosen))
     shape, standard = (first.size, second.size), parametrisation == "standard"
-    pairs = [pair for version, own in terms.items() for pair in _paired(own, others.get(version, []))]
-    found = [_matrix_term(pair, shape, standard) for pair in pairs]
+    found: list[Scalar] = []
+    for version, own in sides[0][0].items():
+        found += _matrix_terms((own, sides[1][0].get(version, [])), shape, standard)
     for k, leaf in enumerate(chosen.leaves):
-        found.append(_leaf_term(leaf, [[row[k] for row in side] for side in (leaves, other_leaves)], standard))
+        found.append(_leaf_term(leaf, [[row[k] for row in leaves] for _, leaves in sides], standard))
     total = reduce(operator.add, found) if found else constant(np.zeros(shape))
     return total.reshape(*first.shape, *second.shape)
 
@@ -102,8 +102,6 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     """
     if as_loss(p, "grad_norm").shape:
         raise TraceError("grad_norm", f"p must be one scalar, got shape {p.shape}: index it, or sum it")
-    if not isinstance(weight, Weight | Vector | Scalar):
-        raise TraceError("grad_norm", "weight", weight, "a weight, an initial vector or random scalars")
     return ntk(p, None, weight, parametrisation)
 
 
@@ -121,28 +119,21 @@ def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]],
     return terms, leaves
 
 
-def _paired(terms: Sequence[Term], others: Sequence[Term]) -> Iterator[list[list[Term]]]:
-    """The terms of two gradients by one weight that are of the same matrices of its batch."""
-    if len({term.members for term in (*terms, *others)}) > 1:
-        terms, others = ([alone(t, k) for t in side for k in range(len(t.members))] for side in (terms, others))
-    for members in dict.fromkeys(term.members for term in terms):
-        pair = [[t for t in side if t.members == members] for side in (terms, others)]
+def _matrix_terms(sides: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Iterator[Scalar]:
+    """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses of a matrix by outputs a and b, for the matrices of one weight."""
+    if len({term.members for side in sides for term in side}) > 1:
+        sides = [[alone(term, k) for term in side for k in range(len(term.members))] for side in sides]
+    for members in dict.fromkeys(term.members for term in sides[0]):
+        pair = [[term for term in side if term.members == members] for side in sides]
         if all(pair):
-            yield pair
-
-
-def _matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
-    """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses by outputs a and b, of matrices that all of them are of."""
-    lefts, rights, sums = [], [], []
-    for side, outputs in zip(pair, shape, strict=True):
-        lefts.append(pooled([scale(_unit(t, standard), t.left) for t in side]))
-        rights.append(pooled([t.right for t in side]))
-        sizes = [max(t.left.shape[1], t.right.shape[1]) for t in side]
-        belongs = np.repeat([t.output for t in side], sizes)
-        sums.append(np.eye(outputs)[:, belongs])  # (outputs, K): which of them a term belongs to
-    gram = (mean_dot(*lefts) * mean_dot(*rights)).sum(0)
-    kernel: Scalar = constant(sums[0]) @ gram @ constant(sums[1].T.copy())
-    return kernel
+            lefts = [pooled([scale(_unit(term, standard), term.left) for term in side]) for side in pair]
+            rights = [pooled([term.right for term in side]) for side in pair]
+            gram: Any = (mean_dot(*lefts) * mean_dot(*rights)).sum(0)
+            for side, outputs in zip(pair, shape, strict=True):  # the sums over the uses by each output
+                sizes = [max(term.left.shape[1], term.right.shape[1]) for term in side]
+                belongs = np.eye(outputs)[:, np.repeat([term.output for term in side], sizes)]
+                gram = (constant(belongs) @ gram).transpose()
+            yield gram
 
 
 def _unit(term: Term, standard: bool) -> Scalar | float:
@@ -239,9 +230,7 @@ def clipped(whole: Gradients, most: float) -> Gradients:
     """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
     squares = []
     for own in whole.terms.values():
-        for same, _ in _paired(own, own):  # |G|², Σ ⟨l_i, l_j⟩ ⟨r_i, r_j⟩ over pairs of uses of each matrix
-            left, right = pooled([scale(_unit(t, True), t.left) for t in same]), pooled([t.right for t in same])
-            squares.append((mean_dot(left, left) * mean_dot(right, right)).sum())
+        squares += [square[0, 0] for square in _matrix_terms((own, own), (1, 1), standard=True)]
     for leaf, parts in whole.leaves.items():  # equal initial vectors count once
         d = reduce(operator.add, (scale(width_ratio((), (Width(unit),) if unit else ()), d) for unit, d in parts))
         d, tied = d.reshape(-1), _tied(leaf)
