@@ -30,13 +30,14 @@ class Expansion:
         self.rows: dict[Value, scipy.sparse.csr_array] = {}
         vectors = [value for value in values if isinstance(value, Vector)]
         tables = self._columns(vectors)
+        self.combinations = {value for value in vectors if value not in tables}
         for value in vectors:
-            if value in tables:
+            if value in self.combinations:
+                self.rows[value] = self._combination(value)
+            else:
                 position, column, numbers = tables[value]
                 shape = value.size, len(self.matrix)
                 self.rows[value] = scipy.sparse.csr_array((numbers, (position, column)), shape=shape)
-            else:
-                self.rows[value] = self._combination(value)
 
     def columns(self, value: Value) -> Ints:
         """The columns that any vector of the array has."""

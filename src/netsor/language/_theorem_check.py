@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -78,7 +78,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """`proved`, `conjectured` or `no limit`: the worst that a point says."""
-        return max((point.verdict for point in self.points), key=[PROVED, CONJECTURED, NO_LIMIT].index)
+        return max((point.verdict for point in self.points), key=list(MARKS).index)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -124,17 +124,6 @@ def verdict_of(report: Report) -> str:
     return verdict(report._because(), COLOURS[report.verdict])
 
 
-def _all(truths: Iterable[bool | None]) -> bool | None:
-    """Three-valued: False if one is, else None (unknown) if one is."""
-    listed = list(truths)
-    return False if False in listed else None if None in listed else True
-
-
-def _of_function(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
-    """A pseudo-Lipschitz function is bounded on bounded sets."""
-    return True if _all([op.f.lipschitz, inputs]) else op.f.bounded
-
-
 # The operations that the theorems of the paper and of Yang (2019, 2020) speak of, and those that the identities above
 # reduce to them. This set claims proofs: an operation that is not in it makes a program conjectured, whatever else is
 # known of it.
@@ -150,8 +139,8 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Gaussian: lambda op, inputs: not op.factor.any(),
     MatMul: lambda op, inputs: False,
     Dot: lambda op, inputs: inputs if op.power == 1 else False,
-    Nonlin: _of_function,
-    Apply: _of_function,
+    # a pseudo-Lipschitz function is bounded on bounded sets
+    **dict.fromkeys((Nonlin, Apply), lambda op, inputs: True if op.f.lipschitz and inputs else op.f.bounded),
 }
 
 # The points of Assumption 3.1
@@ -215,7 +204,9 @@ class _Facts:
             op, inputs = value.op, value.op.inputs
             self.depends[value] = value in self.scores or any(self.depends[x] for x in inputs)
             rule = BOUNDED.get(type(op))
-            self.bounded[value] = rule(op, _all(self.bounded[x] for x in inputs)) if rule else None
+            known = {self.bounded[x] for x in inputs}
+            every = False if False in known else None if None in known else True
+            self.bounded[value] = rule(op, every) if rule else None
             if isinstance(value, Vector) and self.depends[value]:
                 passed = all(self.linear[x] for x in inputs if isinstance(x, Vector))
                 self.linear[value] = passed and not isinstance(op, Nonlin)
@@ -280,9 +271,10 @@ class _Facts:
                     add("alike", " rotates pairs of coordinates, which the paper does not cover")
                 case _ if type(op) not in COVERED:
                     add("unknown", f" is made by {type(op).__name__}, which no theorem of the checker covers")
+            passes_on = value in self.scores or value in self.expansion.combinations  # which count where they are used
             summed = isinstance(op, MatMul | Dot)
             for v in dict.fromkeys(op.inputs):
-                if not _passes_on(op) and self._made_for_scores(v):
+                if not passes_on and self._made_for_scores(v):
                     add("elsewhere", f" uses {self.names[v]}, made by a matrix of a score factor")
                 # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
                 if summed and isinstance(v, Vector) and v.width.name is None and v not in self.fixed:
@@ -309,11 +301,3 @@ class _Facts:
     def _made_for_scores(self, x: Value) -> bool:
         """Whether a matrix that has made factors of scores has made a vector too."""
         return isinstance(x, Vector) and not self.factor_matrices.isdisjoint(self.expansion.matrices(x).tolist())
-
-
-def _passes_on(op: Operation) -> bool:
-    """Whether it is a score, or a combination, which counts where it is used."""
-    match op:
-        case Dot(power=0.5) | Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
-            return True
-    return False
