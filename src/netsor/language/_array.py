@@ -293,14 +293,11 @@ class Value:
         sizes = [as_whole(size) for size in given]
         if any(size is None or (size < 1 and size != -1) for size in sizes):
             raise TraceError("reshape", "shape", given, "positive integers; one may be -1")
-        wanted = cast(list[int], sizes)
-        if self.shape == tuple(self.size // -math.prod(wanted) if size == -1 else size for size in wanted):
-            return self  # without making all positions: there may be many millions
-        positions = self._positions()
-        try:
-            return self.take(positions.reshape(wanted))
-        except (ValueError, OverflowError):
-            raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}") from None
+        rest = self.size // math.prod(abs(size) for size in sizes if size)  # what -1 stands for
+        wanted = tuple(rest if size == -1 else size for size in sizes if size)
+        if math.prod(wanted) != self.size or sizes.count(-1) > 1:
+            raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}")
+        return self if wanted == self.shape else self.take(self._positions().reshape(wanted))
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
         """The axes in another order."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..activations import Function
 from ..derivatives import base
 
 NumpyArray = npt.NDArray[Any]
+F = TypeVar("F", bound=Callable[..., Any])
 Content = tuple[tuple[int, ...], str, bytes]
 
 _known: dict[int, tuple[ref[NumpyArray], Content]] = {}  # of arrays that cannot be written to, by their identity
@@ -89,24 +90,22 @@ AGAIN = "gives other numbers when it is called again: functions are deterministi
 SCALES = (1.0, 1e-6, 1e3)
 
 
-def declares_output(numbers: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare how many numbers a built-in function returns, so that it is not called on many tokens to find out."""
+def declares(**facts: Any) -> Callable[[F], F]:
+    """Declare what is known of a built-in function.
 
-    def declared(f: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(f, "numbers", numbers)  # noqa: B010 (functions have no such field to a type checker)
+    `numbers` is how many it returns, so that it is not called on many tokens to find out. `of_spectrum` says that a
+    function of matrices depends on their nonzero eigenvalues alone, which X X^T and X^T X share.
+    """
+
+    def declared(f: F) -> F:
+        vars(f).update(facts)
         return f
 
     return declared
 
 
-def spectral_function(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare that a function of matrices depends on their nonzero eigenvalues alone, which X X^T and X^T X share."""
-    setattr(f, "of_spectrum", True)  # noqa: B010
-    return f
-
-
 def needs_spectrum(f: Function) -> bool:
-    """Whether a function was declared a `spectral_function`."""
+    """Whether a function was declared to depend on eigenvalues alone."""
     return getattr(base(f), "of_spectrum", False)
 
 

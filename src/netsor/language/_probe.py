@@ -5,37 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._validate import TraceError, shown
-from ._array import Value
+from ._array import V, Value
 from ._scalar import Scalar
 from ._vector import Vector
 
-V = TypeVar("V", bound=Value)
 Bools = npt.NDArray[np.bool_]
 
-
-TOKENS, INSIDE = "vectors (tokens,)", "vectors (…, tokens)"
-SCORES = "scalars (…, tokens, tokens)"
+TOKENS = Vector, 1, True, "vectors (tokens,)"
+INSIDE = Vector, 1, False, "vectors (…, tokens)"
+SCORES = Scalar, 2, False, "scalars (…, tokens, tokens)"
 # For each name: the kind of value, how many last axes it must have, whether it may have no others, and words for that
 NAMES: dict[str, tuple[type[Value], int, bool, str]] = {
-    "embedding": (Vector, 1, True, f"{TOKENS}, the stream before the first block"),
-    "stream": (Vector, 1, True, f"{TOKENS}, the stream after a block, which ends with it"),
-    "attention": (Vector, 1, True, f"{TOKENS}, what attention adds to the stream"),
-    "mlp": (Vector, 1, True, f"{TOKENS}, what the perceptron adds to the stream"),
-    "cross": (Vector, 1, True, f"{TOKENS}, what attention to an encoder adds to the stream"),
-    "middle": (Vector, 1, True, f"{TOKENS}, the stream between the branches, if a norm follows each sum"),
-    "query": (Vector, 1, False, INSIDE),
-    "key": (Vector, 1, False, INSIDE),
-    "value": (Vector, 1, False, INSIDE),
-    "hidden": (Vector, 1, False, f"{INSIDE}, what the last matrix of the perceptron acts on"),
-    "scores": (Scalar, 2, False, f"{SCORES}, what a softmax is given"),
-    "weights": (Scalar, 2, False, f"{SCORES}, rows that sum to 1"),
-    "experts": (Scalar, 2, True, "scalars (tokens, experts), what a token gives to each expert, or 0"),
+    **dict.fromkeys(("embedding", "stream", "attention", "mlp", "cross", "middle"), TOKENS),
+    **dict.fromkeys(("query", "key", "value", "hidden"), INSIDE),
+    **dict.fromkeys(("scores", "weights"), SCORES),
+    "experts": (Scalar, 2, True, "scalars (tokens, experts)"),
     "logits": (Scalar, 2, True, "scalars (tokens, words)"),
     "loss": (Scalar, 0, True, "one scalar, which gradients are of"),
 }

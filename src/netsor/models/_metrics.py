@@ -14,7 +14,7 @@ import numpy as np
 
 from .._array_api import Array, Bools, array_namespace, eigenvalues
 from ..language import Scalar, Value, Vector, apply, join
-from ..language._check_function import declares_output, spectral_function
+from ..language._check_function import declares
 from ..language._score import pooled
 from ._probed_program import ProbedProgram, mask_of
 
@@ -22,7 +22,7 @@ MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smal
 LOGITS_PER_BATCH = 2**17  # logits or scores that numpy looks at together: 1 MiB fits the cache, and calls are few
 
 
-@declares_output(2)
+@declares(numbers=2)
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
@@ -35,8 +35,7 @@ def of_gram(gram: Array) -> Array:
     return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
 
 
-@declares_output(1)
-@spectral_function
+@declares(numbers=1, of_spectrum=True)
 def effective_rank(gram: Array) -> Array:
     """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
 
@@ -48,7 +47,7 @@ def effective_rank(gram: Array) -> Array:
     return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
 
 
-@declares_output(4)
+@declares(numbers=4)
 def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
@@ -101,7 +100,7 @@ def flat(scores: Array) -> Array:
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
-@declares_output(3)
+@declares(numbers=3)
 def of_logits(*arrays: Array, cap: float | None = None) -> Array:
     """Logits (…, t, words) → (…, 3): standard deviation, mean of log Σ e^logit, largest probability.
 

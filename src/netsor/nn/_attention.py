@@ -280,18 +280,14 @@ def attend(
         if broadcast_shapes("attention", problem, p.shape, added.shape) != p.shape:
             raise TraceError("attention", problem)
         p = p + added
-    a = softmax(p, _allowed(mask, window, p))
+    if window is not None:
+        window = whole(window, "window", "attention")
+        if p.shape[-1] != p.shape[-2]:
+            raise TraceError("attention", f"window={window} needs square scores, got shape {p.shape}")
+        if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+            remedy = "else mask & ns.nn.causal(tokens, window)"
+            raise TraceError("attention", f"window needs mask=None or 'causal'; {remedy}")
+        back = causal(p.shape[-1], window)
+        mask = back | back.T if mask is None else back
+    a = softmax(p, mask)
     return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
-
-
-def _allowed(mask: npt.ArrayLike | str | None, window: int | None, p: Scalar) -> npt.ArrayLike | str | None:
-    """The mask of `ns.softmax`, with the sliding window in it."""
-    if window is None:
-        return mask
-    window = whole(window, "window", "attention")
-    if p.shape[-1] != p.shape[-2]:
-        raise TraceError("attention", f"window={window} needs square scores, got shape {p.shape}")
-    if mask is not None and not (isinstance(mask, str) and mask == "causal"):
-        raise TraceError("attention", "window needs mask=None or 'causal'; else mask & ns.nn.causal(tokens, window)")
-    back = causal(p.shape[-1], window)
-    return back | back.T if mask is None else back

@@ -26,8 +26,7 @@ def affine(
     w = weight(width, x.width, batch, sigma_w, name=name)
     if not sigma_b:
         return w @ x
-    b = gaussian(width, batch, cov=sigma_b**2, name="b")
-    return w @ x + b.reshape(*w.batch, *(1,) * x.ndim) if x.ndim else w @ x + b
+    return w @ x + gaussian(width, batch, cov=sigma_b**2, name="b").reshape(*w.batch, *(1,) * x.ndim)
 
 
 def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
