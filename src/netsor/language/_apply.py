@@ -53,8 +53,7 @@ def apply(
     >>> ns.apply(lambda p: p.max(axis=-1), p, axes=1, name="max")
     <Scalar of shape (2,), by Apply>
     """
-    declared = {"bounded": bounded, "lipschitz": lipschitz, "derivative": derivative}
-    f = as_function(f, "apply", len(scalars), name, **declared)
+    f = as_function(f, "apply", len(scalars), name, bounded=bounded, lipschitz=lipschitz, derivative=derivative)
     values = tuple(as_scalar(scalar, "apply") for scalar in scalars)
     if not values:
         raise TraceError("apply", f"{f.name} needs at least one scalar")
@@ -95,8 +94,7 @@ def nonlin(
     >>> print(f"{ns.Program(ns.weight(n, n) @ h).law(n=ns.inf).var():.4f}")  # E[z⁴]/2
     1.5000
     """
-    declared = {"bounded": bounded, "lipschitz": lipschitz, "derivative": derivative}
-    f = as_function(f, "nonlin", len(arguments), name, **declared)
+    f = as_function(f, "nonlin", len(arguments), name, bounded=bounded, lipschitz=lipschitz, derivative=derivative)
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
     if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
         given = ", ".join(map(shown, arguments[:4]))

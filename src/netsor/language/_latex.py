@@ -290,15 +290,12 @@ class Writer:
         return [self.covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
 
     def covariance(self, value: Any, other: Any) -> str:
-        """Cov(Z^{Wx}, Z^{Wx'}) = σ_W² E[Z^x Z^x'], zero between different matrices of the batch."""
-        op, by = value.op, other.op
+        """The line of Cov(Z^{Wx}, Z^{Wx'})."""
         i, j = tex.letters(value.shape), tex.primed(tex.letters(other.shape))
         given = self.given(value, other)
         cov = rf"\operatorname{{Cov}}({self.gaussian(value, i)}, {self.gaussian(other, j)}{given})"
-        same = self.same(op.weight, i[: len(op.weight.batch)], by.weight, j[: len(by.weight.batch)])
-        of = self.product(op.x, _multiplied(op, i), by.x, _multiplied(by, j))
         mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
-        return f"{mean}{cov} = {' '.join(filter(None, (same, tex.variance(op.weight), of)))}"
+        return f"{mean}{cov} = {self._images(value.op, i, other.op, j)}"
 
     def shared(self, values: Sequence[Value]) -> list[str]:
         """The covariances between values that one matrix made; W x and W^T v have independent Gaussian parts."""
@@ -337,29 +334,29 @@ class Writer:
             return rf"{tex.dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
         return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{self.given(x, y)}]"
 
-    def product(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
+    def product(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
         """E[Z^x Z^y]; in a paper, with linear steps carried out."""
-        return str(self.expanded(x, i, y, j)) if self.paper else self.expectation(x, i, y, j)
+        return self.expanded(x, i, y, j, used) if self.paper else _Sum((), (), self.expectation(x, i, y, j))
+
+    def _images(self, a: Acting, i: Indices, b: Acting, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
+        """E[Z^{Wx} Z^{Wy}] = σ_W² E[Z^x Z^y] of products with one weight, zero between different matrices of it."""
+        same = self.same(a.weight, i[: len(a.weight.batch)], b.weight, j[: len(b.weight.batch)])
+        inner = self.product(a.x, _multiplied(a, i), b.x, _multiplied(b, j), used)
+        return inner.times(tex.variance(a.weight), same)
 
     def expanded(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
         """E[Z^x Z^y] as a sum over what x and y are made of; `used` are the letters of sums around it."""
         a, b = x.op, y.op
-        if isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is b.weight.source:
-            weight, other = a.weight, b.weight
-            if weight.source not in self.transposed:
-                same = self.same(weight, i[: len(weight.batch)], other, j[: len(other.batch)])
-                inner = self.expanded(a.x, _multiplied(a, i), b.x, _multiplied(b, j), used)
-                return inner.times(tex.variance(weight), same)
+        one_weight = isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is b.weight.source
+        if one_weight and a.weight.source not in self.transposed:
+            return self._images(a, i, b, j, used)
         taken = "".join((*i, *j, *used))
         letter = next((letter for letter in LETTERS if letter not in taken), None)
         if isinstance(a, ops.Concat) and x is y and letter:  # (1/n) Σ_α over the joint space is the mean over its parts
             count, axis = a.x.shape[a.axis], a.axis
             k = letter if count > 1 else "1"
             of, with_ = ([*e[:axis], k, *e[axis:]] for e in (i, j))
-            if self.paper:
-                inner = self.expanded(a.x, of, a.x, with_, (*used, k))
-            else:  # the part has a line of its own
-                inner = _Sum((), (), self.expectation(a.x, of, a.x, with_))
+            inner = self.product(a.x, of, a.x, with_, (*used, k))  # if not in a paper, the part has a line of its own
             return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,)) if count > 1 else inner
         if (step := self._combination(x, i, letter)) is not None:
             factor, over, x, i = step

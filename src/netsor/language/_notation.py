@@ -23,6 +23,19 @@ from ._width import Width
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
 
 
+# Operations that are written by their fields alone
+TEMPLATES: dict[type[ops.Operation], str] = {
+    ops.Hyperparameter: "{name}",
+    ops.Add: "{x} + {y}",
+    ops.Scale: "{c} {x}",
+    ops.Mix: "{a} @ {x}",
+    ops.Concat: "concat({x}, axis={axis})",
+    ops.Split: "split({x}, {count}, axis={axis})",
+    Rotate: "rotary({x})",
+    Pool: "{f.name}({x})",
+}
+
+
 def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
     """The program as it is evaluated: one line an operation, with its kind and what it makes."""
     head, rows, last = parts(name, outputs, probes)
@@ -92,29 +105,16 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"given vectors in R^{vectors.shape[-1]}"
         case ops.Constant(numbers):
             return f"given numbers of shape {numbers.shape}"
-        case ops.Hyperparameter(name):
-            return name
         case ops.Root():
             return str(op)
-        case ops.Add(x, y):
-            return f"{ref(x)} + {ref(y)}"
-        case ops.Scale(c, x):
-            return f"{ref(c)} {ref(x)}"
-        case ops.Mix(a, x):
-            return f"{ref(a)} @ {ref(x)}"
-        case ops.Concat(x, axis):
-            return f"concat({ref(x)}, axis={axis})"
-        case ops.Split(x, axis, count):
-            return f"split({ref(x)}, {count}, axis={axis})"
         case ops.Dot(x, y, power):
             return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{ref(x, y)}>"
         case ops.Take(x, flat):
             indices = take_as_index(flat, x.shape)
             return f"selected from {ref(x)}" if indices is None else ref(x) + f"[{', '.join(indices)}]" * bool(indices)
-        case Rotate(x):
-            return f"rotary({ref(x)})"
-        case Pool(f, x):
-            return f"{f.name}({ref(x)})"
+    if type(op) in TEMPLATES:
+        fields = {name: getattr(op, name) for name in op.__match_args__}
+        return TEMPLATES[type(op)].format_map({k: ref(x) if isinstance(x, Value) else x for k, x in fields.items()})
     return f"{type(op).__name__.lower()}({ref(*op.inputs)})"
 
 

@@ -314,8 +314,6 @@ def hyperparameter(name: str) -> Scalar:
     >>> [f"{net.law(n=16, draws=2_000, scale=scale).std():.1f}" for scale in (1.0, 2.0)]
     ['1.0', '2.0']
     """
-    if not isinstance(name, str):
-        raise TraceError("hyperparameter", "name", name, "a string")
     return Scalar(Hyperparameter(bindable(name, "hyperparameter")), ())
 
 

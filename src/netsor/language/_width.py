@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .._validate import LARGEST, TraceError, as_number, shown, whole
 
@@ -17,9 +17,9 @@ inf = math.inf
 RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates", "backend", "device", "precision"}
 
 
-def bindable(name: str, operation: str) -> str:
+def bindable(name: Any, operation: str) -> str:
     """A name as Python reads the keyword that will bind it: law(µ=4) says μ."""
-    read = unicodedata.normalize("NFKC", name)
+    read = unicodedata.normalize("NFKC", name) if isinstance(name, str) else ""
     if not read.isidentifier() or keyword.iskeyword(read) or read in RESERVED:
         others = ", ".join(sorted(RESERVED))
         raise TraceError(operation, "name", name, f"a Python identifier other than Python's own words and {others}")

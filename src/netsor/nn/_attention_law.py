@@ -246,29 +246,17 @@ def _share(s: int, tau: float, step: float, causal: bool) -> float:
     if s == 1:
         return 1.0
     low, high = -20.0 - TRUNCATION_STD * tau - math.log(s), 5.0 + TRUNCATION_STD * tau
-    two, less = _averages(low, math.ceil((high - low) / step), step, tau)
-    return float(step * np.sum(two * (_causal(s, less) if causal else s * _power(less, s - 1))))
-
-
-def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, Array]:
-    """E f_2(u + τz) and 1 − E f_0(u + τz) at `count` places u from `low` on."""
-    spacing = step / max(tau, 0.5)
+    count, spacing = math.ceil((high - low) / step), step / max(tau, 0.5)
     half = math.ceil(TRUNCATION_STD / spacing)
     z = spacing * np.arange(-half, half + 1, dtype=np.float64)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
-    if tau < 0.5:
-        two, less = _functions(low + step * np.arange(count, dtype=np.float64)[:, None] + tau * z)
-        return two @ weight, less @ weight
-    # every u + τz is one of these
-    two, less = _functions(low + step * np.arange(-half, count + half, dtype=np.float64))
-    return np.convolve(two, weight, "valid"), np.convolve(less, weight, "valid")
-
-
-def _functions(x: Array) -> tuple[Array, Array]:
-    """f_2, and 1 − f_0 without cancellation."""
+    direct = tau < 0.5  # otherwise every u + τz is one of x
+    x = low + step * np.arange(count)[:, None] + tau * z if direct else low + step * np.arange(-half, count + half)
     x = np.minimum(x, 700.0)  # exp(−e^x) is 0 long before
-    return np.exp(2 * x - np.exp(x)), -np.expm1(-np.exp(x))
+    values = np.exp(2 * x - np.exp(x)), -np.expm1(-np.exp(x))  # f_2, and 1 − f_0 without cancellation
+    two, less = (f @ weight if direct else np.convolve(f, weight, "valid") for f in values)
+    return float(step * np.sum(two * (_causal(s, less) if causal else s * _power(less, s - 1))))
 
 
 def _power(less: Array, exponent: float) -> Array:
