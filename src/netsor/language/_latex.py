@@ -133,17 +133,13 @@ class Writer:
         above = "" if self.paper and self.letters[letter] == 1 else f"^{{({number})}}"
         return letter + above + tex.below(indices, value.shape)
 
-    def limit_name(self, value: Value, indices: Indices) -> str:
-        """The limit of a value: Z^h of a vector, the limit p° of a score; means and functions of scores likewise."""
+    def z(self, value: Value, indices: Indices) -> str:
+        """The limit of a value, which must then be defined: Z^h of a vector, p° of a score, a mean or a function."""
+        self.needed.add(value)
         name = self.ref(value, indices)
         if isinstance(value, Vector):
             return f"Z^{{{name}}}"
         return name if isinstance(value.op, Constant) else rf"\mathring{{{name[0]}}}{name[1:]}"
-
-    def z(self, value: Value, indices: Indices) -> str:
-        """The limit of a value, which must then be defined."""
-        self.needed.add(value)
-        return self.limit_name(value, indices)
 
     def matrix(self, weight: Weight, indices: Indices) -> str:
         match = re.fullmatch(r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?", self.names[weight.source])
@@ -266,7 +262,7 @@ class Writer:
             return self.limit(value)
         i, given = tex.letters(value.shape), self.given(value)
         j = tex.primed(i)
-        z, other = self.limit_name(value, i), self.limit_name(value, j)
+        z, other = self.z(value, i), self.z(value, j)
         condition = rf"\text{{ given }} {self.known} " if given else ""
         cov = rf"\operatorname{{Var}}({z}" if z == other else rf"\operatorname{{Cov}}({z}, {other}"
         return [rf"{z} {condition}\text{{ Gaussian, mean 0}}", f"{cov}{given}) = {self.expanded(value, i, value, j)}"]
