@@ -160,7 +160,7 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     for number, pattern in enumerate(patterns.T):
         entries.append(np.flatnonzero(which.ravel() == number))
         terms = []
-        for k in np.flatnonzero(pattern):
+        for k in np.flatnonzero(pattern).tolist():
             rows = orders[k][first[k][entries[-1], None] + np.arange(pattern[k])]
             some = groups[k][1].take(rows)
             terms.append(some.sum(-1) if pattern[k] > 1 else some[..., 0])

@@ -194,7 +194,7 @@ class Writer:
         turned = rf"({after})^{{\top}}" if op.weight.transposed else after
         if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
             turned = rf"\sqrt{{{tex.dimension(weight.fan)}/{tex.dimension(op.weight.fan)}}} \, {turned}"
-        line = f"{self.ref(value, i)} = {turned} {self.ref(op.x, _multiplied(op, i))} {where}"
+        line = f"{self.ref(value, i)} = {turned} {self.ref(op.x, tex.read_indices(value, i)[0])} {where}"
         if isinstance(op, SteppedMatMul):
             dots = [r"\cdot"] * 2
             pairs = zip(op.left, op.right, strict=True)
@@ -243,10 +243,10 @@ class Writer:
             case MatMul(weight):
                 return self._both_ways(value) if weight.source in self.transposed else [self.covariance(value, value)]
             case Dot(x, y, 1.0):
-                left, right = tex.factors(op, i)
+                left, right = tex.read_indices(value, i)
                 return [rf"{z} = {self.product(x, left, y, right)}"]
-            case Dot():
-                cov = rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {self._score_covariance(op, i, j)}"
+            case Dot(x, y):
+                cov = rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {self._score_covariance(value, x, y, i, j)}"
                 return [rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z", cov]
             case ops.Concat() if isinstance(value, Vector):
                 return [f"{self.expectation(value, i, value, j)} = {self.expanded(value, i, value, j)}"]
@@ -279,7 +279,7 @@ class Writer:
             if other.op.weight.transposed != weight.transposed:
                 j = tex.primed(tex.letters(other.shape))
                 over = ",".join(index for index in j if index != "1")
-                of, by = self.z(value.op.x, _multiplied(value.op, i)), self.z(other.op.x, _multiplied(other.op, j))
+                of, by = (self.z(v.op.x, tex.read_indices(v, k)[0]) for v, k in ((value, i), (other, j)))
                 slope = rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial {self.gaussian(other, j)}}}\right]"
                 total = rf"\sum_{{{over}}} " if over else ""
                 terms.append(f"{tex.variance(weight)} {total}{slope} {by}")
@@ -291,7 +291,7 @@ class Writer:
         given = self.given(value, other)
         cov = rf"\operatorname{{Cov}}({self.gaussian(value, i)}, {self.gaussian(other, j)}{given})"
         mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
-        return f"{mean}{cov} = {self._images(value.op, i, other.op, j)}"
+        return f"{mean}{cov} = {self._images(value, i, other, j)}"
 
     def shared(self, values: Sequence[Value]) -> list[str]:
         """The covariances between values that one matrix made; W x and W^T v have independent Gaussian parts."""
@@ -299,10 +299,9 @@ class Writer:
         pairs = (pair for uses in self.uses.values() for pair in combinations(uses, 2) if among.issuperset(pair))
         return [self.covariance(x, y) for x, y in pairs if x.op.weight.transposed == y.op.weight.transposed]
 
-    def _score_covariance(self, op: Dot, i: Indices, j: Indices) -> str:
-        """The covariance of two scores: Wick's formula, unless their factors are rotated."""
-        x, y = op.x, op.y
-        (x1, y1), (x2, y2) = tex.factors(op, i), tex.factors(op, j)
+    def _score_covariance(self, value: Value, x: Vector, y: Vector, i: Indices, j: Indices) -> str:
+        """The covariance of two scores ⟨x, y⟩: Wick's formula, unless their factors are rotated."""
+        (x1, y1), (x2, y2) = (tex.read_indices(value, k) for k in (i, j))
         rotated, different = x in self.rotated or y in self.rotated, tex.different_matrices(x, y)
         if self.paper and different and not rotated:
             left, right = self.expanded(x, x1, x, x2), self.expanded(y, y1, y, y2)
@@ -334,24 +333,26 @@ class Writer:
         """E[Z^x Z^y]; in a paper, with linear steps carried out."""
         return self.expanded(x, i, y, j, used) if self.paper else _Sum((), (), self.expectation(x, i, y, j))
 
-    def _images(self, a: Acting, i: Indices, b: Acting, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
+    def _images(self, value: Value, i: Indices, other: Value, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
         """E[Z^{Wx} Z^{Wy}] = σ_W² E[Z^x Z^y] of products with one weight, zero between different matrices of it."""
+        a: Any = value.op
+        b: Any = other.op
         same = self.same(a.weight, i[: len(a.weight.batch)], b.weight, j[: len(b.weight.batch)])
-        inner = self.product(a.x, _multiplied(a, i), b.x, _multiplied(b, j), used)
+        inner = self.product(a.x, tex.read_indices(value, i)[0], b.x, tex.read_indices(other, j)[0], used)
         return inner.times(tex.variance(a.weight), same)
 
     def expanded(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
         """E[Z^x Z^y] as a sum over what x and y are made of; `used` are the letters of sums around it."""
         a, b = x.op, y.op
-        one_weight = isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is b.weight.source
-        if one_weight and a.weight.source not in self.transposed:
-            return self._images(a, i, b, j, used)
+        weights = [op.weight.source for op in (a, b) if isinstance(op, MatMul)]
+        if len(weights) == 2 and weights[0] is weights[1] and weights[0] not in self.transposed:
+            return self._images(x, i, y, j, used)
         taken = "".join((*i, *j, *used))
         letter = next((letter for letter in LETTERS if letter not in taken), None)
         if isinstance(a, ops.Concat) and x is y and letter:  # (1/n) Σ_α over the joint space is the mean over its parts
-            count, axis = a.x.shape[a.axis], a.axis
+            count = a.x.shape[a.axis]
             k = letter if count > 1 else "1"
-            of, with_ = ([*e[:axis], k, *e[axis:]] for e in (i, j))
+            of, with_ = (tex.read_indices(x, e, k)[0] for e in (i, j))
             inner = self.product(a.x, of, a.x, with_, (*used, k))  # if not in a paper, the part has a line of its own
             return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,)) if count > 1 else inner
         if (step := self._combination(x, i, letter)) is not None:
@@ -368,17 +369,12 @@ class Writer:
         """A vector as Σ over letters of a factor times an entry of another; None if it is no such combination."""
         match value.op:
             case ops.Mix(a, x) if letter:
-                k = letter if x.shape[-1] > 1 else "1"
-                row = "1" if a.shape[-2] == 1 else i[-1]
-                coefficient = self.z(a, [*tex.broadcast_to(a.shape[:-2], i[:-1]), row, k])
-                return coefficient, (k,) if k != "1" else (), x, [*tex.broadcast_to(x.shape[:-1], i[:-1]), k]
+                over = (letter,) if x.shape[-1] > 1 else ()
+                coefficient, of = tex.read_indices(value, i, *(over or "1"))
+                return self.z(a, coefficient), over, x, of
             case ops.Scale(c, x):
-                return self.z(c, tex.broadcast_to(c.shape, i)), (), x, tex.broadcast_to(x.shape, i)
+                coefficient, of = tex.read_indices(value, i)
+                return self.z(c, coefficient), (), x, of
             case ops.Take(Vector() as x) as op if (taken := tex.taken_indices(op, i)) is not None:
                 return "", (), x, taken
         return None
-
-
-def _multiplied(op: Acting, i: Indices) -> Indices:
-    """The indices of x in W x."""
-    return i if op.each else i[len(op.weight.batch) :]

@@ -166,10 +166,11 @@ def below(indices: Indices, shape: Shape) -> str:
     return f"_{{{','.join(indices)}}}" if indices else ""
 
 
-def broadcast_to(shape: Shape, indices: Indices) -> list[str]:
-    """The indices of an argument of this shape that is broadcast to the axes of `indices`."""
-    axes = indices[len(indices) - len(shape) :]
-    return ["1" if size == 1 else index for size, index in zip(shape, axes, strict=True)]
+def read_indices(value: Value, i: Indices, whole: str = r"\cdot") -> list[list[str]]:
+    """The indices of what the entry i of a value reads of each input; `whole` for an axis that is read whole."""
+    reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
+    sizes = [zip(x.shape, axes, strict=True) for x, axes in reads]
+    return [[whole if k is None else "1" if n == 1 else i[k] for n, k in axes] for axes in sizes]
 
 
 def escape(text: str) -> str:
@@ -232,11 +233,6 @@ OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 Reference = Callable[[Value, Indices], str]  # how a formula writes its inputs: a value, or the limit of one
 
 
-def factors(op: ops.Dot, i: Indices) -> tuple[list[str], list[str]]:
-    """The indices of the two factors of a dot."""
-    return [*broadcast_to(op.x.shape[:-1], i[:-2]), i[-2]], [*broadcast_to(op.y.shape[:-1], i[:-2]), i[-1]]
-
-
 def taken_indices(op: ops.Take, i: Indices) -> list[str] | None:
     """The indices of x that the entry i of a Take reads; None if no formula gives them."""
     index = take_as_index(op.flat, op.x.shape)
@@ -253,52 +249,40 @@ def called(name: str, arguments: str, entry: Indices = ()) -> str:
 
 def formula(value: Value, i: Indices, ref: Reference) -> str:
     """The entry i of a value, by its operation; as a function of its inputs, if that has no case here."""
-    op, whole = value.op, r"\cdot"
-
-    def at(x: Value) -> str:
-        return ref(x, broadcast_to(x.shape, i))
-
+    op = value.op
     match op:
-        case ops.Nonlin(f, vectors, scalars):
-            if f in OPERATORS:
-                return f" {OPERATORS[f]} ".join(map(at, vectors))
-            given = "; " + ", ".join(map(at, scalars)) if scalars else ""
-            return called(f.name, ", ".join([*map(at, vectors), *map(decimal, f.parameters)]) + given)
-        case ops.Apply(f, scalars, axes):
-            cut = op.leading
-            read = [ref(p, broadcast_to(p.shape[: p.ndim - axes], i[:cut]) + [whole] * axes) for p in scalars]
-            if f in OPERATORS and axes == 0:
-                return f" {OPERATORS[f]} ".join(read)
-            return called(f.name, ", ".join([*read, *map(decimal, f.parameters)]), i[cut:])
-        case ops.Add(x, y):
-            return f"{at(x)} + {at(y)}"
-        case ops.Scale(c, x):
-            return rf"{at(c)} \, {at(x)}"
-        case ops.Mix(a, x):
-            j = LETTERS[len(i)]
-            coefficient = ref(a, [*broadcast_to(a.shape[:-2], i[:-1]), "1" if a.shape[-2] == 1 else i[-1], j])
-            return rf"\sum_{{{j}}} {coefficient} \, {ref(x, [*broadcast_to(x.shape[:-1], i[:-1]), j])}"
-        case ops.Concat(x, axis):
-            first, last = ([*i[:axis], k, *i[axis:]] for k in ("1", str(x.shape[axis])))
-            return rf"({ref(x, first)}; \dots; {ref(x, last)})"
-        case ops.Split(x, axis):
-            return rf"({ref(x, [*i[:axis], *i[axis + 1 :]])})_{{\text{{part }} {i[axis]}}}"
-        case ops.Dot(x, y, power):
-            left, right = factors(op, i)
-            scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
-            return rf"{scale} \langle {ref(x, left)}, {ref(y, right)} \rangle"
         case ops.Take(x):  # π: a selection that no formula in the indices gives
             return ref(x, taken_indices(op, i) or ([rf"\pi({','.join(i)})"] if x.shape else []))
         case ops.Join(parts):
-            return rf"({', '.join(ref(part, [whole, *i[1:]]) for part in parts)})_{{{i[0]}}}"
-        case Rotate(x, _, base, fraction, stretch):
+            every = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in parts)
+            return f"({every})_{{{i[0]}}}"
+        case ops.Concat(x, axis):
+            first, last = (ref(x, read_indices(value, i, k)[0]) for k in ("1", str(x.shape[axis])))
+            return rf"({first}; \dots; {last})"
+    summed = LETTERS[len(i)]  # the index of a sum
+    indices = read_indices(value, i, summed) if isinstance(op, ops.Mix) else read_indices(value, i)
+    read = list(map(ref, op.inputs, indices))
+    match op:
+        case ops.Nonlin(f) | ops.Apply(f, _, 0) if f in OPERATORS:
+            return f" {OPERATORS[f]} ".join(read)
+        case ops.Nonlin(f, vectors, scalars):
+            given = "; " + ", ".join(read[len(vectors) :]) if scalars else ""
+            return called(f.name, ", ".join([*read[: len(vectors)], *map(decimal, f.parameters)]) + given)
+        case ops.Add():
+            return " + ".join(read)
+        case ops.Scale():
+            return r" \, ".join(read)
+        case ops.Mix():
+            return rf"\sum_{{{summed}}} {read[0]} \, {read[1]}"
+        case ops.Split(_, axis):
+            return rf"({read[0]})_{{\text{{part }} {i[axis]}}}"
+        case ops.Dot(x, _, power):
+            scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
+            return rf"{scale} \langle {read[0]}, {read[1]} \rangle"
+        case Rotate(_, _, base, fraction, stretch):
             turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
             bent = "" if stretch is None else rf"{', '.join(map(decimal, stretch))}, "
-            return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {ref(x, i)}"
-        case Pool(f, x):
-            return called(f.name, ref(x, [whole] * x.ndim), i[:1])
-    inputs = []
-    for x, along in zip(op.inputs, op.reads(value.ndim), strict=True):
-        sizes = zip(x.shape, along, strict=True)
-        inputs.append(ref(x, [whole if k is None else "1" if n == 1 else i[k] for n, k in sizes]))
-    return called(type(op).__name__.lower(), ", ".join(inputs), [i[k] for k in op.whole(value.ndim)])
+            return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {read[0]}"
+    known = getattr(op, "f", None)
+    name, parameters = (known.name, known.parameters) if known else (type(op).__name__.lower(), ())
+    return called(name, ", ".join([*read, *map(decimal, parameters)]), [i[k] for k in op.whole(value.ndim)])
