@@ -19,7 +19,7 @@ from .._validate import TraceError, shown
 from . import _operation as ops
 from ._array import Ints, Keep, Source, Value, around, box, every, is_all, kept
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
-from ._graph import demand, topological_order, weights_of, whole_axes
+from ._graph import demand, topological_order, weights_of
 from ._parameters import Weight
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ._score import join
@@ -106,9 +106,8 @@ class Reverse:
         if not by_unit or value not in self._passing:
             return
         touched = [places.ravel() for parts in by_unit.values() for places, _ in parts]
-        keep = whole_axes(value, around(np.concatenate(touched), value.shape))
+        keep, needs = demand(value, around(np.concatenate(touched), value.shape))
         d: Any = {unit: _summed(value, keep, parts) for unit, parts in by_unit.items()}
-        needs = list(demand(value, keep))
         places = [kept(x._positions(), need) for x, need in needs]
         wants = [self._wanted(x) for x, _ in needs]
         found: Iterable[tuple[int, Any]]

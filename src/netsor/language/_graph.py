@@ -1,7 +1,7 @@
 """A traced program as a graph: its values in order, its sources and names, and slicing.
 
 Slicing moves indexing from the outputs towards the inputs, so that nothing is computed that no output needs. Going
-backwards, `demand` says which entries of its inputs an operation needs; going forwards, `rebuilt` applies the operation
+backwards, `demand` says which entries of its inputs an operation needs; going forwards, `narrow` applies the operations
 to those entries alone. Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
 """
 
@@ -11,7 +11,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,7 @@ def weights_of(values: Iterable[Value]) -> list[Weight]:
     return [value.op.weight for value in values if isinstance(value.op, ops.Acting)]
 
 
+Bools = npt.NDArray[np.bool_]
 LETTERS = "ijklmabcdefgh"
 
 
@@ -139,8 +140,7 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
     needs: dict[Value, list[tuple[Value, Keep]]] = {}
     for value in reversed(values):
         if value in keeps:
-            keeps[value] = whole_axes(value, keeps[value])
-            needs[value] = list(demand(value, keeps[value]))
+            keeps[value], needs[value] = demand(value, keeps[value])
             for x, need in needs[value]:
                 keeps[x] = tuple(map(operator.or_, keeps[x], need)) if x in keeps else need
     new: dict[Value, Value] = {}
@@ -155,52 +155,45 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
         return parts[key]
 
     made_from: dict[Value, Value] = {}
-    for value in values:
-        if value in keeps:
-            new[value] = rebuilt(value, keeps[value], [part(x, need) for x, need in needs[value]])
-            made_from.setdefault(new[value], value)
+    for value in (value for value in values if value in keeps):
+        keep, op, inputs = keeps[value], value.op, [part(x, need) for x, need in needs[value]]
+        shape = tuple(int(axis.sum()) for axis in keep)
+        if shape == value.shape and len(inputs) == len(op.inputs) and all(map(operator.is_, inputs, op.inputs)):
+            new[value] = value
+        elif isinstance(op, ops.Take):
+            places = within(kept(op.flat, keep).ravel(), op.x.shape, needs[value][0][1])
+            new[value] = inputs[0].take(places.reshape(shape))
+        elif isinstance(op, ops.Join) and len(inputs) == 1:
+            new[value] = inputs[0]
+        else:
+            new[value] = replace(value, op=op.at(keep).with_inputs(*inputs), shape=shape)
+        made_from.setdefault(new[value], value)
     return [new[output] for output in outputs], made_from
 
 
-def whole_axes(value: Value, keep: Keep) -> Keep:
-    """What is made of a value if these entries of it are needed: some operations make all of an axis, or nothing."""
+def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
+    """What is made of a value if these entries of it are needed, and the entries of each input that this needs.
+
+    Some operations make all of an axis, or nothing.
+    """
     whole = value.op.whole(value.ndim)
-    return tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep))
-
-
-def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
-    """For each input of the operation that made `value`: the entries that it needs."""
+    keep = tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep))
     match value.op:
         case ops.Take(x, flat):
-            yield x, around(kept(flat, keep).ravel(), x.shape)
+            return keep, [(x, around(kept(flat, keep).ravel(), x.shape))]
         case ops.Join(parts):
-            start = 0
-            for part in parts:
-                first = keep[0][start : start + part.shape[0]]
-                start += part.shape[0]
-                if first.any():
-                    yield part, (first, *keep[1:])
-        case _:
-            for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
-                sizes = zip(x.shape, axes, strict=True)
-                yield x, tuple(np.ones(n, bool) if k is None or n == 1 else keep[k] for n, k in sizes)
+            firsts = zip(parts, _split(keep[0], parts), strict=True)
+            return keep, [(part, (first, *keep[1:])) for part, first in firsts if first.any()]
+    needs = []
+    for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
+        sizes = zip(x.shape, axes, strict=True)
+        needs.append((x, tuple(np.ones(n, bool) if k is None or n == 1 else keep[k] for n, k in sizes)))
+    return keep, needs
 
 
-def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
-    """The kept entries of `value`, made from the parts of its inputs that `demand` named."""
-    if is_all(keep) and len(inputs) == len(value.op.inputs) and all(map(operator.is_, inputs, value.op.inputs)):
-        return value
-    shape = tuple(int(axis.sum()) for axis in keep)
-    match value.op:
-        case ops.Take(x, flat):
-            (needed,) = (need for _, need in demand(value, keep))
-            return cast(Value, inputs[0].take(within(kept(flat, keep).ravel(), x.shape, needed).reshape(shape)))
-        case ops.Join() if len(inputs) == 1:
-            return cast(Value, inputs[0])
-    return replace(value, op=value.op.at(keep).with_inputs(*inputs), shape=shape)
-
-
-Bools = npt.NDArray[np.bool_]
+def _split(joined: Bools, parts: Sequence[Value]) -> list[Bools]:
+    """What belongs to each part of a Join."""
+    return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
@@ -223,10 +216,7 @@ def _inputs(value: Value, asked: Bools) -> Iterator[tuple[Value, Bools]]:
             some[flat[asked]] = True
             yield x, some.reshape(x.shape)
         case ops.Join(parts):
-            start = 0
-            for part in parts:
-                yield part, asked[start : start + part.shape[0]]
-                start += part.shape[0]
+            yield from zip(parts, _split(asked, parts), strict=True)
         case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if f is MASKED_SOFTMAX:
             live = np.broadcast_to(allowed > 0, value.shape)  # what is masked is 0, and an entry alone in its row is 1
             rows = (asked & live).any(axis=-1, keepdims=True) & live & (live.sum(axis=-1, keepdims=True) > 1)

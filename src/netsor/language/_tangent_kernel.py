@@ -21,6 +21,7 @@ from ._derivative import scale, width_ratio
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
 from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
+from ._parameters import Weight
 from ._scalar import Scalar, applied, constant
 from ._score import join, mean_dot, stack
 from ._vector import Vector, mix
@@ -102,6 +103,8 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     """
     if as_loss(p, "grad_norm").shape:
         raise TraceError("grad_norm", f"p must be one scalar, got shape {p.shape}: index it, or sum it")
+    if not isinstance(weight, Weight | Vector | Scalar):
+        raise TraceError("grad_norm", "weight", weight, "a weight, an initial vector or random scalars")
     return ntk(p, None, weight, parametrisation)
 
 
