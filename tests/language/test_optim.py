@@ -88,7 +88,7 @@ def test_wrong_groups(options, words):
 def test_names_of_hyperparameters():
     with pytest.raises(ns.TraceError, match="hyperparameter: name='draws' must be a Python identifier other than"):
         ns.hyperparameter("draws")
-    with pytest.raises(ns.TraceError, match="name=3 must be a string"):
+    with pytest.raises(ns.TraceError, match="name=3 must be a Python identifier"):
         ns.hyperparameter(3)
 
 
