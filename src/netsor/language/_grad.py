@@ -58,27 +58,23 @@ class Reverse:
         self.values = topological_order([value for value, _ in seeds])
         self.leaves, self.chosen, self.constants = set(leaves), chosen, set(constants)
         self.uses: list[Use] = []
-        self._live: set[Value] = set()  # what depends on a leaf, or on a matrix that counts
-        self._passing: set[Value] = set()  # what has a live input, or counts
-        self._units: dict[Value, tuple[Unit, ...]] = {}
+        self._passing: set[Value] = set()  # what depends on a leaf by its inputs, or on a matrix that counts
+        self._units: dict[Value, tuple[Unit, ...]] = {}  # in which a cotangent is needed; none if nothing depends on it
         for value in self.values:
-            op, inputs = value.op, value.op.inputs
-            if value not in self.constants and (self._counts(op) or any(x in self._live for x in inputs)):
+            op, leaf = value.op, value in self.leaves
+            if value not in self.constants and (self._counts(op) or any(self._units[x] for x in op.inputs)):
                 self._passing.add(value)
-            if value in self.leaves or value in self._passing:
-                self._live.add(value)
-            units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
+            units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or leaf else {}
             if isinstance(op, ops.Dot):
                 units[dot_unit(op)] = None
             elif isinstance(value, Scalar):  # a function passes on what it gets
-                for x in inputs:
-                    units |= dict.fromkeys(self._wanted(x))
-            self._units[value] = tuple(units)
+                units |= {unit: None for x in op.inputs for unit in self._units[x]}
+            self._units[value] = tuple(units) if leaf or value in self._passing else ()
         self._parts: defaultdict[tuple[Value, Unit], list[Part]] = defaultdict(list)
         self.units: dict[Unit, None] = {}  # in which the seeds are asked for
         for p, weights in seeds:
-            self.units |= dict.fromkeys(self._wanted(p))
-            for own in self._wanted(p):
+            self.units |= dict.fromkeys(self._units[p])
+            for own in self._units[p]:
                 if unit in (own, ...):
                     seed = weights if own is None or unit == own else scale(width_ratio((), (Width(own),)), weights)
                     self._parts[p, own].append((p._positions(), seed.broadcast_to(p.shape)))
@@ -97,9 +93,6 @@ class Reverse:
     def _counts(self, op: ops.Operation) -> bool:
         return isinstance(op, ops.Acting) and self.chosen(op)
 
-    def _wanted(self, x: Value) -> tuple[Unit, ...]:
-        return self._units[x] if x in self._live else ()
-
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
         by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
@@ -109,7 +102,7 @@ class Reverse:
         keep, needs = demand(value, around(np.concatenate(touched), value.shape))
         d: Any = {unit: _summed(value, keep, parts) for unit, parts in by_unit.items()}
         places = [kept(x._positions(), need) for x, need in needs]
-        wants = [self._wanted(x) for x, _ in needs]
+        wants = [self._units[x] for x, _ in needs]
         found: Iterable[tuple[int, Any]]
         if isinstance(value.op, ops.Take):  # each entry goes back to where it came from
             places, found = [kept(value.op.flat, keep)], [(0, d)]
