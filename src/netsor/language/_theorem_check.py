@@ -178,13 +178,8 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
         fails = NO_LIMIT if key == "correlated" else CONJECTURED
         if findings or key != "unknown":
             points.append(Point(POINTS[key], fails if findings else PROVED, tuple(findings)))
-    if facts.scores:
-        theorem = "Theorem 3.1"
-    elif facts.expansion.transposed:
-        theorem = "Yang 2020, Netsor with transposes: there are no scores"
-    else:
-        theorem = "Yang 2019: there are no scores"
-    return Report(name, tuple(points), theorem)
+    without_scores = "Yang 2020, Netsor with transposes" if facts.expansion.transposed else "Yang 2019"
+    return Report(name, tuple(points), "Theorem 3.1" if facts.scores else f"{without_scores}: there are no scores")
 
 
 class _Facts:
