@@ -20,11 +20,10 @@ Rules = tuple[Array, Array]  # nodes, and weights of sum 1, of several sets: (se
 
 
 class Head:
-    """The law of w, as a rule for each of several independent samples (sets, points), for the error.
+    """The law of w, as a rule for each of several independent samples (sets, points), for the error."""
 
-    `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
-    (sets, points) of w and of log weights; without it the samples themselves serve.
-    """
+    # `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
+    # (sets, points) of w and of log weights; without it the samples themselves serve.
 
     def __init__(
         self, samples: Array, moments: Array | None = None, tail: Callable[[], tuple[Array, Array]] | None = None
@@ -98,10 +97,8 @@ def power_moments(head: Head, count: int, order: int) -> Array:
 
 
 def moments_of_sum(moments: Array, count: int) -> Array:
-    """The moments of a sum of `count` independent variables from those of one, of orders 0, 1, … along the first axis.
-
-    Moments over factorials are the coefficients of a power series, and the series of the sum is a power of it.
-    """
+    """The moments of a sum of `count` independent variables from those of one, orders 0, 1, … along the first axis."""
+    # moments over factorials are the coefficients of a power series, and the series of the sum is a power of it
     factorial = np.array([math.factorial(k) for k in range(len(moments))], dtype=np.float64)
     factorial = factorial.reshape(-1, *[1] * (moments.ndim - 1))
 
@@ -118,13 +115,10 @@ def moments_of_sum(moments: Array, count: int) -> Array:
 
 
 def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> Array:
-    """The weights, changed as little as possible so that the first moments are exact: a control variate for each.
-
-    In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
-    sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
-    the sample, and correcting them would move mass to and from the smallest nodes. Only as
-    many moments are used as leave the weights positive; with a small sample high moments would make some negative.
-    """
+    """The weights, changed as little as possible so that the first moments are exact: a control variate for each."""
+    # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
+    # sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
+    # the sample, and correcting them would move mass to and from the smallest nodes.
     mean, var = moments[0], moments[1] - moments[0] ** 2
     if var <= 1e-12 * mean**2:
         return weights
@@ -138,7 +132,7 @@ def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> A
         lack[k] = central - power.mean()
     root = np.sqrt(weights)
     q, r = np.linalg.qr(root[:, None] * ((nodes - mean) / unit)[:, None] ** np.arange(count))
-    for some in range(count, 2, -1):
+    for some in range(count, 2, -1):  # as many moments as leave all weights positive
         changed = np.asarray(weights + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some])))
         if (changed > 0).all():
             return changed
@@ -150,13 +144,11 @@ NOTHING = 1e-26  # share of the largest weight: smaller ones change no digit of 
 
 
 def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rules:
-    """The law of a sum of `count` independent variables, by repeated squaring; every sum gets fewer nodes.
-
-    A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
-    which the errors of all parts (a fourth power each) still fall with m.
-    """
+    """The law of a sum of `count` independent variables, by repeated squaring; every sum gets fewer nodes."""
 
     def width(part: int) -> float:
+        # a part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider by √(count/m):
+        # the errors of all parts (a fourth power each) still fall with m
         return min(max(WIDEST, cell), cell * math.sqrt(count / part))
 
     result: Rules | None = None
@@ -217,12 +209,10 @@ def alike(k: Array) -> bool:
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
-    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; None if they are not.
-
-    Then the scores are τ z_j and a part in common, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
-    q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS}, the sum of the e^{2τ z_j} has
-    the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
-    """
+    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; otherwise None."""
+    # Then the scores are τ z_j and a part in common, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
+    # q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS} the sum of the e^{2τ z_j} has
+    # the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
     s = len(values)
     if not alike(values) or not alike(scores):
         return None
@@ -265,7 +255,7 @@ class _HeadSampler:
         self.iid = self.soft and s > 64 and alike(self.scores) and alike(self.values)
         if self.iid:  # what all have in common cancels in a softmax, and no matrix is left
             self.spread = float(np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0)))
-            self.dimension = s if self.spread else 0
+            self.dimension = s
             return
         # what all scores have in common cancels in a softmax: one dimension less, and the rest by falling variance
         centre = np.eye(s) - 1 / s if self.soft else np.eye(s)
@@ -277,20 +267,16 @@ class _HeadSampler:
     def __call__(self, z: Array) -> Array:
         """w for rows of normals."""
         if self.iid:
-            a = self.function(self.spread * z) if self.dimension else np.full((len(z), len(self.values)), 1.0)
-            a = a / a.sum(axis=1, keepdims=True)
-            off = float(self.values[0, 1])
+            a, off = self.function(self.spread * z), float(self.values[0, 1])
             return np.asarray(np.maximum((self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off, 1e-300))
         a = self.function(z @ self.factor.T)
         return np.asarray(np.maximum(np.einsum("ri,ri->r", a @ self.values, a), 1e-300))
 
     def rare(self) -> tuple[Array, Array]:
-        """w and log weights (sets, points), from normals moved towards where w is large.
-
-        One part of the points is as it is, the others moved towards each token's own score (for another function than
-        softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
-        dimension of the normals says which part a point belongs to.
-        """
+        """w and log weights (sets, points), from normals moved towards where w is large."""
+        # One part of the points is as it is, the others moved towards each token's own score (for another function than
+        # softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
+        # dimension of the normals says which part a point belongs to.
         d = self.dimension
         if self.iid or not self.soft:
             directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
@@ -299,11 +285,11 @@ class _HeadSampler:
         length = np.linalg.norm(directions, axis=1, keepdims=True)
         unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
         moves = np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
-        points = int(2 ** np.clip(np.log2(2**22 / max(self.dimension, 1)), 8, np.log2(RARE)))
+        points = int(2 ** np.clip(np.log2(2**22 / max(d, 1)), 8, np.log2(RARE)))
         w, log_weight = np.empty((2, SETS, points))
         for number in range(SETS):
             start = 0
-            for z in normals(self.dimension + 1, points, SETS + number):
+            for z in normals(d + 1, points, SETS + number):
                 which = np.minimum((scipy.special.ndtr(z[:, 0]) * len(moves)).astype(np.intp), len(moves) - 1)
                 z = z[:, 1:] + moves[which]
                 part = slice(start, start := start + len(z))

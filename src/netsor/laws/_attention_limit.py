@@ -1,9 +1,7 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
-Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is
-kept as a rule of some hundred nodes; the law of a sum of H of them is a power of that rule, by repeated squaring. So
-the law is a mixture of Gaussians over a few hundred variances. Its characteristic function is ψ(σ² t²/2H)^H with
-ψ(u) = E[e^(−uw)], equation (9) of docs/theory.md.
+Given its scores an output is N(0, v) with v = (σ²/H) Σ_a w_a, w_a i.i.d. over heads; see equation (9) of docs/theory.md.
+A sample of w becomes a rule of some hundred nodes, and the law of the sum is a power of it, by repeated squaring.
 """
 
 from __future__ import annotations
@@ -76,11 +74,7 @@ class HeadSum(Law):
     ) -> None:
         self.heads, self.scale, self.origin = int(heads), float(scale), origin
         self._head, self._mixture = head, mixture
-
-    @cached_property
-    def _ladder(self) -> dict[int, tuple[GaussianMixture1D, float, float]]:
-        """What `_tilted` gave, by rungs."""
-        return {}
+        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # what `_tilted` gave, by rungs
 
     @cached_property
     def head(self) -> Head:
@@ -113,10 +107,9 @@ class HeadSum(Law):
             )
         return terms
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs: data alone, none of the functions that made it."""
-        state = {name: self.__dict__[name] for name in ("heads", "scale", "origin")}
-        return {**state, "_head": self.head, "_mixture": self.mixture}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process needs data alone, none of the functions that made it."""
+        return HeadSum, (self.head, self.heads, self.scale, self.origin, self.mixture)
 
     # Moments
 

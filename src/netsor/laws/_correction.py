@@ -34,17 +34,13 @@ DECAYED = 1e-13  # of the characteristic function: where its inversion ends
 
 @dataclass(frozen=True, eq=False)
 class LayerFluctuations:
-    """What the correction of a layer depends on.
+    """What the correction of a layer depends on."""
 
-    `gram` is the limit K of the tokens' Gram matrix, `query` the number of the token that asks, `allowed` those it may
-    attend to, and `directions` are pairs (κ, V) of the generator. Scores have the covariance temperature · K_qq K.
-    """
-
-    gram: Array
-    directions: Sequence[tuple[float, Array]]
-    query: int
-    allowed: npt.NDArray[np.intp]
-    temperature: float
+    gram: Array  # the limit K of the tokens' Gram matrix
+    directions: Sequence[tuple[float, Array]]  # pairs (κ, V) of the generator
+    query: int  # the number of the token that asks
+    allowed: npt.NDArray[np.intp]  # those it may attend to
+    temperature: float  # scores have the covariance temperature · K_qq K
     heads: int
     scale: float
 

@@ -86,9 +86,6 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         """The number as it is read in a table: with its error where there is one."""
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
-    def _from_sources(self, sources: Sources) -> Estimate:
-        return Estimate(self.value, self.error, sources)
-
     def _repr_html_(self) -> str:
         if not np.ndim(self.value):
             return table([[str(self)]])

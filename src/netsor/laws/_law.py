@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partialmethod
+from functools import cached_property, partialmethod
 from typing import Any
 
 import numpy as np
@@ -80,11 +80,7 @@ class Law(LawBase):
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles; of P(Y > y), if `upper`."""
-        centre, scale = self.mean(), self.std()
-        if scale == 0:  # a point mass
-            return np.full(len(q), centre)
-        atoms = [at for at, _ in self.atoms]
-        return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
+        return quantiles(self, q, upper)
 
     # For distances: these defaults are for a law that is exact and has a smooth density
 
@@ -110,6 +106,7 @@ class Law(LawBase):
         """The distribution function, the rest, and the slope, of the part without jumps."""
         return self._distribution(y), self._sf(y), self._density(y)
 
+    @cached_property
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
         """Pairs of laws that are off from this one by ±ε, one for each quantity with an error ε."""
         error = self.origin.quadrature_error
@@ -130,11 +127,9 @@ class Law(LawBase):
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
         """The largest change of a number when the components of the law move by its quadrature error."""
-        changes = []
-        for plus, minus in self._perturbed():
-            value = read(self)
-            changes.append(np.maximum(np.abs(read(plus) - value), np.abs(read(minus) - value)))
-        return combined(*changes)
+        value = read(self) if self._perturbed else 0.0
+        changes = ([np.abs(read(law) - value) for law in pair] for pair in self._perturbed)
+        return combined(*(np.maximum(*pair) for pair in changes))
 
     # The public methods
 
@@ -259,11 +254,6 @@ class Law(LawBase):
 
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
-    def _repr_html_(self) -> str:
-        from ._plot import card  # notebooks alone need it
-
-        return card(self)
-
     def __repr__(self) -> str:
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
         points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])
@@ -290,7 +280,7 @@ class WithError:
             value, error = f(law, p)
             return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
 
-        return pointwise(operation, with_doubt, y)._from_sources(law.sources)
+        return Estimate(*pointwise(operation, with_doubt, y), law.sources)
 
     @one_blas_thread()
     def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
@@ -337,10 +327,10 @@ class WithError:
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        return self._law._shape()[1]._from_sources(self._law.sources)
+        return Estimate(*self._law._shape()[1], self._law.sources)
 
     def skewness(self) -> Estimate:
-        return self._law._shape()[0]._from_sources(self._law.sources)
+        return Estimate(*self._law._shape()[0], self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._number(lambda law: expectation(law, func))

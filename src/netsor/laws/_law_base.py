@@ -113,17 +113,15 @@ def _origin(notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, *
 
 
 class LawBase:
-    """A law with its provenance. A law that can be saved has `_arrays()`, which `_from_arrays` takes."""
+    """A law with its provenance."""
 
     origin: Provenance
     _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
+    _arrays: Callable[[], dict[str, Any]]  # what `save` writes, and `_from_arrays` takes
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.__name__] = cls
-
-    def _arrays(self) -> dict[str, Any]:
-        raise LawError("save", f"a {type(self).__name__} cannot be saved")
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Any:
@@ -189,9 +187,14 @@ class LawBase:
         draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
+    def _repr_html_(self) -> str:
+        from ._plot import card  # notebooks alone need it
+
+        return card(self)
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy in another process needs: data alone."""
-        return {name: value for name, value in self.__dict__.items() if name != "_formula"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_formula", "_perturbed")}
 
     def save(self, path: str | Path) -> None:
         """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""
