@@ -20,35 +20,34 @@ Rules = tuple[Array, Array]  # nodes, and weights of sum 1, of several sets: (se
 
 
 class Head:
-    """The law of w, as a rule for each of several independent samples (sets, points), for the error."""
+    """The law of w: a rule (nodes and weights) for each of several independent samples, for the error."""
 
     # `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
-    # (sets, points) of w and of log weights; without it the samples themselves serve.
+    # (sets, points) of w and of log weights; without it the rules themselves serve.
 
     def __init__(
-        self, samples: Array, moments: Array | None = None, tail: Callable[[], tuple[Array, Array]] | None = None
+        self, rules: Sequence[Rules], moments: Array | None = None, tail: Callable[[], Rules] | None = None
     ) -> None:
-        rules = []
-        for sample in samples:
-            _, nodes, weights = compress(sample)
-            if moments is not None:
-                weights = calibrated(nodes, weights, sample, moments)
-            rules.append((nodes, weights / weights.sum()))
-        (self.nodes, self.weights), self.moments, self._tail = _stacked(rules), moments, tail
+        more = max(len(nodes) for nodes, _ in rules) - np.array([len(nodes) for nodes, _ in rules])
+        pairs = list(zip(rules, more, strict=True))
+        # a shorter rule has its last node again, without weight
+        self.nodes = np.stack([np.pad(nodes, (0, count), "edge") for (nodes, _), count in pairs])
+        self.weights = np.stack([np.pad(weights, (0, count)) for (_, weights), count in pairs])
+        self.moments, self._tail = moments, tail
 
     @cached_property
-    def tail(self) -> tuple[Array, Array]:
+    def tail(self) -> Rules:
         """w and log weights (sets, points), good for rare large values."""
         return self.plain if self._tail is None else self._tail()
 
     @property
-    def plain(self) -> tuple[Array, Array]:
+    def plain(self) -> Rules:
         """The rules in the same form."""
         with np.errstate(divide="ignore"):
             return self.nodes, np.log(self.weights)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"moments": self.moments, "nodes": self.nodes, "weights": self.weights, "tail": self.tail}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Head.from_arrays, (self.arrays(),)
 
     def arrays(self) -> dict[str, Array | None]:
         """What it is made of, for a file."""
@@ -56,12 +55,11 @@ class Head:
         return {"head_nodes": self.nodes[some], "head_weights": self.weights[some], "head_sizes": some.sum(axis=1),
                 "head_moments": self.moments, "head_tail": self.tail[0], "head_tail_weights": self.tail[1]}  # fmt: skip
 
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, Any]) -> Head:
+    @staticmethod
+    def from_arrays(arrays: dict[str, Any]) -> Head:
         """From what `arrays` gave."""
-        nodes, weights, sizes, w, log_weight = (
-            arrays[f"head_{name}"] for name in ("nodes", "weights", "sizes", "tail", "tail_weights")
-        )
+        names = ("nodes", "weights", "sizes", "tail", "tail_weights")
+        nodes, weights, sizes, w, log_weight = (arrays[f"head_{name}"] for name in names)
         moments = arrays.get("head_moments")
         shapes = sizes.ndim == 1 and sizes.dtype.kind in "iu" and sizes.size and sizes.min() > 0
         shapes = shapes and nodes.shape == weights.shape == (sizes.sum(),)
@@ -70,18 +68,9 @@ class Head:
         positive = shapes and all(((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w))
         if not positive or not (log_weight < np.inf).all():
             raise ValueError("the rules of a head are not nodes above 0 with weights")
-        head = cls.__new__(cls)
         ends = np.cumsum(sizes)[:-1]
         rules = list(zip(np.split(nodes, ends), np.split(weights, ends), strict=True))
-        (head.nodes, head.weights), head.moments, head.tail = _stacked(rules), moments, (w, log_weight)
-        return head
-
-
-def _stacked(rules: Sequence[tuple[Array, Array]]) -> Rules:
-    """Rules of different lengths as two arrays: a shorter one has its last node again, without weight."""
-    more = [max(len(nodes) for nodes, _ in rules) - len(nodes) for nodes, _ in rules]
-    nodes = np.stack([np.pad(nodes, (0, count), "edge") for (nodes, _), count in zip(rules, more, strict=True)])
-    return nodes, np.stack([np.pad(weights, (0, count)) for (_, weights), count in zip(rules, more, strict=True)])
+        return Head(rules, moments, lambda: (w, log_weight))
 
 
 def power_moments(head: Head, count: int, order: int) -> Array:
@@ -114,16 +103,16 @@ def moments_of_sum(moments: Array, count: int) -> Array:
     return result * factorial
 
 
-def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> Array:
-    """The weights, changed as little as possible so that the first moments are exact: a control variate for each."""
+def head_rule(sample: Array, moments: Array | None = None) -> Rules:
+    """A rule of few nodes for a sample of w; if moments of w are known, it has those: a control variate for each."""
     # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
     # sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
     # the sample, and correcting them would move mass to and from the smallest nodes.
-    mean, var = moments[0], moments[1] - moments[0] ** 2
-    if var <= 1e-12 * mean**2:
-        return weights
-    unit = np.sqrt(var)
-    raw = np.concatenate([[1.0], moments])
+    _, nodes, weights = compress(sample)
+    var = 0.0 if moments is None else moments[1] - moments[0] ** 2
+    if moments is None or var <= 1e-12 * moments[0] ** 2:
+        return nodes, weights / weights.sum()
+    mean, unit, raw = moments[0], np.sqrt(var), np.concatenate([[1.0], moments])
     count = min(len(raw), len(nodes))
     lack, power, away = np.zeros(count), np.ones_like(sample), (sample - mean) / unit
     for k in range(1, count):
@@ -135,8 +124,8 @@ def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> A
     for some in range(count, 2, -1):  # as many moments as leave all weights positive
         changed = np.asarray(weights + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some])))
         if (changed > 0).all():
-            return changed
-    return weights
+            return nodes, changed / changed.sum()
+    return nodes, weights / weights.sum()
 
 
 WIDEST = 0.1  # widest cell in log w
@@ -241,9 +230,9 @@ def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], p
     s = math.isqrt(len(values) // 8)
     covariance, gram = (np.frombuffer(data).reshape(s, s) for data in (scores, values))
     head = _HeadSampler(covariance, gram, function)
-    samples = [np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS)]
+    samples = (np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS))
     moments = exchangeable_moments(head.scores, head.values) if head.soft else None
-    return Head(np.stack(samples), moments, head.rare)
+    return Head([head_rule(sample, moments) for sample in samples], moments, head.rare)
 
 
 class _HeadSampler:
@@ -267,10 +256,12 @@ class _HeadSampler:
     def __call__(self, z: Array) -> Array:
         """w for rows of normals."""
         if self.iid:
-            a, off = self.function(self.spread * z), float(self.values[0, 1])
-            return np.asarray(np.maximum((self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off, 1e-300))
-        a = self.function(z @ self.factor.T)
-        return np.asarray(np.maximum(np.einsum("ri,ri->r", a @ self.values, a), 1e-300))
+            a, off = self.function(self.spread * z), self.values[0, 1]
+            w = (self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off
+        else:
+            a = self.function(z @ self.factor.T)
+            w = np.einsum("ri,ri->r", a @ self.values, a)
+        return np.asarray(np.maximum(w, 1e-300))
 
     def rare(self) -> tuple[Array, Array]:
         """w and log weights (sets, points), from normals moved towards where w is large."""

@@ -1,6 +1,6 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
-Given its scores an output is N(0, v) with v = (σ²/H) Σ_a w_a, w_a i.i.d. over heads; see equation (9) of docs/theory.md.
+Given its scores an output is N(0, v) with v = (σ²/H) Σ_a w_a, w_a i.i.d. over heads: equation (9) of docs/theory.md.
 A sample of w becomes a rule of some hundred nodes, and the law of the sum is a power of it, by repeated squaring.
 """
 
@@ -156,11 +156,11 @@ class HeadSum(Law):
 
     def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Replicated:
         """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
-        count, far = len(self.head.nodes), self._far(y)
-        rows = np.empty((count, len(y)))
-        rows[:, ~far] = central(y[~far]).T * count
+        sets, far = self._sets, self._far(y)
+        rows = np.empty((int(sets.count), len(y)))
+        rows[:, ~far] = central(y[~far]).T * sets.count
         rows[:, far] = np.exp(self._tail_logs(np.abs(y[far]))[tail]).T
-        return Replicated(rows, np.full(count, 1 / count))
+        return Replicated(rows, sets.weights)
 
     def _densities(self, y: Array) -> Replicated:
         return self._by_sets(y, self._rule.pdf, 0)
@@ -229,7 +229,7 @@ class HeadSum(Law):
         return np.zeros(len(scales)), scales
 
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
-        up, down = (HeadSum(self.head, self.heads, self.scale * (1 + sign * error), origin) for sign in (1, -1))
+        up, down = (HeadSum(self.head, self.heads, self.scale * (1 + e), origin) for e in (error, -error))
         return [(up, down)]
 
     # The tails
@@ -304,10 +304,8 @@ class HeadSum(Law):
         """The formula of the law: that of the program that has it; else by the variance that each head adds."""
         if self._formula is not None:
             return super().latex()
-        given = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
-        return (
-            rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {given}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
-        )
+        var = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
+        return rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {var}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule, and a normal

@@ -272,22 +272,14 @@ class WithError:
         self._law = law
 
     @one_blas_thread()
-    def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
-        """A function of points, with the error of sampling and of quadrature."""
-        law = self._law
-
-        def with_doubt(p: Array) -> Estimate:
-            value, error = f(law, p)
-            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
-
-        return Estimate(*pointwise(operation, with_doubt, y), law.sources)
-
-    @one_blas_thread()
-    def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
-        """A number, with the error of sampling and of quadrature."""
+    def _of(self, f: Callable[[Any], Estimate]) -> Estimate:
+        """A number or numbers of the law, with the errors of sampling and of quadrature."""
         value, error = f(self._law)
-        total = combined(error, self._law.doubt(lambda law: f(law).value))
-        return Estimate(float(value), float(total), self._law.sources)
+        return Estimate(value, combined(error, self._law.doubt(lambda law: f(law).value)), self._law.sources)
+
+    def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
+        """The same for a function of the law and of points."""
+        return Estimate(*pointwise(operation, lambda p: self._of(lambda law: f(law, p)), y), self._law.sources)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The quantile, with its change as the level moves by the error of the distribution function, in log odds."""
@@ -311,16 +303,15 @@ class WithError:
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function, within a circle of this error in the plane."""
-        law, at = self._law, base.points(t, "t", "cf")
+        at = base.points(t, "t", "cf")
         if (np.abs(at) > MAX_POINT).any():
             raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
-        value, error = law._cf(at.ravel())
-        error = combined(error, law.doubt(lambda other: other._cf(at.ravel()).value))
-        return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], law.sources)
+        value, error = self._of(lambda law: law._cf(at.ravel()))
+        return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], self._law.sources)
 
     def moment(self, order: int) -> Estimate:
         k = base.checked_order(order)
-        return self._number(lambda law: law._moment(k))
+        return self._of(lambda law: law._moment(k))
 
     def std(self) -> Estimate:
         value, error = self.var()
@@ -333,12 +324,12 @@ class WithError:
         return Estimate(*self._law._shape()[0], self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
-        return self._number(lambda law: expectation(law, func))
+        return self._of(lambda law: expectation(law, func))
 
     median = partialmethod(ppf, 0.5)
     mean = partialmethod(moment, 1)
-    var = partialmethod(_number, lambda law: law._var())
-    entropy = partialmethod(_number, entropy)
+    var = partialmethod(_of, lambda law: law._var())
+    entropy = partialmethod(_of, entropy)
     pdf = partialmethod(_at, "pdf", lambda law, y: law._pdf(y))
     cdf = partialmethod(_at, "cdf", lambda law, y: law._cdf(y))
     sf = partialmethod(_at, "sf", lambda law, y: Estimate(law._sf(y), law._cdf(y).error))

@@ -242,8 +242,9 @@ def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike) 
     error, finite = np.zeros_like(value), np.isfinite(flat)
     if finite.any():
         value[finite], error[finite] = f(flat[finite])
-    value, error = value.reshape(at.shape), error.reshape(at.shape)
-    return Estimate(float(value), float(error)) if at.ndim == 0 else Estimate(value, error)
+    if at.ndim == 0:
+        return Estimate(float(value[0]), float(error[0]))
+    return Estimate(value.reshape(at.shape), error.reshape(at.shape))
 
 
 def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike) -> Any:
