@@ -46,9 +46,6 @@ class Head:
         with np.errstate(divide="ignore"):
             return self.nodes, np.log(self.weights)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Head.from_arrays, (self.arrays(),)
-
     def arrays(self) -> dict[str, Array | None]:
         """What it is made of, for a file."""
         some = self.weights > 0

@@ -107,10 +107,6 @@ class HeadSum(Law):
             )
         return terms
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process needs data alone, none of the functions that made it."""
-        return HeadSum, (self.head, self.heads, self.scale, self.origin, self.mixture)
-
     # Moments
 
     def _moment(self, order: int) -> Estimate:
@@ -287,8 +283,6 @@ class HeadSum(Law):
         weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
         return joined(nodes, weights, self.scale / self.heads), tilt, self.heads * top
 
-    # Others
-
     def _cf(self, t: Array) -> Estimate:
         # ψ(σ² t²/2H)^H
         with np.errstate(over="ignore"):  # e^(−∞) is 0
@@ -314,7 +308,7 @@ class HeadSum(Law):
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
 
     def _arrays(self) -> dict[str, Any]:
-        arrays: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}
+        arrays: dict[str, Any] = {"heads": str(self.heads), "scale": self.scale, **self.head.arrays()}
         if self.mixture is not None:
             arrays |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
             arrays["mixture_seed"] = self.mixture.origin.seed
@@ -322,11 +316,11 @@ class HeadSum(Law):
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
-        mixture = None
-        if "mixture_mean" in arrays:
-            seed = int(arrays["mixture_seed"]) if "mixture_seed" in arrays else None
-            own = Provenance(origin.status, "replicas of: " + origin.method, seed=seed)
-            mixture = Mixture(arrays["mixture_mean"], arrays["mixture_var"], own, arrays.get("mixture_weight"))
+        own = {name.removeprefix("mixture_"): arrays[name] for name in arrays if name.startswith("mixture_")}
+        seed, mixture = own.pop("seed", None), None
+        if own:
+            about = f"replicas of: {origin.method}"
+            mixture = Mixture(origin=Provenance(origin.status, about, seed=None if seed is None else int(seed)), **own)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)

@@ -100,8 +100,9 @@ def correction(layer: LayerFluctuations) -> Correction:
     """The correction by two quadrature rules; the finer gives the values, their difference the errors."""
     rules = _rules(np.linalg.matrix_rank(layer.gram, hermitian=True))
     (coarse, *_), (fine, frequencies, transform) = (_terms(layer, *rule) for rule in rules)
-    numbers = (Estimate(v, abs(v - other) + 1e-6 * abs(v)) for other, v in zip(coarse, fine, strict=True))
-    return Correction(*numbers, frequencies, transform)
+    pairs = zip(coarse, fine, strict=True)
+    variance, kurtosis, tv, kl = (Estimate(value, abs(value - other) + 1e-6 * abs(value)) for other, value in pairs)
+    return Correction(variance, kurtosis, tv, kl, frequencies, transform)
 
 
 def _rules(variables: int) -> Iterator[tuple[Array, Array]]:

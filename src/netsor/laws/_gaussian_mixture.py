@@ -45,11 +45,9 @@ class GaussianMixture1D(NamedTuple):
         return np.concatenate([weighted(table, self.weight) for table in self._tables(y, kernel)])
 
     def pdf(self, y: Array) -> Array:
-        """The density."""
         return self._sum(y, _density)
 
     def cdf(self, y: Array) -> Array:
-        """The distribution function."""
         return self._sum(y, _distribution)
 
     def sf(self, y: Array) -> Array:

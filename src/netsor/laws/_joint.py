@@ -134,10 +134,9 @@ class Joint(LawBase):
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
         several = np.atleast_1d(base.points(entries, "entries", "marginal"))
-        if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
-            raise LawError("marginal", "entries", entries, "integers")
-        if (several < -self.dim).any() or (several >= self.dim).any():
-            raise LawError("marginal", "entries", entries, f"from 0 to {self.dim - 1}")
+        right = (several % 1 == 0) & (several >= -self.dim) & (several < self.dim)  # none of infinity and NaN
+        if several.ndim != 1 or not several.size or not right.all():
+            raise LawError("marginal", "entries", entries, f"integers from 0 to {self.dim - 1}")
         chosen = several.astype(np.intp)
         cov = self.component_cov[:, chosen[:, None], chosen]
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
@@ -234,9 +233,10 @@ class Joint(LawBase):
 
         Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
         """
+        if self._singular.all() or not self._singular.any():
+            return Estimate(float(self._singular.all()), 0.0, self.sources)
         share = float(self._singular @ self._replicas.weights)
-        mixed = self._singular.any() and not self._singular.all()
-        return Estimate(share, float(proportion_error(share, self.effective)) if mixed else 0.0, self.sources)
+        return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -326,8 +326,6 @@ class Joint(LawBase):
         if many > 1:  # what the points leave, by how they differ
             error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
         return Estimate(value, error)
-
-    # Others
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         chosen = self._replicas.choose(size, rng)

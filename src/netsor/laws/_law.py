@@ -279,7 +279,8 @@ class WithError:
 
     def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
         """The same for a function of the law and of points."""
-        return Estimate(*pointwise(operation, lambda p: self._of(lambda law: f(law, p)), y), self._law.sources)
+        value, error = pointwise(operation, lambda p: self._of(lambda law: f(law, p)), y)
+        return Estimate(value, error, self._law.sources)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The quantile, with its change as the level moves by the error of the distribution function, in log odds."""
@@ -318,10 +319,12 @@ class WithError:
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        return Estimate(*self._law._shape()[1], self._law.sources)
+        _, (value, error) = self._law._shape()
+        return Estimate(value, error, self._law.sources)
 
     def skewness(self) -> Estimate:
-        return Estimate(*self._law._shape()[0], self._law.sources)
+        (value, error), _ = self._law._shape()
+        return Estimate(value, error, self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._of(lambda law: expectation(law, func))

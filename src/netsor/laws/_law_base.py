@@ -191,9 +191,9 @@ class LawBase:
 
         return card(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs: data alone."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_formula", "_perturbed")}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process has the data of a file, and none of the functions that made the law."""
+        return partial(type(self)._from_arrays, self.origin, **self._arrays()), ()
 
     def save(self, path: str | Path) -> None:
         """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""
@@ -232,7 +232,7 @@ def checked_draws(argument: Any) -> Array:
         raise LawError("draws", f"{shown(argument)} must be real numbers")
     draws = draws.ravel()
     if draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
-        allowed = f"at least two finite numbers, at most {MAX_MAGNITUDE:g} in size and not all alike"
+        allowed = f"at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
         raise LawError("draws", f"{shown(argument)} must be {allowed}")
     return draws
 

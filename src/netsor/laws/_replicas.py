@@ -41,8 +41,8 @@ def _unseen(samples: Array, share: Array | None, count: float, steeper: float) -
     last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
     column = np.arange(size.shape[1])
     p, start = mass[last, column], size[last + 1, column]
-    tail = start > 0  # one value, and at most one other, have none
-    start = np.where(tail, start, np.where(size[0] > 0, size[0], 1.0))
+    # one value, and at most one other, have no tail
+    start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
     beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
     z = -_quantile(np.clip(p, 1e-300, 0.5))
     slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
@@ -118,7 +118,6 @@ class Replicas:
         return rng.choice(len(self.weight), size=size, p=self.weight)
 
     def mean(self, samples: Array) -> Array:
-        """The weighted mean."""
         return np.asarray(samples.mean(axis=0) if self.weight is None else np.tensordot(self.weight, samples, axes=1))
 
     def spread(self, samples: Array) -> Array:
@@ -142,7 +141,6 @@ class Replicas:
         return tail_error(samples, self.weight, self.count, STEEPER)
 
     def average(self, samples: Array, decisive: bool = False) -> Estimate:
-        """The mean, with both errors."""
         value, error = self.mean(samples), combined(self.spread(samples), self.unseen(samples, decisive))
         return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
 
