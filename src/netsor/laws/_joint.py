@@ -124,6 +124,8 @@ class Joint(LawBase):
     def __repr__(self) -> str:
         return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
 
+    _repr_html_ = Mixture._repr_html_
+
     @property
     def _words(self) -> list[str]:
         given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"

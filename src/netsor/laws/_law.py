@@ -254,6 +254,11 @@ class Law(LawBase):
 
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
+    def _repr_html_(self) -> str:
+        from ._plot import card  # notebooks alone need it
+
+        return card(self)
+
     def __repr__(self) -> str:
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
         points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])

@@ -186,11 +186,6 @@ class LawBase:
         draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
-    def _repr_html_(self) -> str:
-        from ._plot import card  # notebooks alone need it
-
-        return card(self)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process has the data of a file, and none of the functions that made the law."""
         return partial(type(self)._from_arrays, self.origin, **self._arrays()), ()
