@@ -11,7 +11,7 @@ from scipy import optimize, special, stats
 
 import netsor as ns
 from netsor.laws import Provenance
-from netsor.laws._attention_head import Head
+from netsor.laws._attention_head import Head, head_rule
 
 SHAPE, SCALE = 8.0, 0.1  # of the gamma law of v
 CENTRE, SPREAD = 0.5, 0.3  # of the means, where there are any
@@ -100,7 +100,7 @@ def laws(seed):
     yield "weights", False, ns.Mixture(0.0, v(), ORIGIN, np.repeat([1.0, 2.0], SIZE // 2))
     yield "draws", True, ns.Mixture(draws(), 0.0, ORIGIN)
     yield "Empirical", True, ns.Empirical(draws())
-    yield "HeadSum", False, ns.HeadSum(Head(v(16, 500)), 1, 1.0, ORIGIN)
+    yield "HeadSum", False, ns.HeadSum(Head([head_rule(w) for w in v(16, 500)]), 1, 1.0, ORIGIN)
 
 
 def joint(seed):

@@ -38,7 +38,7 @@ def test_density_component_by_component(scale):
     parts = zip(law.component_mean, law.component_cov, strict=True)
     each = np.array([stats.multivariate_normal(m, v).pdf(y) for m, v in parts])
     np.testing.assert_allclose(
-        law._normals.pdf_with_error(y.reshape(-1, 3), unseen=False).error.reshape(4, 5),
+        law._pdf_with_error(y.reshape(-1, 3), unseen=False).error.reshape(4, 5),
         each.std(axis=0, ddof=1) / 50**0.5,
         rtol=0.02,
     )

@@ -7,7 +7,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.laws import Provenance
-from netsor.laws._attention_head import Head
+from netsor.laws._attention_head import Head, head_rule
 from netsor.laws._mixture_components import compress
 
 from ..keep import keep
@@ -169,7 +169,7 @@ def test_far_tails_are_right():
     assert two.logpdf(40.0) == pytest.approx(right, rel=1e-12)
     # one head, two values of w: the head sum is the same mixture, by convolution
     samples = np.tile([0.5, 1.0], (4, 3000))
-    head = ns.HeadSum(Head(samples), 1, 1.0, ORIGIN)
+    head = ns.HeadSum(Head([head_rule(sample) for sample in samples]), 1, 1.0, ORIGIN)
     for y in (3.0, 8.0, 30.0):
         assert head.logpdf(y) == pytest.approx(two.logpdf(y), rel=1e-9)
         assert np.log(head.sf(y)) == pytest.approx(np.log(two.sf(y)), rel=1e-7)

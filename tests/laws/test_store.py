@@ -50,6 +50,15 @@ def test_a_limit_takes_its_replicas_along(tmp_path):
     assert ns.kl(finite, ns.load(tmp_path / "limit.npz")) == ns.kl(finite, law)
 
 
+def test_gathered_replicas_of_a_limit_come_back(tmp_path):
+    replicas = ns.Mixture(0.0, [1.0, 2.0], ORIGIN, count=[3e6, 2e6], binning=1e-9)
+    law = ns.HeadSum(LAWS["attention"]().head, 2, 1.0, ORIGIN, replicas)
+    law.save(tmp_path / "limit.npz")
+    for other in (pickle.loads(pickle.dumps(law)), ns.load(tmp_path / "limit.npz")):
+        assert (other.mixture.replicas, other.mixture.binning) == (5_000_000, 1e-9)
+        assert other.mixture.var() == replicas.var() == pytest.approx(1.4)
+
+
 def test_joint_laws_come_back(tmp_path):
     cov = np.eye(2) + rng.uniform(size=(200, 1, 1))
     law = ns.Joint(rng.normal(size=(200, 2)), cov, ORIGIN).condition({0: 0.3}, noise=0.5)

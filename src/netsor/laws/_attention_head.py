@@ -20,36 +20,31 @@ Rules = tuple[Array, Array]  # nodes, and weights of sum 1, of several sets: (se
 
 
 class Head:
-    """The law of w, as a rule for each of several independent samples (sets, points), for the error.
+    """The law of w: a rule (nodes and weights) for each of several independent samples, for the error."""
 
-    `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
-    (sets, points) of w and of log weights; without it the samples themselves serve.
-    """
+    # `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
+    # (sets, points) of w and of log weights; without it the rules themselves serve.
 
     def __init__(
-        self, samples: Array, moments: Array | None = None, tail: Callable[[], tuple[Array, Array]] | None = None
+        self, rules: Sequence[Rules], moments: Array | None = None, tail: Callable[[], Rules] | None = None
     ) -> None:
-        rules = []
-        for sample in samples:
-            _, nodes, weights = compress(sample)
-            if moments is not None:
-                weights = calibrated(nodes, weights, sample, moments)
-            rules.append((nodes, weights / weights.sum()))
-        (self.nodes, self.weights), self.moments, self._tail = _stacked(rules), moments, tail
+        more = max(len(nodes) for nodes, _ in rules) - np.array([len(nodes) for nodes, _ in rules])
+        pairs = list(zip(rules, more, strict=True))
+        # a shorter rule has its last node again, without weight
+        self.nodes = np.stack([np.pad(nodes, (0, count), "edge") for (nodes, _), count in pairs])
+        self.weights = np.stack([np.pad(weights, (0, count)) for (_, weights), count in pairs])
+        self.moments, self._tail = moments, tail
 
     @cached_property
-    def tail(self) -> tuple[Array, Array]:
+    def tail(self) -> Rules:
         """w and log weights (sets, points), good for rare large values."""
         return self.plain if self._tail is None else self._tail()
 
     @property
-    def plain(self) -> tuple[Array, Array]:
+    def plain(self) -> Rules:
         """The rules in the same form."""
         with np.errstate(divide="ignore"):
             return self.nodes, np.log(self.weights)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"moments": self.moments, "nodes": self.nodes, "weights": self.weights, "tail": self.tail}
 
     def arrays(self) -> dict[str, Array | None]:
         """What it is made of, for a file."""
@@ -57,12 +52,11 @@ class Head:
         return {"head_nodes": self.nodes[some], "head_weights": self.weights[some], "head_sizes": some.sum(axis=1),
                 "head_moments": self.moments, "head_tail": self.tail[0], "head_tail_weights": self.tail[1]}  # fmt: skip
 
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, Any]) -> Head:
+    @staticmethod
+    def from_arrays(arrays: dict[str, Any]) -> Head:
         """From what `arrays` gave."""
-        nodes, weights, sizes, w, log_weight = (
-            arrays[f"head_{name}"] for name in ("nodes", "weights", "sizes", "tail", "tail_weights")
-        )
+        names = ("nodes", "weights", "sizes", "tail", "tail_weights")
+        nodes, weights, sizes, w, log_weight = (arrays[f"head_{name}"] for name in names)
         moments = arrays.get("head_moments")
         shapes = sizes.ndim == 1 and sizes.dtype.kind in "iu" and sizes.size and sizes.min() > 0
         shapes = shapes and nodes.shape == weights.shape == (sizes.sum(),)
@@ -71,18 +65,9 @@ class Head:
         positive = shapes and all(((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w))
         if not positive or not (log_weight < np.inf).all():
             raise ValueError("the rules of a head are not nodes above 0 with weights")
-        head = cls.__new__(cls)
         ends = np.cumsum(sizes)[:-1]
         rules = list(zip(np.split(nodes, ends), np.split(weights, ends), strict=True))
-        (head.nodes, head.weights), head.moments, head.tail = _stacked(rules), moments, (w, log_weight)
-        return head
-
-
-def _stacked(rules: Sequence[tuple[Array, Array]]) -> Rules:
-    """Rules of different lengths as two arrays: a shorter one has its last node again, without weight."""
-    more = [max(len(nodes) for nodes, _ in rules) - len(nodes) for nodes, _ in rules]
-    nodes = np.stack([np.pad(nodes, (0, count), "edge") for (nodes, _), count in zip(rules, more, strict=True)])
-    return nodes, np.stack([np.pad(weights, (0, count)) for (_, weights), count in zip(rules, more, strict=True)])
+        return Head(rules, moments, lambda: (w, log_weight))
 
 
 def power_moments(head: Head, count: int, order: int) -> Array:
@@ -98,10 +83,8 @@ def power_moments(head: Head, count: int, order: int) -> Array:
 
 
 def moments_of_sum(moments: Array, count: int) -> Array:
-    """The moments of a sum of `count` independent variables from those of one, of orders 0, 1, … along the first axis.
-
-    Moments over factorials are the coefficients of a power series, and the series of the sum is a power of it.
-    """
+    """The moments of a sum of `count` independent variables from those of one, orders 0, 1, … along the first axis."""
+    # moments over factorials are the coefficients of a power series, and the series of the sum is a power of it
     factorial = np.array([math.factorial(k) for k in range(len(moments))], dtype=np.float64)
     factorial = factorial.reshape(-1, *[1] * (moments.ndim - 1))
 
@@ -117,19 +100,16 @@ def moments_of_sum(moments: Array, count: int) -> Array:
     return result * factorial
 
 
-def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> Array:
-    """The weights, changed as little as possible so that the first moments are exact: a control variate for each.
-
-    In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
-    sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
-    the sample, and correcting them would move mass to and from the smallest nodes. Only as
-    many moments are used as leave the weights positive; with a small sample high moments would make some negative.
-    """
-    mean, var = moments[0], moments[1] - moments[0] ** 2
-    if var <= 1e-12 * mean**2:
-        return weights
-    unit = np.sqrt(var)
-    raw = np.concatenate([[1.0], moments])
+def head_rule(sample: Array, moments: Array | None = None) -> Rules:
+    """A rule of few nodes for a sample of w; if moments of w are known, it has those: a control variate for each."""
+    # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
+    # sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
+    # the sample, and correcting them would move mass to and from the smallest nodes.
+    _, nodes, weights = compress(sample)
+    var = 0.0 if moments is None else moments[1] - moments[0] ** 2
+    if moments is None or var <= 1e-12 * moments[0] ** 2:
+        return nodes, weights / weights.sum()
+    mean, unit, raw = moments[0], np.sqrt(var), np.concatenate([[1.0], moments])
     count = min(len(raw), len(nodes))
     lack, power, away = np.zeros(count), np.ones_like(sample), (sample - mean) / unit
     for k in range(1, count):
@@ -138,11 +118,11 @@ def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> A
         lack[k] = central - power.mean()
     root = np.sqrt(weights)
     q, r = np.linalg.qr(root[:, None] * ((nodes - mean) / unit)[:, None] ** np.arange(count))
-    for some in range(count, 2, -1):
+    for some in range(count, 2, -1):  # as many moments as leave all weights positive
         changed = np.asarray(weights + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some])))
         if (changed > 0).all():
-            return changed
-    return weights
+            return nodes, changed / changed.sum()
+    return nodes, weights / weights.sum()
 
 
 WIDEST = 0.1  # widest cell in log w
@@ -150,13 +130,11 @@ NOTHING = 1e-26  # share of the largest weight: smaller ones change no digit of 
 
 
 def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rules:
-    """The law of a sum of `count` independent variables, by repeated squaring; every sum gets fewer nodes.
-
-    A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
-    which the errors of all parts (a fourth power each) still fall with m.
-    """
+    """The law of a sum of `count` independent variables, by repeated squaring; every sum gets fewer nodes."""
 
     def width(part: int) -> float:
+        # a part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider by √(count/m):
+        # the errors of all parts (a fourth power each) still fall with m
         return min(max(WIDEST, cell), cell * math.sqrt(count / part))
 
     result: Rules | None = None
@@ -217,12 +195,10 @@ def alike(k: Array) -> bool:
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
-    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; None if they are not.
-
-    Then the scores are τ z_j and a part in common, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
-    q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS}, the sum of the e^{2τ z_j} has
-    the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
-    """
+    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; otherwise None."""
+    # Then the scores are τ z_j and a part in common, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
+    # q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS} the sum of the e^{2τ z_j} has
+    # the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
     s = len(values)
     if not alike(values) or not alike(scores):
         return None
@@ -251,9 +227,9 @@ def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], p
     s = math.isqrt(len(values) // 8)
     covariance, gram = (np.frombuffer(data).reshape(s, s) for data in (scores, values))
     head = _HeadSampler(covariance, gram, function)
-    samples = [np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS)]
+    samples = (np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS))
     moments = exchangeable_moments(head.scores, head.values) if head.soft else None
-    return Head(np.stack(samples), moments, head.rare)
+    return Head([head_rule(sample, moments) for sample in samples], moments, head.rare)
 
 
 class _HeadSampler:
@@ -265,7 +241,7 @@ class _HeadSampler:
         self.iid = self.soft and s > 64 and alike(self.scores) and alike(self.values)
         if self.iid:  # what all have in common cancels in a softmax, and no matrix is left
             self.spread = float(np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0)))
-            self.dimension = s if self.spread else 0
+            self.dimension = s
             return
         # what all scores have in common cancels in a softmax: one dimension less, and the rest by falling variance
         centre = np.eye(s) - 1 / s if self.soft else np.eye(s)
@@ -277,20 +253,18 @@ class _HeadSampler:
     def __call__(self, z: Array) -> Array:
         """w for rows of normals."""
         if self.iid:
-            a = self.function(self.spread * z) if self.dimension else np.full((len(z), len(self.values)), 1.0)
-            a = a / a.sum(axis=1, keepdims=True)
-            off = float(self.values[0, 1])
-            return np.asarray(np.maximum((self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off, 1e-300))
-        a = self.function(z @ self.factor.T)
-        return np.asarray(np.maximum(np.einsum("ri,ri->r", a @ self.values, a), 1e-300))
+            a, off = self.function(self.spread * z), self.values[0, 1]
+            w = (self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off
+        else:
+            a = self.function(z @ self.factor.T)
+            w = np.einsum("ri,ri->r", a @ self.values, a)
+        return np.asarray(np.maximum(w, 1e-300))
 
     def rare(self) -> tuple[Array, Array]:
-        """w and log weights (sets, points), from normals moved towards where w is large.
-
-        One part of the points is as it is, the others moved towards each token's own score (for another function than
-        softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
-        dimension of the normals says which part a point belongs to.
-        """
+        """w and log weights (sets, points), from normals moved towards where w is large."""
+        # One part of the points is as it is, the others moved towards each token's own score (for another function than
+        # softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
+        # dimension of the normals says which part a point belongs to.
         d = self.dimension
         if self.iid or not self.soft:
             directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
@@ -299,11 +273,11 @@ class _HeadSampler:
         length = np.linalg.norm(directions, axis=1, keepdims=True)
         unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
         moves = np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
-        points = int(2 ** np.clip(np.log2(2**22 / max(self.dimension, 1)), 8, np.log2(RARE)))
+        points = int(2 ** np.clip(np.log2(2**22 / max(d, 1)), 8, np.log2(RARE)))
         w, log_weight = np.empty((2, SETS, points))
         for number in range(SETS):
             start = 0
-            for z in normals(self.dimension + 1, points, SETS + number):
+            for z in normals(d + 1, points, SETS + number):
                 which = np.minimum((scipy.special.ndtr(z[:, 0]) * len(moves)).astype(np.intp), len(moves) - 1)
                 z = z[:, 1:] + moves[which]
                 part = slice(start, start := start + len(z))

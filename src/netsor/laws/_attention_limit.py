@@ -1,9 +1,7 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
-Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is
-kept as a rule of some hundred nodes; the law of a sum of H of them is a power of that rule, by repeated squaring. So
-the law is a mixture of Gaussians over a few hundred variances. Its characteristic function is ψ(σ² t²/2H)^H with
-ψ(u) = E[e^(−uw)], equation (9) of docs/theory.md.
+Given its scores an output is N(0, v) with v = (σ²/H) Σ_a w_a, w_a i.i.d. over heads: equation (9) of docs/theory.md.
+A sample of w becomes a rule of some hundred nodes, and the law of the sum is a power of it, by repeated squaring.
 """
 
 from __future__ import annotations
@@ -76,11 +74,7 @@ class HeadSum(Law):
     ) -> None:
         self.heads, self.scale, self.origin = int(heads), float(scale), origin
         self._head, self._mixture = head, mixture
-
-    @cached_property
-    def _ladder(self) -> dict[int, tuple[GaussianMixture1D, float, float]]:
-        """What `_tilted` gave, by rungs."""
-        return {}
+        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # what `_tilted` gave, by rungs
 
     @cached_property
     def head(self) -> Head:
@@ -112,11 +106,6 @@ class HeadSum(Law):
                 "both keys and values, each matrix used once; ns.width_needed compares any law with its limit",
             )
         return terms
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs: data alone, none of the functions that made it."""
-        state = {name: self.__dict__[name] for name in ("heads", "scale", "origin")}
-        return {**state, "_head": self.head, "_mixture": self.mixture}
 
     # Moments
 
@@ -163,11 +152,11 @@ class HeadSum(Law):
 
     def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Replicated:
         """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
-        count, far = len(self.head.nodes), self._far(y)
-        rows = np.empty((count, len(y)))
-        rows[:, ~far] = central(y[~far]).T * count
+        sets, far = self._sets, self._far(y)
+        rows = np.empty((int(sets.count), len(y)))
+        rows[:, ~far] = central(y[~far]).T * sets.count
         rows[:, far] = np.exp(self._tail_logs(np.abs(y[far]))[tail]).T
-        return Replicated(rows, np.full(count, 1 / count))
+        return Replicated(rows, sets.weights)
 
     def _densities(self, y: Array) -> Replicated:
         return self._by_sets(y, self._rule.pdf, 0)
@@ -236,7 +225,7 @@ class HeadSum(Law):
         return np.zeros(len(scales)), scales
 
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
-        up, down = (HeadSum(self.head, self.heads, self.scale * (1 + sign * error), origin) for sign in (1, -1))
+        up, down = (HeadSum(self.head, self.heads, self.scale * (1 + e), origin) for e in (error, -error))
         return [(up, down)]
 
     # The tails
@@ -294,8 +283,6 @@ class HeadSum(Law):
         weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
         return joined(nodes, weights, self.scale / self.heads), tilt, self.heads * top
 
-    # Others
-
     def _cf(self, t: Array) -> Estimate:
         # ψ(σ² t²/2H)^H
         with np.errstate(over="ignore"):  # e^(−∞) is 0
@@ -311,10 +298,8 @@ class HeadSum(Law):
         """The formula of the law: that of the program that has it; else by the variance that each head adds."""
         if self._formula is not None:
             return super().latex()
-        given = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
-        return (
-            rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {given}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
-        )
+        var = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
+        return rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {var}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule, and a normal
@@ -323,7 +308,7 @@ class HeadSum(Law):
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
 
     def _arrays(self) -> dict[str, Any]:
-        arrays: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}
+        arrays: dict[str, Any] = {"heads": str(self.heads), "scale": self.scale, **self.head.arrays()}
         if self.mixture is not None:
             arrays |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
             arrays["mixture_seed"] = self.mixture.origin.seed
@@ -331,11 +316,11 @@ class HeadSum(Law):
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
-        mixture = None
-        if "mixture_mean" in arrays:
-            seed = int(arrays["mixture_seed"]) if "mixture_seed" in arrays else None
-            own = Provenance(origin.status, "replicas of: " + origin.method, seed=seed)
-            mixture = Mixture(arrays["mixture_mean"], arrays["mixture_var"], own, arrays.get("mixture_weight"))
+        own = {name.removeprefix("mixture_"): arrays[name] for name in arrays if name.startswith("mixture_")}
+        seed, mixture = own.pop("seed", None), None
+        if own:
+            about = f"replicas of: {origin.method}"
+            mixture = Mixture(origin=Provenance(origin.status, about, seed=None if seed is None else int(seed)), **own)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)

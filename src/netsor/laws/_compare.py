@@ -16,7 +16,6 @@ from ._joint import Joint
 from ._law import Law
 from ._law_base import LawBase, LawError, Provenance, checked_draws, checked_generator, numbers, whole
 from ._mixture import Mixture
-from ._numerics import integrated, resolved
 from ._plot import plot_laws
 from ._replicas import Replicas
 
@@ -59,10 +58,10 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
 
 
 class ScipyLaw(Law):
-    """A frozen distribution of scipy.stats, as a law without errors."""
+    """A frozen distribution of scipy.stats as a law without errors, for distances and plots."""
 
     def __init__(self, distribution: Any) -> None:
-        self.distribution = distribution
+        self.distribution, self._sf, self._logpdf = distribution, distribution.sf, distribution.logpdf
         kind = getattr(distribution, "dist", distribution)
         self.origin = Provenance("exact", f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}")
 
@@ -78,39 +77,15 @@ class ScipyLaw(Law):
     def _cdf(self, y: Array) -> Estimate:
         return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))
 
-    def _sf(self, y: Array) -> Array:
-        return np.asarray(self.distribution.sf(y), dtype=np.float64)
-
-    def _logpdf(self, y: Array) -> Array:
-        return np.asarray(self.distribution.logpdf(y), dtype=np.float64)
-
-    def _moment(self, order: int) -> Estimate:
-        value = self.distribution.mean() if order == 1 else self.distribution.moment(order)
-        return Estimate(float(value), 0.0)
+    def _moment(self, order: int) -> Estimate:  # the first alone is asked for
+        return Estimate(float(self.distribution.mean()), 0.0)
 
     def _var(self) -> Estimate:
         return Estimate(float(self.distribution.var()), 0.0)
 
-    def _shape(self) -> tuple[Estimate, Estimate]:
-        skewness, kurtosis = self.distribution.stats(moments="sk")
-        return Estimate(float(skewness), 0.0), Estimate(float(kurtosis), 0.0)
-
-    def support(self) -> tuple[float, float]:
-        """The ends of the support."""
-        low, high = self.distribution.support()
-        return float(low), float(high)
-
     def _scales(self) -> tuple[Array, Array]:
         low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))
         return np.array([middle]), np.array([max((high - low) / 2.5, math.ulp(middle))])
-
-    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        return np.asarray(self.distribution.rvs(size, random_state=rng), dtype=np.float64)
-
-    def _cf(self, t: Array) -> Estimate:
-        # by quadrature over the density
-        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._scales()), every=1)
-        return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
 
 
 @one_blas_thread()
@@ -125,7 +100,7 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
     shares = []
     for law in (p, q):
-        density, spread = law._normals.pdf_with_error(y, unseen=False)
+        density, spread = law._pdf_with_error(y, unseen=False)
         shares.append(np.divide(spread, density, out=np.zeros_like(density), where=density > 0))
     bias = 0.5 * float(np.mean(np.minimum(shares[0] ** 2 + shares[1] ** 2, 1.0)))
     # the noise of q's density is the same at neighbouring points: it does not average out over draws

@@ -34,17 +34,13 @@ DECAYED = 1e-13  # of the characteristic function: where its inversion ends
 
 @dataclass(frozen=True, eq=False)
 class LayerFluctuations:
-    """What the correction of a layer depends on.
+    """What the correction of a layer depends on."""
 
-    `gram` is the limit K of the tokens' Gram matrix, `query` the number of the token that asks, `allowed` those it may
-    attend to, and `directions` are pairs (κ, V) of the generator. Scores have the covariance temperature · K_qq K.
-    """
-
-    gram: Array
-    directions: Sequence[tuple[float, Array]]
-    query: int
-    allowed: npt.NDArray[np.intp]
-    temperature: float
+    gram: Array  # the limit K of the tokens' Gram matrix
+    directions: Sequence[tuple[float, Array]]  # pairs (κ, V) of the generator
+    query: int  # the number of the token that asks
+    allowed: npt.NDArray[np.intp]  # those it may attend to
+    temperature: float  # scores have the covariance temperature · K_qq K
     heads: int
     scale: float
 
@@ -102,10 +98,11 @@ class Correction:
 
 def correction(layer: LayerFluctuations) -> Correction:
     """The correction by two quadrature rules; the finer gives the values, their difference the errors."""
-    coarse, fine = (_Terms(layer, *rule) for rule in _rules(np.linalg.matrix_rank(layer.gram, hermitian=True)))
-    pairs = zip(coarse.numbers, fine.numbers, strict=True)
+    rules = _rules(np.linalg.matrix_rank(layer.gram, hermitian=True))
+    (coarse, *_), (fine, frequencies, transform) = (_terms(layer, *rule) for rule in rules)
+    pairs = zip(coarse, fine, strict=True)
     variance, kurtosis, tv, kl = (Estimate(value, abs(value - other) + 1e-6 * abs(value)) for other, value in pairs)
-    return Correction(variance, kurtosis, tv, kl, fine.frequencies, fine.transform)
+    return Correction(variance, kurtosis, tv, kl, frequencies, transform)
 
 
 def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
@@ -123,72 +120,70 @@ def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
             yield np.concatenate([half, -half]), np.full(SOBOL_POINTS, 1 / SOBOL_POINTS)
 
 
-class _Terms:
-    """The terms of a correction by one quadrature rule: the transform of g, and the numbers of `Correction`."""
+def _terms(layer: LayerFluctuations, z: Array, weight: Array) -> tuple[tuple[float, ...], Array, Array]:
+    """The four numbers of a correction by one quadrature rule, and the frequencies and the transform of g."""
+    gram, heads, scale = layer.gram, layer.heads, layer.scale
+    values, vectors = np.linalg.eigh(gram)
+    basis = vectors[:, values > 1e-12 * values[-1]]  # what spans the tokens, at finite width too
 
-    def __init__(self, layer: LayerFluctuations, z: Array, weight: Array) -> None:
-        self.layer, self.z, self.weight = layer, z, weight
-        values, vectors = np.linalg.eigh(layer.gram)
-        self.range = vectors[:, values > 1e-12 * values[-1]]  # what spans the tokens, at finite width too
-        heads, scale, w = layer.heads, layer.scale, self.w(layer.gram, 1.0)
-        self.most, self.std = float(w.max()), math.sqrt(scale * float(weight @ w))  # of w; of the output, in the limit
-        end = 8.0 / self.std  # where the characteristic function has decayed
-        while end * self.std < 500 and float(weight @ np.exp(-scale * end**2 / (2 * heads) * w)) ** heads > DECAYED:
-            end *= 1.25
-        self.frequencies = np.arange(0.0, end, math.pi / (1.5 * REACH * self.std))
-        self.c = self.frequencies**2 * scale / (2 * heads)  # which ψ is a function of
-        self.base = self.expected(layer.gram)
-        # 𝓛 of E[w], E[w²] (without u) and ψ^H, and Σ κ (∂E[w])²
-        psi, (_, second) = self.base[2:], self.derivatives(None)
-        by_u = self.c**2 * ((weight * w**2) @ np.exp(-np.outer(w, self.c)))
-        self.transform = heads * psi ** (heads - 1) * (second[2:] + by_u)
-        mean, square, slopes = second[0], second[1], 0.0
-        for kappa, direction in layer.directions:
-            first, second = self.derivatives(direction)
-            inner = psi ** (heads - 1) * second[2:]
-            if heads > 1:
-                inner = inner + (heads - 1) * psi ** (heads - 2) * first[2:] ** 2
-            self.transform = self.transform + kappa * heads * inner
-            mean, square = mean + kappa * second[0], square + kappa * second[1]
-            slopes += kappa * first[0] ** 2
-        a, b = self.base[:2]
-        v2 = b / heads + (1 - 1 / heads) * a**2
-        v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
-        kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
-        y, dy = np.linspace(-REACH * self.std, REACH * self.std, 2001, retstep=True)
-        f, g = (_inverse(y, self.frequencies, hat) for hat in (psi**heads, self.transform))
-        some = f > NEGLIGIBLE * f.max()
-        kl = 0.5 * float(np.sum(g[some] ** 2 / f[some])) * dy
-        self.numbers = scale * float(mean), float(kurtosis), 0.5 * float(np.abs(g).sum()) * dy, kl
-
-    def w(self, gram: Array, tau: float) -> Array:
-        """aᵀ K a at the nodes."""
-        layer, basis = self.layer, self.range
+    def w_at_nodes(gram: Array, tau: float) -> Array:
+        """aᵀ K a."""
         root = basis @ np.linalg.cholesky(basis.T @ gram @ basis)
-        p = math.sqrt(layer.temperature * tau * gram[layer.query, layer.query]) * self.z @ root[layer.allowed].T
+        p = math.sqrt(layer.temperature * tau * gram[layer.query, layer.query]) * z @ root[layer.allowed].T
         a = row_softmax(p)
         return np.asarray(np.einsum("ri,ij,rj->r", a, gram[np.ix_(layer.allowed, layer.allowed)], a))
 
-    def expected(self, gram: Array, tau: float = 1.0) -> Array:
+    w = w_at_nodes(gram, 1.0)
+    most, std = float(w.max()), math.sqrt(scale * float(weight @ w))  # of w; of the output, in the limit
+    end = 8.0 / std  # where the characteristic function has decayed
+    while end * std < 500 and float(weight @ np.exp(-scale * end**2 / (2 * heads) * w)) ** heads > DECAYED:
+        end *= 1.25
+    frequencies = np.arange(0.0, end, math.pi / (1.5 * REACH * std))
+    c = frequencies**2 * scale / (2 * heads)  # which ψ is a function of
+
+    def expected(gram: Array, tau: float = 1.0) -> Array:
         """E[w], E[w²], and ψ = E[exp(−c w)] at every frequency."""
-        w = self.w(gram, tau)
-        cell = np.minimum((w * (CELLS / self.most)).astype(np.intp), 2 * CELLS - 1)
-        mass, first, second = (np.bincount(cell, self.weight * w**k, 2 * CELLS) for k in range(3))
+        w = w_at_nodes(gram, tau)
+        cell = np.minimum((w * (CELLS / most)).astype(np.intp), 2 * CELLS - 1)
+        mass, first, second = (np.bincount(cell, weight * w**k, 2 * CELLS) for k in range(3))
         some = mass > 0
         mass, mean = mass[some], first[some] / mass[some]
         var = second[some] / mass - mean**2
-        psi = (np.exp(-np.outer(self.c, mean)) * (1 + 0.5 * np.outer(self.c**2, var))) @ mass
-        return np.concatenate([[self.weight @ w, self.weight @ w**2], psi])
+        psi = (np.exp(-np.outer(c, mean)) * (1 + 0.5 * np.outer(c**2, var))) @ mass
+        return np.concatenate([[weight @ w, weight @ w**2], psi])
 
-    def derivatives(self, direction: Array | None) -> tuple[Array, Array]:
+    limit = expected(gram)
+
+    def derivatives(direction: Array | None) -> tuple[Array, Array]:
         """First and second derivatives along a direction of K, or by τ, of fourth order."""
-        gram = self.layer.gram
         one, less, two, least = (
-            self.expected(gram, 1 + step) if direction is None else self.expected(gram + step * direction)
+            expected(gram, 1 + step) if direction is None else expected(gram + step * direction)
             for step in (STEP, -STEP, 2 * STEP, -2 * STEP)
         )
-        second = (16 * (one + less) - two - least - 30 * self.base) / (12 * STEP**2)
+        second = (16 * (one + less) - two - least - 30 * limit) / (12 * STEP**2)
         return (8 * (one - less) - (two - least)) / (12 * STEP), second
+
+    # 𝓛 of E[w], E[w²] (without u) and ψ^H, and Σ κ (∂E[w])²
+    (a, b), psi, (_, second) = limit[:2], limit[2:], derivatives(None)
+    by_u = c**2 * ((weight * w**2) @ np.exp(-np.outer(w, c)))
+    transform = heads * psi ** (heads - 1) * (second[2:] + by_u)
+    mean, square, slopes = second[0], second[1], 0.0
+    for kappa, direction in layer.directions:
+        first, second = derivatives(direction)
+        inner = psi ** (heads - 1) * second[2:]
+        if heads > 1:
+            inner = inner + (heads - 1) * psi ** (heads - 2) * first[2:] ** 2
+        transform = transform + kappa * heads * inner
+        mean, square = mean + kappa * second[0], square + kappa * second[1]
+        slopes += kappa * first[0] ** 2
+    v2 = b / heads + (1 - 1 / heads) * a**2
+    v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
+    kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
+    y, dy = np.linspace(-REACH * std, REACH * std, 2001, retstep=True)
+    f, g = (_inverse(y, frequencies, hat) for hat in (psi**heads, transform))
+    some = f > NEGLIGIBLE * f.max()
+    kl = 0.5 * float(np.sum(g[some] ** 2 / f[some])) * dy
+    return (scale * float(mean), float(kurtosis), 0.5 * float(np.abs(g).sum()) * dy, kl), frequencies, transform
 
 
 def _inverse(y: Array, frequencies: Array, transform: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -34,20 +34,15 @@ def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
 
 
 def consistent_with(law: Law, replicas: Mixture) -> bool:
-    """Whether a law is that of these replicas, within the errors of both.
-
-    Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
-    standard errors: a test of level 1e-7.
-    """
+    """Whether a law is that of these replicas: a test by the largest deviation of probabilities and of two moments."""
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
-    checks = [(law.with_error.cdf(y), replicas.with_error.cdf(y))]
-    checks += [(law.with_error.moment(k), replicas.with_error.moment(k)) for k in (2, 4)]
-    worst = 0.0
-    for one, other in checks:
-        gap = np.abs(np.asarray(one.value) - other.value)
-        error = combined(one.error, other.error, 1e-12 * np.abs(np.asarray(one.value)))
-        worst = max(worst, float(np.max(gap / np.where(error > 0, error, np.inf), initial=0.0)))
-    return worst < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
+    (value, error), (other, other_error) = (
+        np.hstack([np.reshape(tuple(part), (2, -1)) for part in (found.cdf(y), found.moment(2), found.moment(4))])
+        for found in (law.with_error, replicas.with_error)
+    )
+    total = combined(error, other_error, 1e-12 * np.abs(value))
+    deviation = np.abs(value - other) / np.where(total > 0, total, np.inf)
+    return float(deviation.max()) < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
 
 
 def distance_by_cubics(name: str, width: Array, d: Array) -> float:
@@ -87,6 +82,7 @@ class DistanceEstimator:
         self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
         self.coupled = coupled(p, q) if couple else None
         self._by_bandwidth: dict[tuple[float, bool], DistanceEstimator] = {}
+        self._uncoupled = cache(lambda p, q: DistanceEstimator(p._dense(), q._dense(), couple=False))
         self._found: dict[tuple[str, bool], Estimate] = {}
 
     def distance(self, name: str) -> Estimate:
@@ -94,7 +90,7 @@ class DistanceEstimator:
         if name == "wasserstein1":
             for law in (self.p, self.q):
                 if not math.isfinite(law.mean()):
-                    raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
+                    raise LawError("wasserstein1", f"{law.method} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
         value, error = (self if steps else self._with_kernels())._distance(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
@@ -108,10 +104,11 @@ class DistanceEstimator:
             value, error = value - change, combined(error, bias)
         if math.isnan(value):
             return Estimate(value, error)
-        doubts = []
-        for pairs in self._perturbed:  # what quadrature errors of each law may change
-            plain, *moved = (float(pair._distance(name, errors=False).value) for pair in pairs)
-            doubts.append(max(abs(other - plain) for other in moved))
+
+        def of(p: Law, q: Law) -> float:
+            return float(self._uncoupled(p, q)._distance(name, errors=False).value)
+
+        doubts = self.p.doubt(lambda p: of(p, self.q)), self.q.doubt(lambda q: of(self.p, q))
         return Estimate(value, combined(error, *doubts))
 
     def _with_kernels(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
@@ -124,45 +121,36 @@ class DistanceEstimator:
         return self._by_bandwidth[factor, couple]
 
     @cached_property
-    def _perturbed(self) -> list[list[DistanceEstimator]]:
-        """The laws as they are, and with one of them off by its quadrature error either way."""
-        perturbed = []
-        for law, other, first in ((self.p, self.q, True), (self.q, self.p, False)):
-            for ends in law._perturbed():
-                pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
-                perturbed.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
-        return perturbed
-
-    @cached_property
     def _nodes(self) -> Array:
         """A grid for both laws' smooth parts; empty if they are points."""
         if self._grid is not None:
             return self._grid._nodes
-        pieces = [law._scales() for law in (self.p, self.q)]
-        smooth = [law._read for law, (place, _) in zip((self.p, self.q), pieces, strict=True) if len(place)]
-        if not smooth:
-            return np.zeros(0)
-        places, scales = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-        return resolved(smooth, places, scales)
+        smooth = [law for law in (self.p, self.q) if len(law._scales()[0])]
+        return resolved(*smooth) if smooth else np.zeros(0)
 
     def _distance(self, name: str, errors: bool = True) -> Estimate:
         """The distance of laws that have their kernels, less what noise adds; without errors, with what it adds."""
-        if (name, errors) not in self._found:
-            if name == "kl":
-                self._found[name, errors] = self._kl(errors)
-            else:
-                width, groups = self._groups
-                found = bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
-                self._found[name, errors] = found
+        if (name, errors) not in self._found and name == "kl":
+            self._found[name, errors] = self._kl(errors)
+        elif (name, errors) not in self._found:
+            width, groups = self._groups
+            found = bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
+            self._found[name, errors] = found
         return self._found[name, errors]
 
     # Distances of D = P − Q
 
     @cached_property
     def _groups(self) -> tuple[Array, list[Replicated]]:
-        """The widths of the cells of a grid, and D on it by independent groups of blocks."""
+        """The widths of the cells of a grid, and D after and before each node and its slope, by groups of blocks."""
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
-        a, b = (_vector(law, y) for law in self.coupled or (self.p, self.q))
+        laws = []
+        for law in self.coupled or (self.p, self.q):
+            after = law._distributions(y)
+            before = law._distributions(y, "left") if len(law._jumps()) else after
+            rows = np.concatenate([after.rows, before.rows, law._densities(y).rows], axis=1)
+            laws.append(Replicated(rows, after.weight))
+        a, b = laws
         if self.coupled is not None:
             return np.diff(y), [Replicated(a.rows - b.rows, a.weight)]
         return np.diff(y), [a, Replicated(-b.rows, b.weight)]
@@ -232,13 +220,6 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
         x = np.where(near, x, 0.0)
         small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
         return np.where(near, small, np.where(f > 0, f * ratio, 0.0) - f + g)
-
-
-def _vector(law: Law, y: Array) -> Replicated:
-    """The distribution function after and before each node and its slope, as one row for each block."""
-    after = law._distributions(y)
-    before = law._distributions(y, "left") if len(law._jumps()) else after
-    return Replicated(np.concatenate([after.rows, before.rows, law._densities(y).rows], axis=1), after.weight)
 
 
 def paper_kl(

@@ -1,7 +1,7 @@
 """Numbers with a standard error, which do arithmetic.
 
-An estimate remembers the source of its error, so that `e − e` is 0 ± 0 and `2e − e` is e. Errors from different draws
-are independent and add in squares; those from the same draws may have any correlation and add linearly, the worst case.
+An estimate remembers the source of its error, so `e − e` is 0 ± 0. Errors from different draws are independent and add
+in squares; those from the same draws may have any correlation and add linearly, the worst case.
 """
 
 from __future__ import annotations
@@ -85,9 +85,6 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def brief(self) -> str:
         """The number as it is read in a table: with its error where there is one."""
         return f"{self.value:.6g}" if self.error == 0 else str(self)
-
-    def _from_sources(self, sources: Sources) -> Estimate:
-        return Estimate(self.value, self.error, sources)
 
     def _repr_html_(self) -> str:
         if not np.ndim(self.value):
@@ -200,17 +197,13 @@ MANY = 10**4  # values from which Student's quantile is a series in 1/count to a
 
 
 def student(count: int, errors: float = 1.0) -> float:
-    """How much wider a standard error from so few independent values must be.
-
-    So many errors then cover as often as those of a normal law: one in 68 % of all cases, two in 95 %.
-    """
+    """How much wider a standard error from `count` values must be to cover like a normal law's: one error in 68 %."""
     if count < 2:
         return math.inf
     if count > MANY:
         x, z = 1 / (count - 1), errors**2
-        return 1 + x * (
-            (z + 1) / 4 + x * ((5 * z**2 + 16 * z + 3) / 96 + x * (3 * z**3 + 19 * z**2 + 17 * z - 15) / 384)
-        )
+        third = (3 * z**3 + 19 * z**2 + 17 * z - 15) / 384
+        return 1 + x * ((z + 1) / 4 + x * ((5 * z**2 + 16 * z + 3) / 96 + x * third))
     return float(scipy.special.stdtrit(count - 1, scipy.special.ndtr(errors))) / errors
 
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from .._array_api import single_threaded
+from .._sobol import Sobol
 from .._validate import SCALE, as_whole, shown
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
-from ._gaussian_mixture import GaussianMixtureND
+from ._gaussian_mixture import rectangles
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
-from ._replicas import Replicas, proportion_error
+from ._replicas import Replicas, batches, proportion_error, tail_error
+
+TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas × k) computed at a time: 1 MiB, in cache
+FAR = 1e6  # standard deviations between means above which points are compared with each mean by itself, to keep digits
+SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
+RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
 
 @single_threaded
@@ -69,7 +76,7 @@ class Joint(LawBase):
         self.component_mean = base.numbers(mean, "Joint", "mean")  # (replicas, entries)
         self.component_cov = base.numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
-        if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
+        if len(shape) != 3 or self.component_cov.shape != shape:
             shapes = f"{self.component_mean.shape} and {self.component_cov.shape}"
             raise LawError("Joint", f"mean and cov of shape {shapes} must be (replicas, k) and (replicas, k, k)")
         # from the largest and the smallest entry: np.abs would copy the covariances
@@ -98,6 +105,10 @@ class Joint(LawBase):
         """The effective sample size of the weights, 1/Σ w²."""
         return float(self._replicas.count)
 
+    @property
+    def _replicas(self) -> Replicas:
+        return Replicas(self.replicas, self.weight)
+
     def __len__(self) -> int:
         return self.dim
 
@@ -113,25 +124,21 @@ class Joint(LawBase):
     def __repr__(self) -> str:
         return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
 
+    _repr_html_ = Mixture._repr_html_
+
     @property
     def _words(self) -> list[str]:
         given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
         return super()._words + ([] if self.log_evidence is None else [given])
-
-    def _repr_html_(self) -> str:
-        from ._plot import card  # notebooks alone need it
-
-        return card(self)
 
     # Parts
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
         several = np.atleast_1d(base.points(entries, "entries", "marginal"))
-        if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
-            raise LawError("marginal", "entries", entries, "integers")
-        if (several < -self.dim).any() or (several >= self.dim).any():
-            raise LawError("marginal", "entries", entries, f"from 0 to {self.dim - 1}")
+        right = (several % 1 == 0) & (several >= -self.dim) & (several < self.dim)  # none of infinity and NaN
+        if several.ndim != 1 or not several.size or not right.all():
+            raise LawError("marginal", "entries", entries, f"integers from 0 to {self.dim - 1}")
         chosen = several.astype(np.intp)
         cov = self.component_cov[:, chosen[:, None], chosen]
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
@@ -174,7 +181,7 @@ class Joint(LawBase):
         origin = Provenance(self.status, about, quadrature_error=float(share.max()))
         return Joint(self.mean()[None], value[None], origin)
 
-    # Numbers
+    # Moments
 
     @property
     def with_error(self) -> JointWithError:
@@ -194,10 +201,6 @@ class Joint(LawBase):
         off = self.component_mean - self.mean()
         return np.asarray(self.component_cov + off[:, :, None] * off[:, None, :])
 
-    @property
-    def _replicas(self) -> Replicas:
-        return Replicas(self.replicas, self.weight)
-
     def var(self) -> Array:
         """The variance of each entry."""
         return np.diag(self.cov()).copy()
@@ -210,16 +213,31 @@ class Joint(LawBase):
         """The correlation matrix, with NaN in rows and columns of entries without variance."""
         return np.asarray(self.with_error.corr().value)
 
+    # Densities and probabilities
+
+    @cached_property
+    def _roots(self) -> tuple[Array, Array, Array]:
+        """Standard deviations, and the eigenvalues and vectors of the correlations, of each component."""
+        std = np.sqrt(np.maximum(np.diagonal(self.component_cov, axis1=1, axis2=2), 0.0))
+        unit = np.where(std > 0, std, 1.0)
+        values, vectors = np.linalg.eigh(self.component_cov / (unit[:, :, None] * unit[:, None, :]))
+        return std, values, vectors
+
+    @cached_property
+    def _singular(self) -> npt.NDArray[np.bool_]:
+        """Which components have a singular covariance, and so no density."""
+        std, values, _ = self._roots
+        return np.asarray((values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1))
+
     @property
     def singular(self) -> Estimate:
         """The probability that the covariance is singular, so that there is no joint density.
 
         Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
         """
-        singular = self._normals.singular
-        if singular.all() or not singular.any():
-            return Estimate(float(singular.all()), 0.0, self.sources)
-        share = float(singular @ self._replicas.weights)
+        if self._singular.all() or not self._singular.any():
+            return Estimate(float(self._singular.all()), 0.0, self.sources)
+        share = float(self._singular @ self._replicas.weights)
         return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
 
     @property
@@ -231,18 +249,62 @@ class Joint(LawBase):
         return (*super().notes, without)
 
     @cached_property
-    def _normals(self) -> GaussianMixtureND:
-        return GaussianMixtureND(self.component_mean, self.component_cov, self.weight)
+    def _whitened(self) -> tuple[Array, Array]:
+        """Matrices (k, k, replicas) that whiten components, and log (weight · height); 0 and −∞ of singular ones."""
+        singular, (std, values, vectors) = self._singular, self._roots
+        if singular.all():
+            raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")
+        std, values = (np.where(singular[:, None], 1.0, a) for a in (std, values))
+        whiten = np.where(singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
+        with np.errstate(divide="ignore"):
+            weight = np.log(np.where(singular, 0.0, self._replicas.weights))
+        height = weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
+        return np.ascontiguousarray(whiten.transpose(1, 2, 0)), height
+
+    def _log_terms(self, y: Array) -> Iterator[Array]:
+        """log (w_r k_r) with k_r the density of component r, (points, replicas), some points (·, k) at a time."""
+        whiten, height = self._whitened
+        centre = self.component_mean.mean(axis=0)
+        shift = np.einsum("ri,ijr->jr", self.component_mean - centre, whiten)
+        near = np.abs(shift).max() < FAR
+        for part in batches(y, shift.size, TABLE_ENTRIES_PER_BATCH):
+            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
+                if near:  # one matrix product for all points and replicas
+                    z = ((part - centre) @ whiten.reshape(len(centre), -1)).reshape(-1, *shift.shape)
+                    z -= shift
+                else:
+                    z = np.einsum("pri,ijr->pjr", part[:, None] - self.component_mean, whiten)
+                terms = height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
+            terms[(np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)] = -np.inf
+            yield terms
+
+    def _at(self, name: str, y: npt.ArrayLike) -> tuple[Array, tuple[int, ...]]:
+        """Points (·, entries), and the shape that the user gave them."""
+        at = base.points(y, "y", name)
+        if at.ndim == 0 or at.shape[-1] != self.dim:
+            raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
+        return at.reshape(-1, self.dim), at.shape[:-1]
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density."""
-        at = self._at("logpdf", y)
-        return self._normals.logpdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
+        at, shape = self._at("logpdf", y)
+        logs = [scipy.special.logsumexp(terms, axis=1) for terms in self._log_terms(at)]
+        return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
         """The joint density; that of the remaining part where some replicas are `singular`."""
-        at = self._at("pdf", y)
-        return self._normals.pdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
+        at, shape = self._at("pdf", y)
+        return np.concatenate([np.exp(terms).sum(axis=1) for terms in self._log_terms(at)]).reshape(shape)[()]
+
+    def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
+        """The density at points (·, k) with its standard error, and with what `unseen` replicas may add to it."""
+        replicas, values, errors = self._replicas, [], []
+        for terms in self._log_terms(y):
+            each = np.divide(np.exp(terms), replicas.weights, out=np.zeros_like(terms), where=replicas.weights > 0).T
+            tail = tail_error(each, self.weight, replicas.count) if unseen else 0.0
+            values.append(replicas.mean(each))
+            errors.append(combined(replicas.spread(each), tail))
+        return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> float:
         """The probability of a rectangle: lower < Y ≤ y in every entry.
@@ -256,14 +318,22 @@ class Joint(LawBase):
         """
         return float(self.with_error.cdf(y, lower).value)
 
-    def _at(self, name: str, y: npt.ArrayLike) -> Array:
-        at = base.points(y, "y", name)
-        if at.ndim == 0 or at.shape[-1] != self.dim:
-            raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
-        return at
+    def _rectangle(self, lower: Array, upper: Array) -> Estimate:
+        """P(lower < Y ≤ upper): for each replica the mean over a few quasi-random points."""
+        count, k = self.component_mean.shape
+        many = max(1, RECTANGLE // count) if k > 1 else 1
+        u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count).reshape(many, count, -1)
+        values = rectangles(self.component_cov, lower - self.component_mean, upper - self.component_mean, u)
+        value, error = self._replicas.average(values.mean(axis=0))
+        if many > 1:  # what the points leave, by how they differ
+            error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
+        return Estimate(value, error)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        return self._normals.draws(self._replicas.choose(size, rng), rng)
+        chosen = self._replicas.choose(size, rng)
+        values, vectors = np.linalg.eigh(self.component_cov[chosen])
+        scaled = np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(values.shape)
+        return np.asarray(self.component_mean[chosen] + (vectors @ scaled[..., None])[..., 0])
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries.
@@ -280,7 +350,7 @@ class Joint(LawBase):
         return plot_joint(self, ax, entries)
 
     def _arrays(self) -> dict[str, Any]:
-        evidence = None if self.log_evidence is None else np.array(tuple(self.log_evidence))
+        evidence = None if self.log_evidence is None else tuple(self.log_evidence)
         return {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
 
     @classmethod
@@ -295,24 +365,21 @@ class Joint(LawBase):
 class JointWithError:
     """The numbers of a joint law, each as an Estimate."""
 
-    def __init__(self, law: Any) -> None:
+    def __init__(self, law: Joint) -> None:
         self._law = law
-
-    def _with_doubt(self, estimate: Estimate, doubt: Any) -> Estimate:
-        return Estimate(estimate.value, combined(estimate.error, doubt), self._law.sources)
 
     def mean(self) -> Estimate:
         law = self._law
-        mean = law._replicas.average(law.component_mean)
-        std, size = law.std(), np.abs(mean.value)
+        value, error = law._replicas.average(law.component_mean)
+        std, size = law.std(), np.abs(value)
         share = law.origin.quadrature_error if law.component_mean.any() else 0.0
-        return self._with_doubt(mean, share * np.where(std > CONSTANT * size, std, size))
+        return Estimate(value, combined(error, share * np.where(std > CONSTANT * size, std, size)), law.sources)
 
     def cov(self) -> Estimate:
         law = self._law
-        cov = law._replicas.average(law._second())
-        std = np.sqrt(np.maximum(np.diag(cov.value), 0.0))
-        return self._with_doubt(cov, law.origin.quadrature_error * np.outer(std, std))
+        value, error = law._replicas.average(law._second())
+        std = np.sqrt(np.maximum(np.diag(value), 0.0))
+        return Estimate(value, combined(error, law.origin.quadrature_error * np.outer(std, std)), law.sources)
 
     def var(self) -> Estimate:
         value, error = self.cov()
@@ -331,31 +398,30 @@ class JointWithError:
         error = np.asarray(law._replicas.average(influence).error)
         np.fill_diagonal(error, 0.0)
         np.fill_diagonal(rho, std / std)
-        return self._with_doubt(Estimate(rho, error), law.origin.quadrature_error * (1 - rho**2))
+        return Estimate(rho, combined(error, law.origin.quadrature_error * (1 - rho**2)), law.sources)
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The joint density at points (…, entries)."""
-        law, at = self._law, self._law._at("pdf", y)
-        flat, shape = at.reshape(-1, law.dim), at.shape[:-1]
-        value, error = law._normals.pdf_with_error(flat)
-        doubt = np.max([np.abs(other.pdf(flat) - value) for other in self._off()] or [0.0], axis=0)
-        total = combined(error, doubt)
-        return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
+        at, shape = self._law._at("pdf", y)
+        value, error = self._law._pdf_with_error(at)
+        changes = [np.abs(other.pdf(at) - value) for other in self._off()]
+        total = np.asarray(combined(error, np.max(changes, axis=0, initial=0.0)))
+        return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], self._law.sources)
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
         """The probability of a rectangle: lower < Y ≤ y in every entry."""
         upper, low = self._corner("y", y), self._corner("lower", -math.inf if lower is None else lower)
         if not (low <= upper).all():
             raise LawError("cdf", "lower", lower, f"at most y={shown(y)}, in every entry")
-        probability = self._law._normals.rectangle(low, upper)
-        changes = [abs(other.rectangle(low, upper).value - probability.value) for other in self._off()]
-        return self._with_doubt(probability, max(changes, default=0.0))
+        value, error = self._law._rectangle(low, upper)
+        changes = [abs(other._rectangle(low, upper).value - value) for other in self._off()]
+        return Estimate(value, combined(error, max(changes, default=0.0)), self._law.sources)
 
-    def _off(self) -> list[GaussianMixtureND]:
+    def _off(self) -> list[Joint]:
         """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
-        mean, cov, weight = self._law.component_mean, self._law.component_cov, self._law.weight
-        error = self._law.origin.quadrature_error
-        return [GaussianMixtureND(mean, cov * (1 + e), weight) for e in (error, -error) if error > 1e-14]
+        law, error = self._law, self._law.origin.quadrature_error
+        covs = [law.component_cov * (1 + e) for e in (error, -error) if error > 1e-14]
+        return [Joint(law.component_mean, cov, law.origin, law.weight) for cov in covs]
 
     def _corner(self, name: str, value: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partialmethod
+from functools import cached_property, partialmethod
 from typing import Any
 
 import numpy as np
@@ -80,11 +80,7 @@ class Law(LawBase):
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles; of P(Y > y), if `upper`."""
-        centre, scale = self.mean(), self.std()
-        if scale == 0:  # a point mass
-            return np.full(len(q), centre)
-        atoms = [at for at, _ in self.atoms]
-        return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
+        return quantiles(self, q, upper)
 
     # For distances: these defaults are for a law that is exact and has a smooth density
 
@@ -110,6 +106,7 @@ class Law(LawBase):
         """The distribution function, the rest, and the slope, of the part without jumps."""
         return self._distribution(y), self._sf(y), self._density(y)
 
+    @cached_property
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
         """Pairs of laws that are off from this one by ±ε, one for each quantity with an error ε."""
         error = self.origin.quadrature_error
@@ -130,11 +127,9 @@ class Law(LawBase):
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
         """The largest change of a number when the components of the law move by its quadrature error."""
-        changes = []
-        for plus, minus in self._perturbed():
-            value = read(self)
-            changes.append(np.maximum(np.abs(read(plus) - value), np.abs(read(minus) - value)))
-        return combined(*changes)
+        value = read(self) if self._perturbed else 0.0
+        changes = ([np.abs(read(law) - value) for law in pair] for pair in self._perturbed)
+        return combined(*(np.maximum(*pair) for pair in changes))
 
     # The public methods
 
@@ -282,22 +277,15 @@ class WithError:
         self._law = law
 
     @one_blas_thread()
-    def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
-        """A function of points, with the error of sampling and of quadrature."""
-        law = self._law
-
-        def with_doubt(p: Array) -> Estimate:
-            value, error = f(law, p)
-            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
-
-        return pointwise(operation, with_doubt, y)._from_sources(law.sources)
-
-    @one_blas_thread()
-    def _number(self, f: Callable[[Any], Estimate]) -> Estimate:
-        """A number, with the error of sampling and of quadrature."""
+    def _of(self, f: Callable[[Any], Estimate]) -> Estimate:
+        """A number or numbers of the law, with the errors of sampling and of quadrature."""
         value, error = f(self._law)
-        total = combined(error, self._law.doubt(lambda law: f(law).value))
-        return Estimate(float(value), float(total), self._law.sources)
+        return Estimate(value, combined(error, self._law.doubt(lambda law: f(law).value)), self._law.sources)
+
+    def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
+        """The same for a function of the law and of points."""
+        value, error = pointwise(operation, lambda p: self._of(lambda law: f(law, p)), y)
+        return Estimate(value, error, self._law.sources)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The quantile, with its change as the level moves by the error of the distribution function, in log odds."""
@@ -321,34 +309,35 @@ class WithError:
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function, within a circle of this error in the plane."""
-        law, at = self._law, base.points(t, "t", "cf")
+        at = base.points(t, "t", "cf")
         if (np.abs(at) > MAX_POINT).any():
             raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
-        value, error = law._cf(at.ravel())
-        error = combined(error, law.doubt(lambda other: other._cf(at.ravel()).value))
-        return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], law.sources)
+        value, error = self._of(lambda law: law._cf(at.ravel()))
+        return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], self._law.sources)
 
     def moment(self, order: int) -> Estimate:
         k = base.checked_order(order)
-        return self._number(lambda law: law._moment(k))
+        return self._of(lambda law: law._moment(k))
 
     def std(self) -> Estimate:
         value, error = self.var()
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
-        return self._law._shape()[1]._from_sources(self._law.sources)
+        _, (value, error) = self._law._shape()
+        return Estimate(value, error, self._law.sources)
 
     def skewness(self) -> Estimate:
-        return self._law._shape()[0]._from_sources(self._law.sources)
+        (value, error), _ = self._law._shape()
+        return Estimate(value, error, self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
-        return self._number(lambda law: expectation(law, func))
+        return self._of(lambda law: expectation(law, func))
 
     median = partialmethod(ppf, 0.5)
     mean = partialmethod(moment, 1)
-    var = partialmethod(_number, lambda law: law._var())
-    entropy = partialmethod(_number, entropy)
+    var = partialmethod(_of, lambda law: law._var())
+    entropy = partialmethod(_of, entropy)
     pdf = partialmethod(_at, "pdf", lambda law, y: law._pdf(y))
     cdf = partialmethod(_at, "cdf", lambda law, y: law._cdf(y))
     sf = partialmethod(_at, "sf", lambda law, y: Estimate(law._sf(y), law._cdf(y).error))

@@ -89,17 +89,16 @@ def load(path: str | os.PathLike[str]) -> Any:
                 raise ValueError("its arrays are compressed or overlap")
             arrays = dict(archive)
             about = parsed(str(arrays.pop("about")).encode(), "its description")
-            if (written := about["format"]) == FORMAT:
-                if (kind := str(about["kind"])) not in KINDS:
-                    raise ValueError(f"its kind is {shown(kind)}")
-                return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
+            if about["format"] != FORMAT:
+                raise ValueError(f"its format is {shown(about['format'])}; this version reads {FORMAT}")
+            if (kind := str(about["kind"])) not in KINDS:
+                raise ValueError(f"its kind is {shown(kind)}")
+            return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
         except Exception as error:  # what a damaged archive may raise is not documented
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
             damage = f"is not a law, or is damaged ({why or type(error).__name__})"
             raise LawError("load", f"{named(path)} {damage}: it must be a file that law.save(path) wrote") from None
-    other = f"{named(path)} has format {shown(written)}; this version reads {FORMAT}"
-    raise LawError("load", f"{other}: write it again with law.save")
 
 
 def _origin(notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **words: Any) -> Provenance:
@@ -113,17 +112,15 @@ def _origin(notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, *
 
 
 class LawBase:
-    """A law with its provenance. A law that can be saved has `_arrays()`, which `_from_arrays` takes."""
+    """A law with its provenance."""
 
     origin: Provenance
     _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
+    _arrays: Callable[[], dict[str, Any]]  # what `save` writes, and `_from_arrays` takes
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.__name__] = cls
-
-    def _arrays(self) -> dict[str, Any]:
-        raise LawError("save", f"a {type(self).__name__} cannot be saved")
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Any:
@@ -189,9 +186,9 @@ class LawBase:
         draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs: data alone."""
-        return {name: value for name, value in self.__dict__.items() if name != "_formula"}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process has the data of a file, and none of the functions that made the law."""
+        return partial(type(self)._from_arrays, self.origin, **self._arrays()), ()
 
     def save(self, path: str | Path) -> None:
         """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""
@@ -229,10 +226,9 @@ def checked_draws(argument: Any) -> Array:
     if draws is None:
         raise LawError("draws", f"{shown(argument)} must be real numbers")
     draws = draws.ravel()
-    if draws.size < 2 or not np.isfinite(draws).all() or draws.min() == draws.max():
-        raise LawError("draws", f"{shown(argument)} must be at least two finite numbers, not all alike")
-    if np.abs(draws).max() > MAX_MAGNITUDE:
-        raise LawError("draws", f"{shown(argument)} must be below {MAX_MAGNITUDE:g} in size")
+    if draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
+        allowed = f"at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
+        raise LawError("draws", f"{shown(argument)} must be {allowed}")
     return draws
 
 

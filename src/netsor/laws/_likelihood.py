@@ -89,15 +89,12 @@ def fitted(mean: Array, columns: Array, data: Observations) -> tuple[Array, Arra
 def updated_by_columns(
     mean: Array, columns: Array, data: Observations, rows: slice | npt.NDArray[np.intp] = slice(None)
 ) -> tuple[Array, Array]:
-    """Each replica's mean and covariance of some entries given data, from m and C: as in `updated`.
-
-    With fewer columns than data, as m + C β and C B^(−1) C^T (see `_solution`).
-    """
+    """Each replica's mean and covariance of some entries given data, from m and C: as in `updated`."""
     root, beta, rest = _solution(mean, columns, data)
     if rest is None:
         new_mean, new_cov = updated(mean, columns @ np.swapaxes(columns, 1, 2), data)[:2]
         return new_mean[:, rows], new_cov[:, rows][:, :, rows]
-    some = columns[:, rows]
+    some = columns[:, rows]  # m + C β and C B^(−1) C^T, see `_solution`
     half = _solved(root, np.swapaxes(some, 1, 2))
     return mean[:, rows] + np.einsum("rnk,rk->rn", some, beta), np.swapaxes(half, 1, 2) @ half
 
@@ -109,11 +106,9 @@ def log_density(root: Array, z: Array) -> Array:
 
 
 def _solution(mean: Array, columns: Array, data: Observations) -> tuple[Array, Array, Array | None]:
-    """R of C C^T + τ²I and R^(−1) (y − m); with fewer columns than data R of C^T C, β, and what β leaves of the data.
-
-    In units of the noise, y' = (y − m)/τ, C' = C/τ: with B = I + C'^T C' = R R^T and β = B^(−1) C'^T y' the quadratic
-    form of the density is |y' − C' β|² + |β|², without a difference of large numbers; and |C C^T + τ²I| = |B| Π τ².
-    """
+    """R of C C^T + τ²I and R^(−1) (y − m); with fewer columns than data R of C^T C, β and the rest of the data."""
+    # In units of the noise, y' = (y − m)/τ, C' = C/τ: with B = I + C'^T C' = R R^T and β = B^(−1) C'^T y' the quadratic
+    # form of the density is |y' − C' β|² + |β|², without a difference of large numbers; and |C C^T + τ²I| = |B| Π τ².
     entries, values, tau = data
     off, own = values - mean[:, entries], columns[:, entries]
     largest = np.einsum("rnk,rnk->rn", own, own).max()
@@ -152,11 +147,8 @@ def _root(cov: Array, tau: Array) -> Array:
 
 
 def log_likelihood_on_device(library: Any, mean: Any, columns: Any, data: Observations) -> Any:
-    """log N(y; m, C C^T + τ²I) of each replica; NaN where rounding would hide it, or there is no such density.
-
-    A library has `xp`, `cholesky` (NaN where it fails) and `triangular(C, b)`, X with X C^T = b.
-    """
-    xp = library.xp
+    """log N(y; m, C C^T + τ²I) of each replica; NaN where rounding would hide it, or there is no such density."""
+    xp = library.xp  # it also has `cholesky` (NaN where it fails) and `triangular(C, b)`, X with X C^T = b
     entries, values, tau = (xp.asarray(np.array(part)) for part in data)
     off, own = values - xp.take(mean, entries, axis=1), xp.take(columns, entries, axis=1)
     count, rank = own.shape[1:]

@@ -52,11 +52,9 @@ PRIOR = Reference(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, 0)))
 
 
 def reference(z: Array) -> Reference:
-    """Student's t for the coordinates of particles (k, size) on which the data have said something.
-
-    Covariances of many coordinates from few particles are noise, so that only the clearest are taken. They are taken as
-    they are: to draw correlations towards 0 would widen the directions that data make narrow, and hold chains back.
-    """
+    """Student's t for the coordinates of particles (k, size) on which the data have said something."""
+    # Covariances of many coordinates from few particles are noise, so only the clearest are taken, without shrinkage:
+    # it would widen the directions that data make narrow, and hold chains back.
     count = len(np.unique(z[:, 0]))  # particles that were drawn several times say no more
     mean, std = z.mean(axis=0), z.std(axis=0)
     ready = (z - mean) / np.where(std > 0, std, 1.0)
@@ -175,25 +173,23 @@ def evidences(
 
 def step_from(power: float, height: Array) -> float:
     """How far the power may grow, to 1 at most, for particles with these log likelihoods."""
-    step = 1.0 - power
-    if _effective_fraction(step * height) >= TARGET_ESS_FRACTION:
-        return step
-    low, high = 0.0, step
+
+    def enough(step: float) -> bool:
+        w = np.exp(step * height - (step * height).max())
+        return bool(w.sum() ** 2 / np.sum(w**2) >= TARGET_ESS_FRACTION * len(w))
+
+    low, high = 0.0, 1.0 - power
+    if enough(high):
+        return high
     for _ in range(60):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _effective_fraction(middle * height) >= TARGET_ESS_FRACTION else (low, middle)
+        low, high = (middle, high) if enough(middle) else (low, middle)
     return max(low, LEAST, SLOWEST * power)
 
 
 def steps_after(first: float) -> int:
     """About how many steps of the power follow the first one: as measured, in proportion to its logarithm."""
     return math.ceil(-STEPS * math.log(first))
-
-
-def _effective_fraction(log_weight: Array) -> float:
-    """The effective share of particles with these weights."""
-    w = np.exp(log_weight - log_weight.max())
-    return float(w.sum() ** 2 / np.sum(w**2) / len(w))
 
 
 def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
@@ -207,30 +203,31 @@ def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
 
 
 def mean_of_logs(logs: Array) -> tuple[float, float, float]:
-    """log of the mean of exp over independent runs, its error, and their spread: standard deviation over mean.
-
-    Two errors cover in 95 % of all cases, so that one covers in more than 68 %: in 74 % for eight runs.
-    """
+    """log of the mean of exp over independent runs, its error, and their spread: standard deviation over mean."""
     top = float(logs.max())
     each = np.exp(logs - top)
     spread = float(each.std(ddof=1) / each.mean())
+    # two errors cover in 95 % of all cases, so that one covers in more than 68 %: in 74 % for eight runs
     return top + math.log(each.mean()), student(len(logs), 2.0) * spread / math.sqrt(len(logs)), spread
 
 
 def r_hat(draws: Array) -> Array:
     """R-hat of each quantity: the larger of that of the ranks and that of the ranks of distances to the median."""
-    folded = np.abs(draws - np.median(draws, axis=(0, 1)))
-    return np.maximum(_ratio(_ranked(_split(draws))), _ratio(_ranked(_split(folded))))
+    ratios = []
+    for values in (draws, np.abs(draws - np.median(draws, axis=(0, 1)))):
+        x, within, between = _ranked(values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.sqrt(1 - 1 / x.shape[1] + between / within)
+        ratios.append(np.where(within > 0, ratio, np.where(between > 0, np.inf, 1.0)))
+    return np.maximum(*ratios)
 
 
 def effective(draws: Array) -> Array:
     """How many independent draws would say as much of the mean of each quantity's ranks, after Geyer (1992)."""
-    x = _ranked(_split(draws))
+    x, within, between = _ranked(draws)
     chains, length, _ = x.shape
     total = chains * length
-    within, between = _variances(x)
-    off = x - x.mean(axis=1, keepdims=True)
-    spectrum = np.fft.rfft(off, 2 * length, axis=1)
+    spectrum = np.fft.rfft(x - x.mean(axis=1, keepdims=True), 2 * length, axis=1)
     auto = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)[:, :length].mean(axis=0) / length  # (lags, quantities)
     whole = within * (length - 1) / length + between
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -243,27 +240,11 @@ def effective(draws: Array) -> Array:
     return np.asarray(np.minimum(total / time, total * np.log10(max(total, 10))))
 
 
-def _split(draws: Array) -> Array:
-    """Every chain in two halves, so that a chain that drifts disagrees with itself."""
+def _ranked(draws: Array) -> tuple[Array, Array, Array]:
+    """Normal scores of the ranks over all chains, and their variances within chains and of the means of chains."""
+    # of scores a mean and a variance exist; in two halves, a chain that drifts disagrees with itself
     half = draws.shape[1] // 2
-    return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
-
-
-def _ranked(x: Array) -> Array:
-    """Normal scores of the ranks over all chains: for them a mean and a variance exist."""
-    flat = x.reshape(-1, x.shape[-1])
-    ranks = scipy.stats.rankdata(flat, axis=0)
-    return np.asarray(scipy.special.ndtri((ranks - 0.375) / (len(flat) + 0.25))).reshape(x.shape)
-
-
-def _variances(x: Array) -> tuple[Array, Array]:
-    """Within chains, and of their means."""
-    return x.var(axis=1, ddof=1).mean(axis=0), x.mean(axis=1).var(axis=0, ddof=1)
-
-
-def _ratio(x: Array) -> Array:
-    length = x.shape[1]
-    within, between = _variances(x)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.sqrt((length - 1) / length + between / within)
-    return np.where(within > 0, ratio, np.where(between > 0, np.inf, 1.0))
+    x = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
+    ranks = scipy.stats.rankdata(x.reshape(-1, x.shape[-1]), axis=0).reshape(x.shape)
+    x = np.asarray(scipy.special.ndtri((ranks - 0.375) / (x.shape[0] * x.shape[1] + 0.25)))
+    return x, x.var(axis=1, ddof=1).mean(axis=0), x.mean(axis=1).var(axis=0, ddof=1)

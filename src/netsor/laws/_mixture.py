@@ -241,8 +241,6 @@ class Mixture(Components, Law):
         smooth = self.component_var.any()
         return super().support() if smooth else (float(self.component_mean.min()), float(self.component_mean.max()))
 
-    # Others
-
     def latex(self) -> str:
         """The formula of the law: that of the program at infinite width; of a single component, N(m, v)."""
         if self._formula is None and len(self.component_var) == 1:

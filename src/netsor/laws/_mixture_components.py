@@ -14,6 +14,7 @@ from ._gaussian_mixture import GaussianMixture1D
 from ._law_base import MAX_MAGNITUDE, LawError, Provenance, checked_origin, checked_weights, numbers
 from ._replicas import BLOCKS, Replicas, Replicated
 
+Indices = npt.NDArray[np.intp]
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by this many quantiles
 ROUNDING = 2e-12  # relative difference of two points that only rounding causes
 CELL = 0.01  # width of a cell in log v, in `compress`
@@ -24,20 +25,14 @@ SINGLES = 10  # least number of points that occur once to count as draws; fewer 
 
 
 def cell_width(span: float, cell: float = CELL) -> float:
-    """The width of cells for variances of this span in log v."""
+    """The width of cells for variances of this span in log v: `cell`, doubled until CELLS of them suffice."""
     return float(cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))))
 
 
 def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = None) -> GaussianMixture1D:
-    """Few Gaussians N(0, v) instead of many.
-
-    Cells of width h in log v, and in each the two-point rule with the cell's mass, mean, variance and third moment of
-    v, so exact for cubics in v; its nodes lie in the cell. The density at y errs by about (h/2)⁴/4! of 1/√v: 3e-11 with
-    h = 0.01. Where variances span more than CELLS such cells, h is doubled until they do not.
-
-    With blocks the weights are (nodes, blocks): the rule of all, in each cell with the mass and the mean of each block,
-    so that the blocks add up to the whole.
-    """
+    """Few Gaussians N(0, v) instead of many; with blocks, their weights are (nodes, blocks) and add up to the whole."""
+    # Cells of width h in log v, and in each the two-point rule of the cell, which is exact for cubics in v and has its
+    # nodes in the cell. The density at y errs by about (h/2)⁴/4! of 1/√v: 3e-11 with h = 0.01.
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
     index, unit = cells(var, np.array([len(var)]), CELL)
     mass, high, low, share, reach, centred = two_points(var, w, index, unit)
@@ -50,7 +45,7 @@ def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = No
     return GaussianMixture1D(np.zeros_like(nodes), nodes, np.concatenate([upper[keep], (mass - upper)[keep]]))
 
 
-def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDArray[np.intp], Array]:
+def cells(var: Array, sizes: Indices, cell: float) -> tuple[Indices, Array]:
     """The cell of each variance and the middle of each cell, for sets of these sizes, each with its own cells."""
     x = np.log(var)
     starts = np.cumsum(sizes) - sizes
@@ -64,12 +59,10 @@ def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDA
     return place, np.exp(h[:, None] * (first[:, None] + np.arange(most) + 0.5)).ravel()
 
 
-def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -> tuple[Array, ...]:
-    """Of each cell the rule with its mass, mean, variance and third moment.
-
-    It has the mass, the higher and the lower node, the share of the mass that the higher one has, and half their
-    distance over the middle of the cell; then, for each variance, its difference from the mean of its cell over that.
-    """
+def two_points(var: Array, w: Array, index: Indices, unit: Array) -> tuple[Array, ...]:
+    """Of each cell the rule of two nodes with its mass, mean, variance and third moment."""
+    # The mass, the higher and the lower node, the share of the mass that the higher one has, and half their distance
+    # over the middle of the cell; then, for each variance, its difference from the mean of its cell over that.
     v = var / unit[index] - 1
     mass = np.asarray(np.bincount(index, w, len(unit)), dtype=np.float64)
     safe = np.where(mass > 0, mass, 1.0)
@@ -88,15 +81,15 @@ def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -
 class Blocks(NamedTuple):
     """Which block each of some components belongs to, and how many blocks there are."""
 
-    labels: npt.NDArray[np.intp]
+    labels: Indices
     number: int
 
-    def of(self, which: npt.NDArray[np.intp]) -> Blocks:
+    def of(self, which: Indices) -> Blocks:
         """The same for some of the components."""
         return Blocks(self.labels[which], self.number)
 
 
-def summed(index: npt.NDArray[np.intp], weight: Array, size: int, blocks: Blocks | None) -> Array:
+def summed(index: Indices, weight: Array, size: int, blocks: Blocks | None) -> Array:
     """Weights added up by index, (size,), or (size, blocks)."""
     if blocks is None:
         return np.bincount(index, weight, size).astype(np.float64)
@@ -104,15 +97,10 @@ def summed(index: npt.NDArray[np.intp], weight: Array, size: int, blocks: Blocks
     return np.bincount(place, weight, size * blocks.number).astype(np.float64).reshape(size, blocks.number)
 
 
-def binned(
-    mean: Array, var: float, weight: Array, blocks: Blocks | None = None, lattice: int = LATTICE
-) -> GaussianMixture1D:
-    """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points.
-
-    A mean at a share t of a step is widened by t (1 − t) steps squared; the average of that is taken off (a sixth, if
-    the means are spread; nothing, if they are all one). With 16 steps to a standard deviation what is left is below
-    1e-5 of the density. With blocks, the weights are (nodes, blocks).
-    """
+def binned(mean: Array, var: float, weight: Array, blocks: Blocks | None, lattice: int) -> GaussianMixture1D:
+    """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points."""
+    # A mean at a share t of a step is widened by t (1 − t) steps squared, and the average of that is taken off. With 16
+    # steps to a standard deviation what is left is below 1e-5 of the density.
     step = float(np.sqrt(var)) / lattice
     place = (mean - mean.min()) / step
     left = np.floor(place).astype(np.intp)
@@ -120,19 +108,14 @@ def binned(
     at, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
     twice = None if blocks is None else Blocks(np.tile(blocks.labels, 2), blocks.number)
     total = summed(index, np.concatenate([weight * (1 - share), weight * share]), len(at), twice)
-    mass = weight.sum()
-    widened = weight @ (share * (1 - share)) / mass if mass > 0 else 0.0
+    widened = weight @ (share * (1 - share)) / (weight.sum() or 1.0)
     return GaussianMixture1D(mean.min() + step * at, np.full(len(at), var - widened * step**2), total)
 
 
 def merged(given: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
-    """Few of many Gaussians of different means and variances: cells of log v, each of one variance, on a lattice.
-
-    Within a cell of width 0.02 variances differ from their mean by 1% at most, which over many components is second
-    order in the density: it errs by about 1e-5 of its largest value (7e-5 for 3,000 components), so by more than that
-    of its own in the tails. The weights are (nodes, blocks). A few Gaussians, or those that are not fewer on a lattice,
-    stay as they are.
-    """
+    """Few of many Gaussians, with weights (nodes, blocks): cells of log v, each of one variance, on a lattice."""
+    # Within a cell of width 0.02 variances differ from their mean by 1% at most, which over many components is second
+    # order in the density: it errs by about 1e-5 of its largest value (7e-5 for 3,000 components).
     every = np.arange(len(given.mean))
     if len(every) > MAX_COMPONENTS:
         x = np.log(given.var)
@@ -142,9 +125,9 @@ def merged(given: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
             k = np.flatnonzero(place == cell)
             total = given.weight[k].sum()
             var = float(given.weight[k] @ given.var[k] / total) if total > 0 else float(given.var[k].mean())
-            parts.append(binned(given.mean[k], var, given.weight[k], blocks.of(k)))
+            parts.append(binned(given.mean[k], var, given.weight[k], blocks.of(k), LATTICE))
         fewer = GaussianMixture1D(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        if 2 * len(fewer.mean) < len(every):
+        if 2 * len(fewer.mean) < len(every):  # else they are not worth it
             return fewer
     return given._replace(weight=summed(every, given.weight, len(every), blocks))
 
@@ -152,7 +135,7 @@ def merged(given: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
 class Points(NamedTuple):
     """The replicas that have no variance: draws, and atoms with their masses."""
 
-    draws: npt.NDArray[np.intp]  # which replicas
+    draws: Indices  # which replicas
     atoms: Array
     masses: Array
 
@@ -227,7 +210,7 @@ class Components:
         return Points(point[single[inverse]], at[~single], masses[~single])
 
     @cached_property
-    def _smooth(self) -> npt.NDArray[np.intp]:
+    def _smooth(self) -> Indices:
         return np.flatnonzero(self.component_var > 0)
 
     @cached_property
@@ -257,15 +240,12 @@ class Components:
         return self._weighted(self.component_weight)
 
     @cached_property
-    def _blocks(self) -> tuple[npt.NDArray[np.intp], Blocks, Array, Array]:
-        """Which component each share belongs to, its block and its weight there; and the weights of the blocks.
-
-        A replica is in one block. Counts are split into blocks at random.
-        """
-        if self.count is None:
+    def _blocks(self) -> tuple[Indices, Blocks, Array, Array]:
+        """Which component each share belongs to, its block and its weight there; and the weights of the blocks."""
+        if self.count is None:  # a replica is in one block
             which = np.arange(self.replicas)
             labels, share = which * min(BLOCKS, self.replicas) // self.replicas, self.component_weight
-        else:
+        else:  # counts are split at random
             rng = np.random.default_rng([self.replicas, len(self.count)])
             whole = np.floor(self.count).astype(np.int64)  # two nodes share the count of a cell: there may be fractions
             split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)) + (self.count - whole)[:, None] / BLOCKS

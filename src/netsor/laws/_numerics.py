@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from ._law_base import LawError, points
 from ._replicas import Jackknife, jackknife
 
 Function = Callable[[Array], Array]
-Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at points
 
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
 GONE = 1e-18  # largest probability beyond the last node
@@ -29,8 +28,10 @@ FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
-def resolved(functions: Sequence[Read], places: Array, scales: Array) -> Array:
-    """Nodes between which every function is a cubic, nearly; `places` and `scales` are where to begin."""
+def resolved(*laws: Any) -> Array:
+    """Nodes between which the distribution functions of laws, without their jumps, are cubics, nearly."""
+    functions = [law._read for law in laws]
+    places, scales = np.concatenate([law._scales() for law in laws], axis=1)
     y = np.unique((places[:, None] + scales[:, None] * FIRST).ravel())
     step, more = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4, []
     for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):  # on both sides until nothing is left beyond
@@ -62,58 +63,51 @@ def resolved(functions: Sequence[Read], places: Array, scales: Array) -> Array:
     return np.unique(np.concatenate([part[0] for part in nodes]))
 
 
-def integrated(integrand: Callable[[Array], Array], nodes: Array, every: int = 3) -> tuple[Array, Array]:
+def integrated(integrand: Function, nodes: Array) -> tuple[Array, Array]:
     """Points and weights of a Gauss rule on cells between nodes, halved until the integral settles to INTEGRAL_RTOL."""
-    nodes = np.append(nodes[:-1:every], nodes[-1])  # a Gauss rule does more in a cell than a cubic
-    a, b = nodes[:-1], nodes[1:]
-    done: list[tuple[Array, Array]] = []
-    total = 0.0
+
+    def gauss(cells: Array) -> tuple[Array, Array]:
+        left, right = cells[..., None]
+        return (left + right) / 2 + (right - left) / 2 * NODES, (right - left) / 2 * WEIGHTS
+
+    def integrals(cells: Array) -> Array:
+        points, weights = gauss(cells)
+        return np.asarray(np.sum(weights * integrand(points.ravel()).reshape(points.shape), axis=1))
+
+    nodes = np.append(nodes[:-1:3], nodes[-1])  # a Gauss rule does more in a cell than a cubic
+    cells, done, total = np.stack([nodes[:-1], nodes[1:]]), [], 0.0
     for _ in range(40):
-        whole = _rule(a, b, integrand)
+        a, b = cells
         c = a + (b - a) / 2
-        halves = _rule(np.concatenate([a, c]), np.concatenate([c, b]), integrand).reshape(2, -1).sum(axis=0)
-        size = np.abs(total) + np.abs(halves).sum()
+        halves = np.concatenate([[a, c], [c, b]], axis=1)
+        whole, parts = integrals(cells), integrals(halves).reshape(2, -1).sum(axis=0)
         # each cell may be off by as much as all of them together divided by their root: errors have either sign
-        close = np.maximum(INTEGRAL_RTOL * size / np.sqrt(len(a)), INTEGRAL_ATOL)
-        settled = ~(np.abs(whole - halves) > close) | (c <= a) | (c >= b)
-        total += float(np.abs(halves[settled]).sum())
-        done.append((np.concatenate([a[settled], c[settled]]), np.concatenate([c[settled], b[settled]])))
-        left, right, c = a[~settled], b[~settled], c[~settled]
-        a, b = np.concatenate([left, c]), np.concatenate([c, right])
-        if not len(a) or len(a) > MAX_NODES:
+        close = np.maximum(INTEGRAL_RTOL * (total + np.abs(parts).sum()) / np.sqrt(len(a)), INTEGRAL_ATOL)
+        settled = ~(np.abs(whole - parts) > close) | (c <= a) | (c >= b)
+        total += float(np.abs(parts[settled]).sum())
+        done.append(halves[:, np.tile(settled, 2)])
+        cells = halves[:, ~np.tile(settled, 2)]
+        if not cells.size or cells.shape[1] > MAX_NODES:
             break
-    done.append((a, b))
-    a, b = (np.concatenate(ends) for ends in zip(*done, strict=True))
-    points = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * NODES
+    points, weights = gauss(np.concatenate([*done, cells], axis=1))
     order = np.argsort(points.ravel())
-    return points.ravel()[order], ((b - a)[:, None] / 2 * WEIGHTS).ravel()[order]
-
-
-def _rule(a: Array, b: Array, integrand: Callable[[Array], Array]) -> Array:
-    """The integral over each cell."""
-    half = (b - a)[:, None] / 2
-    points = (a + b)[:, None] / 2 + half * NODES
-    return np.asarray((half * WEIGHTS * integrand(points.ravel()).reshape(points.shape)).sum(axis=1))
+    return points.ravel()[order], weights.ravel()[order]
 
 
 def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[float, float]:
-    """By how much a number changes from kernels of bandwidth h, where it is `value`, to √2 h; and its bias for h.
-
-    `number` is a function of the bandwidth, in units of h. A bias proportional to h^p grows by ρ = 2^(p/2) with each
-    factor √2, so it is the change over ρ − 1. p is 2 for a smooth density, 1 for one with an edge, and less where two
-    edges meet; the changes from h/√2 to h and on to √2 h tell which. If their signs differ, both are noise.
-    """
+    """By how much a number changes from kernels of bandwidth h, where it is `value`, to √2 h; and its bias for h."""
+    # A bias proportional to h^p grows by ρ = 2^(p/2) with each factor √2, so it is the change over ρ − 1. p is 2 for a
+    # smooth density, 1 for one with an edge, and less where two edges meet; the changes from h/√2 to h and on to √2 h
+    # tell which. If their signs differ, both are noise.
     change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
     ratio = change / before if before else 2.0
     return change, change / (min(max(ratio, MIN_GROWTH), 2.0) - 1) if ratio > 0 else change
 
 
 def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: float, draws: float) -> Array:
-    """How far a kernel estimate of a density may be off because of its bandwidth; `density` takes others, as factors.
-
-    Where the density is smooth the bias is proportional to h², so it is the change from h² to 2h². Near an edge or a
-    steep rise it is not: there narrower kernels show it, and the largest change counts that is no noise of theirs.
-    """
+    """How far a kernel estimate of a density may be off by its bandwidth; `density` takes others, as factors."""
+    # Where the density is smooth the bias is proportional to h², so it is the change from h² to 2h². Near an edge or a
+    # steep rise it is not: there narrower kernels show it, and the largest change counts that is no noise of theirs.
     bias = np.abs(density(math.sqrt(2)) - value)
     for factor in NARROWER:
         other = density(factor)
@@ -126,22 +120,12 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
     return np.asarray(bias)
 
 
-def _quadrature(law: Any, integrand: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Points and weights for an integral over a law with a density."""
-    return integrated(integrand, resolved([law._read], *law._scales()))
-
-
 def entropy(law: Any) -> Estimate:
     """−E[log f(Y)]; draws have kernels. −∞ for a law with atoms."""
     if law.atoms:
         return Estimate(-math.inf, 0.0)
     dense, smoothing = law._dense(), 0.0
-
-    def integrand(y: Array) -> Array:
-        log_f = dense._logpdf(y)
-        return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
-
-    y, weights = _quadrature(dense, integrand)
+    y, weights = integrated(lambda y: scipy.special.entr(np.maximum(dense._density(y), 0.0)), resolved(dense))
 
     def of(law: Any) -> Jackknife:
         densities = [law._densities(y)]
@@ -155,34 +139,34 @@ def entropy(law: Any) -> Estimate:
 
 def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     """E[f(Y)]: over the density by quadrature, and at the atoms."""
+    if not callable(f):
+        raise LawError("expect", "func", f, "a function of numbers")
+
+    def called(y: Array) -> Array:
+        values = np.asarray(f(y), dtype=np.float64)
+        if values.shape not in ((), y.shape):
+            raise LawError("expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number")
+        values = np.broadcast_to(values, y.shape)
+        if not np.isfinite(values).all():
+            bad = y[~np.isfinite(values)][0]
+            raise LawError("expect", f"func({bad:g}) is not finite: the expectation is not known")
+        return values
+
     value, error, dense, wider = 0.0, 0.0, law._dense(), law._dense(ROOT_TWO)
     if len(dense._scales()[0]):
-        y, weights = _quadrature(dense, lambda y: _called(f, y) * dense._density(y))
-        heights = weights * _called(f, y)
+        y, weights = integrated(lambda y: called(y) * dense._density(y), resolved(dense))
+        heights = weights * called(y)
 
         def over(law: Any) -> Jackknife:
             return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])
 
         value, _, error, _ = over(dense)
         error = error if wider is dense else combined(error, over(wider).value - value)
-    atoms = law.atoms
-    at = _called(f, np.array([place for place, _ in atoms])) if atoms else ()
-    # what one atom has too much others have too little, so that the errors of their masses add in the worst case
-    value += math.fsum(height * mass.value for height, (_, mass) in zip(at, atoms, strict=True))
-    return Estimate(value, error + math.fsum(abs(h) * mass.error for h, (_, mass) in zip(at, atoms, strict=True)))
-
-
-def _called(f: Callable[[Any], Any], y: Array) -> Array:
-    if not callable(f):
-        raise LawError("expect", "func", f, "a function of numbers")
-    values = np.asarray(f(y), dtype=np.float64)
-    if values.shape not in ((), y.shape):
-        raise LawError("expect", f"func gave shape {values.shape} for {y.shape}: it must act on each number")
-    values = np.broadcast_to(values, y.shape)
-    if not np.isfinite(values).all():
-        bad = y[~np.isfinite(values)][0]
-        raise LawError("expect", f"func({bad:g}) is not finite: the expectation is not known")
-    return values
+    for at, mass in law.atoms:
+        height = float(called(np.array([at]))[0])
+        value += height * mass.value
+        error += abs(height) * mass.error  # errors of masses add in the worst case: their sum is 0
+    return Estimate(value, error)
 
 
 def log_share(share: Array, rest: Array) -> Array:
@@ -207,14 +191,15 @@ LOG_ZERO = 1e4  # −LOG_ZERO stands for log 0: it is below the logarithm of eve
 LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
 
 
-def quantiles(
-    q: Array, upper: bool, below: Function, above: Function, centre: float, scale: float, atoms: list[float]
-) -> Array:
-    """Where P(Y ≤ y), given by `below`, is q; or if `upper` where P(Y > y), given by `above`, is."""
+def quantiles(law: Any, q: Array, upper: bool) -> Array:
+    """Where P(Y ≤ y) is q; or if `upper` where P(Y > y) is."""
     from scipy.optimize import elementwise  # slow to import
 
     result = np.where((q == 0) != upper, -np.inf, np.inf)
     inner = np.flatnonzero((q > 0) & (q < 1))
+    centre, scale = law.mean(), law.std()
+    if scale == 0:  # a point mass
+        return np.full(len(q), centre)
     if not len(inner):
         return result
     level = q[inner]
@@ -224,7 +209,7 @@ def quantiles(
         value = np.empty(len(y))
         for part, left in ((low, not upper), (~low, upper)):  # from the side where the probability is small
             if part.any():
-                small = below(y[part]) if left else above(y[part])
+                small = law._distribution(y[part]) if left else law._sf(y[part])
                 wanted = level[part] if left != upper else 1 - level[part]
                 with np.errstate(divide="ignore"):
                     log_ratio = np.maximum(np.log(np.maximum(small, 0.0)), -LOG_ZERO) - np.log(wanted)
@@ -236,7 +221,7 @@ def quantiles(
     root = elementwise.find_root(excess, bracket, args=(level,), tolerances={"xatol": 1e-17 * scale})
     # a root, or where there is none the upper end of the bracket, which has closed around a jump
     low, high = root.bracket[0], np.where(root.f_x == 0, root.x, root.bracket[1])
-    for at in atoms:
+    for at, _ in law.atoms:
         near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= high))
         high[near[excess(np.full(len(near), at), level[near]) >= -LEVEL_RTOL]] = at
     result[inner] = high
@@ -257,8 +242,9 @@ def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike) 
     error, finite = np.zeros_like(value), np.isfinite(flat)
     if finite.any():
         value[finite], error[finite] = f(flat[finite])
-    value, error = value.reshape(at.shape), error.reshape(at.shape)
-    return Estimate(float(value), float(error)) if at.ndim == 0 else Estimate(value, error)
+    if at.ndim == 0:
+        return Estimate(float(value[0]), float(error[0]))
+    return Estimate(value.reshape(at.shape), error.reshape(at.shape))
 
 
 def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike) -> Any:

@@ -11,7 +11,6 @@ import numpy as np
 from .._html import density, note, table, title
 from .._mpl_style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from .._validate import shown
-from ._gaussian_mixture import GaussianMixtureND
 from ._law_base import LawError
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
@@ -24,25 +23,24 @@ MIN_RIDGE_CELLS = 0.7  # of a cell: least standard deviation shown; narrower rid
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
-def _is_axes(given: Any) -> bool:
-    """Whether it has the methods of matplotlib's axes."""
-    return all(hasattr(given, name) for name in ("plot", "fill_between", "contour", "figure"))
-
-
-def _axes(ax: Any) -> Any:
-    """The axes that are given, or pyplot's current ones."""
+def _axes(ax: Any, two: bool = False) -> list[Any]:
+    """The axes that are given, at most one or `two`; if None, pyplot's current ones, or two in a new figure."""
     if ax is None:
         import matplotlib.pyplot as plt  # slow to import
 
-        return plt.gca()
-    if not _is_axes(ax):
-        raise LawError("plot", "ax", ax, "one of matplotlib's axes, or None for the current ones")
-    return ax
+        if not two:
+            return [plt.gca()]
+        return list(plt.figure(layout="constrained").subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0)))
+    given = list(ax) if two and isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2 else [ax]
+    if not all(hasattr(one, name) for one in given for name in ("plot", "fill_between", "contour", "figure")):
+        other = "two of them" if two else "None for the current ones"
+        raise LawError("plot", "ax", ax, f"one of matplotlib's axes, or {other}")
+    return given
 
 
 def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) -> Any:
     """The density of one law, its error, an arrow for each atom, and the Gaussian to compare with. Returns the axes."""
-    axes, y = _axes(ax), np.linspace(*_range(law, LOG_CONFIDENCE if log else CONFIDENCE), DENSITY_POINTS)
+    (axes,), y = _axes(ax), np.linspace(*_range(law, LOG_CONFIDENCE if log else CONFIDENCE), DENSITY_POINTS)
     value, error = _curve(law, y)
     top = float(value.max()) or 1.0
     colour = COLOURS[sum(line.get_linestyle() == "-" for line in axes.lines) % len(COLOURS)]
@@ -60,7 +58,7 @@ def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) ->
 
 def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
     """The densities of several laws, and below them the difference of each from the last. Returns the axes."""
-    top, bottom = _pair(ax)
+    top, *below = _axes(ax, two=True)
     low, high = zip(*(_range(law) for law in laws), strict=True)
     y = np.linspace(min(low), max(high), DENSITY_POINTS)
     curves = [_curve(law, y) for law in laws]
@@ -71,38 +69,19 @@ def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
         line = "-" if k == len(laws) - 1 else DOTTED
         _add_line(top, y, curve, error, colour, line, name)
         _add_arrows(top, law, highest, colour)
-        if k < len(laws) - 1 and bottom is not None:
-            _add_line(bottom, y, curve - last, np.hypot(error, last_error), colour, line, None)
+        for axes in below if k < len(laws) - 1 else ():
+            _add_line(axes, y, curve - last, np.hypot(error, last_error), colour, line, None)
     top.set(ylabel="density", ylim=(0, None))
-    if bottom is not None:
-        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-        bottom.set(ylabel="difference")
-    (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
+    for axes in below:
+        axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        axes.set(ylabel="difference")
+    [top, *below][-1].set(xlabel="y", xlim=(y[0], y[-1]))
     top.legend(loc="best")
-    return top if bottom is None else np.array([top, bottom])
-
-
-def _pair(ax: Any) -> tuple[Any, Any]:
-    """The axes for densities and for differences, None if these are not wanted."""
-    if ax is None:
-        import matplotlib.pyplot as plt  # slow to import
-
-        figure = plt.figure(layout="constrained")
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
-        return top, bottom
-    if _is_axes(ax):
-        return ax, None
-    if not isinstance(ax, list | tuple | np.ndarray) or len(ax) != 2 or not all(map(_is_axes, ax)):
-        raise LawError("plot", "ax", ax, "one of matplotlib's axes, or two of them")
-    return ax[0], ax[1]
+    return np.array([top, *below]) if below else top
 
 
 def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
-    """Contours of the joint density of two entries, each around a share of the probability. Returns the axes.
-
-    The density is shown as finely as the grid is: each Gaussian is widened by less than a cell, so that ridges which
-    are thinner (two tokens that attend to the same one) are seen as ridges.
-    """
+    """Contours of the joint density of two entries, each around a share of the probability. Returns the axes."""
     two = law.marginal(entries)
     if two.dim != 2:
         raise LawError("plot", "entries", entries, "two entries")
@@ -111,13 +90,14 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
         raise LawError("plot", f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not random")
     sides = [np.linspace(c - GRID_STDS * s, c + GRID_STDS * s, GRID) for c, s in zip(centre, scale, strict=True)]
     cell = 2 * GRID_STDS * scale / (GRID - 1)
-    seen = GaussianMixtureND(two.component_mean, two.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2), two.weight)
-    points = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1)
-    density = seen.pdf(points.reshape(-1, 2)).reshape(GRID, GRID)
+    # by less than a cell, so that thin ridges (two tokens that attend to the same one) are seen as ridges
+    wider = two.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2)
+    seen = type(law)(two.component_mean, wider, law.origin, law.weight)
+    density = seen.pdf(np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1))
     ordered = np.sort(density.ravel())[::-1]
     mass = np.cumsum(ordered) * np.prod(cell)
     levels = {float(ordered[min(int(np.searchsorted(mass, q)), GRID**2 - 1)]): f"{q:.0%}" for q in SHARES[::-1]}
-    axes = _axes(ax)
+    (axes,) = _axes(ax)
     lines = axes.contour(*sides, density.T, levels=sorted(levels), colors=BLUE, linewidths=1.0)
     axes.clabel(lines, fmt=levels, fontsize=6)
     axes.set(xlabel=f"entry {entries[0]}", ylabel=f"entry {entries[1]}")
@@ -135,10 +115,7 @@ def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
 
 def _curve(law: Any, y: Any) -> tuple[Any, Any]:
     """The density and its error; 0 for a law that is made of atoms."""
-    if not law._has_density:
-        return np.zeros_like(y), np.zeros_like(y)
-    value, error = law.with_error.pdf(y)
-    return value, error
+    return tuple(law.with_error.pdf(y)) if law._has_density else (np.zeros_like(y), np.zeros_like(y))
 
 
 def _add_arrows(axes: Any, law: Any, top: float, colour: str, bottom: float = 0.0) -> None:

@@ -21,16 +21,12 @@ LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
 
 
 def tail_error(samples: Array, share: Array | None, count: float, steeper: float = 0.0) -> Array:
-    """How much of the mean of each column may lie beyond its draws.
-
-    Deviations from the median are taken to be lognormal beyond x_p, which a share p of them exceeds: log x = log x_p +
-    σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p, and of the mean of
-    such a law x_p e^(σ²/2 − σ z_p) Φ(σ − z_n) lies beyond the last of n draws, z_n = Φ⁻¹(1 − 1/n). The draws are of
-    equal share unless shares are given, and say as much as `count` equal ones. `steeper` is by how many of its standard
-    errors (one over the root of the number beyond x_p) σ is raised. Fewer than ten draws say nothing of a tail, and
-    nothing is added then.
-    """
-    if count < 2 * FEWEST:
+    """How much of the mean of each column may lie beyond its draws, which say as much as `count` of equal share."""
+    # Deviations from the median are taken to be lognormal beyond x_p, which a share p of them exceeds: log x = log x_p
+    # + σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p, raised by
+    # `steeper` of its standard errors, 1/√(number beyond x_p). Of the mean x_p e^(σ²/2 − σ z_p) Φ(σ − z_n) lies beyond
+    # the last of n draws, z_n = Φ⁻¹(1 − 1/n).
+    if count < 2 * FEWEST:  # they say nothing of a tail
         return np.zeros(samples.shape[1:])
     flat = samples.reshape(len(samples), -1)
     parts = [_unseen(part.T, share, count, steeper) for part in batches(flat.T, len(flat), TAIL_ELEMENTS_PER_BATCH)]
@@ -45,8 +41,8 @@ def _unseen(samples: Array, share: Array | None, count: float, steeper: float) -
     last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
     column = np.arange(size.shape[1])
     p, start = mass[last, column], size[last + 1, column]
-    tail = start > 0  # one value, and at most one other, have none
-    start = np.where(tail, start, np.where(size[0] > 0, size[0], 1.0))
+    # one value, and at most one other, have no tail
+    start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
     beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
     z = -_quantile(np.clip(p, 1e-300, 0.5))
     slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
@@ -88,25 +84,19 @@ def batches(y: Array, width: int, entries: int) -> Iterator[Array]:
 
 
 class Replicated(NamedTuple):
-    """A quantity at points, by independent blocks of what a law was made from: rows (blocks, points), and weights.
-
-    The law itself is the weighted mean of the rows; it is exact if there is one.
-    """
+    """A quantity at points, by independent blocks of what a law was made from: rows (blocks, points), and weights."""
 
     rows: Array
     weight: Array
 
     @property
     def mean(self) -> Array:
-        """The law's own value."""
+        """The law's own value; exact if there is one row."""
         return np.asarray(self.weight @ self.rows)
 
 
 class Replicas:
-    """Averages over replicas (the first axis), with their errors.
-
-    Weights are of sum 1, equal if None. Each component stands for one replica, or for its share of `count` of them.
-    """
+    """Averages over replicas (the first axis) of equal weight or with weights of sum 1, of `count` replicas in all."""
 
     def __init__(self, number: int, weight: Array | None = None, count: float | None = None) -> None:
         self.weight = weight
@@ -128,7 +118,6 @@ class Replicas:
         return rng.choice(len(self.weight), size=size, p=self.weight)
 
     def mean(self, samples: Array) -> Array:
-        """The weighted mean."""
         return np.asarray(samples.mean(axis=0) if self.weight is None else np.tensordot(self.weight, samples, axes=1))
 
     def spread(self, samples: Array) -> Array:
@@ -142,12 +131,9 @@ class Replicas:
         return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """What the tail beyond these replicas may add to the mean (`tail_error`); it may be heavier than it looks.
-
-        With a hundred replicas the tail is read from a fifth of them, where most laws look heavier than further out.
-        Means and variances then count it as it looks. A tail may be decisive, as for a fourth moment: then it always
-        counts as heavier, and is unbounded for fewer than ten replicas.
-        """
+        """What the tail beyond these replicas may add to the mean (`tail_error`); it may be heavier than it looks."""
+        # With a hundred replicas the tail is read from a fifth of them, where most laws look heavier than further out:
+        # it then counts as it looks. A tail that is decisive, as for a fourth moment, always counts as heavier.
         if not decisive:
             return tail_error(samples, self.weight, self.count, STEEPER * max(0.0, 1 - 5 * TAIL / self.count))
         if 1 < self.count < 2 * FEWEST:
@@ -155,19 +141,16 @@ class Replicas:
         return tail_error(samples, self.weight, self.count, STEEPER)
 
     def average(self, samples: Array, decisive: bool = False) -> Estimate:
-        """The mean, with both errors."""
         value, error = self.mean(samples), combined(self.spread(samples), self.unseen(samples, decisive))
         return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
 
 
 def proportion_error(share: Any, count: float) -> Any:
-    """The error of a share of `count` draws; it is not 0 without any hit.
-
-    By Wilson's interval, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n): how far its middle is off, and half its
-    width, together; for z = 1, or half of that for z = 2 where it is more.
-    """
+    """The error of a share of `count` draws; it is not 0 without any hit."""
     if count == 1:
         return np.zeros_like(share)
+    # by Wilson's interval, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n): how far its middle is off, and half its
+    # width, together; for z = 1, or half of that for z = 2 where it is more
     errors = []
     for z in (1.0, 2.0):
         half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
@@ -177,16 +160,16 @@ def proportion_error(share: Any, count: float) -> Any:
 
 
 def skewness_kurtosis(mean: Array, var: Array, replicas: Replicas, doubt: float) -> tuple[Estimate, Estimate]:
-    """Skewness m₃ and excess kurtosis m₄ − 3, from components in units of the law's standard deviation about its mean.
-
-    Each variance may be off by a share `doubt` of itself. Influences follow from the delta method: mean and variance
-    are estimated as well.
-    """
+    """Skewness m₃ and excess kurtosis m₄ − 3, from components in units in which the law has mean 0 and variance 1."""
     second, third, fourth = var + mean**2, 3 * mean * var + mean**3, 3 * var**2 + 6 * var * mean**2 + mean**4
     m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
     tail2, tail3, tail4 = (float(replicas.unseen(moment, decisive=True)) for moment in (second, third, fourth))
+    # by the delta method, for mean and variance are estimated too
     influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
-    changes = 3 * mean * var - 1.5 * m3 * var, 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var  # by each variance
+    changes = (
+        3 * mean * var - 1.5 * m3 * var,
+        6 * var**2 + 6 * var * mean**2 - 2 * m4 * var,
+    )  # by variances
     beyond = (  # the replicas; the second moment grows with the tail too
         (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
         (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
@@ -211,10 +194,8 @@ class Jackknife(NamedTuple):
     blocks: int  # the least number of them in a group; 0 if all is exact
 
     def corrected(self) -> Estimate:
-        """The value without its bias, which counts as an error; if there are too few blocks to know it, with the bias.
-
-        Near a minimum (KL of nearly equal laws) the gradient that the error rests on vanishes; the bias is what varies.
-        """
+        """The value without its bias, which counts as an error; with it, if there are too few blocks to know it."""
+        # near a minimum (KL of nearly equal laws) the gradient that the error rests on vanishes: the bias varies alone
         off = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
         return Estimate(self.value - off, combined(self.error, self.bias))
 
@@ -237,11 +218,9 @@ def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) ->
 
 
 def bootstrap(functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True) -> Estimate:
-    """A function with kinks of the means of the groups, less what noise adds to it, with its error.
-
-    What noise adds is read from noise added once more; where the truth is 0 that finds the smaller half of it, so the
-    error counts one and a half times what was found. Without errors, it is the function of the means alone.
-    """
+    """A function with kinks of the means of the groups, with its error and less what noise adds to it; or as it is."""
+    # What noise adds is read from noise added once more. Where the truth is 0 that finds the smaller half of it, so the
+    # error counts one and a half times what was found.
     value = functional(*(group.mean for group in groups))
     if not errors or all(len(group.rows) < 2 for group in groups):
         return Estimate(value, 0.0)

@@ -8,7 +8,7 @@ import pytest
 
 import netsor as ns
 from netsor.laws import HeadSum, Provenance
-from netsor.laws._attention_head import Head
+from netsor.laws._attention_head import Head, head_rule
 from netsor_papers.paper import _claims, _densities, _estimators
 from netsor_papers.paper._claims import separations
 from netsor_papers.paper._densities import Agreement, Plan
@@ -124,7 +124,8 @@ def doubled(law):
 
 def gaussian(law):
     """A plain Gaussian instead of the limit, for every number of heads."""
-    return HeadSum(Head(np.full((16, 64), law.var() / law.scale)), law.heads, law.scale, law.origin)
+    rule = head_rule(np.full(64, law.var() / law.scale))
+    return HeadSum(Head([rule] * 16), law.heads, law.scale, law.origin)
 
 
 def narrow(law):
