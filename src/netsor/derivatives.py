@@ -7,14 +7,14 @@ kinks (relu, leaky_relu, abs, clip), whose own derivative is 0, since a Gaussian
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, reduce
+from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 import scipy
+from numpy.polynomial.polynomial import polyder
 
 from . import activations
 from ._array_api import array_namespace
@@ -70,8 +70,7 @@ def _step_smoothed(m: Array, s: Array, low: float, high: float) -> Array:
 
 
 def _within(x: Array, bound: float) -> Array:
-    xp = array_namespace(x)
-    return xp.where(xp.abs(x) < bound, xp.asarray(1.0, dtype=x.dtype), xp.asarray(0.0, dtype=x.dtype))
+    return _step(bound - array_namespace(x).abs(x), 0.0, 1.0)
 
 
 def _within_smoothed(m: Array, s: Array, bound: float) -> Array:
@@ -86,40 +85,6 @@ def _step_function(name: str, parity: int | None, low: float, high: float) -> Fu
 def _of_clip(name: str, parity: int | None, bound: float) -> Function:
     f, smoothed = (partial(g, bound=bound) for g in (_within, _within_smoothed))
     return Function(name, f, True, False, (bound,), (-bound, bound), smoothed, derivative=0.0, parity=parity)
-
-
-# Polynomials in x and t = tanh(a x + b x³), with t' = (1 − t²) (a + 3 b x²)
-
-
-def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
-    """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
-    inside = x * x
-    inside *= b
-    inside += a
-    inside *= x
-    t = array_namespace(x).tanh(inside)
-    terms: list[Array] = []
-    for q, k, p in _factors(table):
-        term = _horner(x, (*[0.0] * k, _horner(t, q)))
-        if len(p) > 1:
-            term *= _horner(x, p)
-        terms.append(term)
-    total = reduce(operator.iadd, terms) if terms else 0.0
-    return total + 0.0 * t if isinstance(total, float) else total
-
-
-@cache
-def _factors(table: Table) -> tuple[tuple[Row, int, Row], ...]:
-    """The q, k and p: rows of the table that are multiples of each other, as those of gelu_tanh' are, share one q."""
-    groups: dict[Row, dict[int, float]] = {}  # the sizes of such rows by the power of x
-    for k, row in enumerate(table):
-        if size := next(filter(None, row), 0.0):
-            groups.setdefault(tuple(c / size for c in row), {})[k] = size
-    starts = {min(sizes): sizes for sizes in groups.values()}
-    return tuple(
-        (table[k], k, tuple(sizes.get(j, 0.0) / sizes[k] for j in range(k, max(sizes) + 1)))
-        for k, sizes in starts.items()
-    )
 
 
 def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
@@ -137,38 +102,39 @@ def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
     return total
 
 
-def _table_derivative(a: float, b: float, table: Table) -> Table:
-    rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
-    slopes = np.pad(np.polynomial.polynomial.polyder(rows, axis=0), ((0, 3), (0, 1)))
-    by_t = np.polynomial.polynomial.polyder(rows, axis=1)
-    for i, j, by in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
-        slopes[i : i + by_t.shape[0], j : j + by_t.shape[1]] += by * by_t
-    return tuple(_vanishing(row) for row in slopes.tolist())
+# Polynomials in x and t = tanh(a x + b x³), with t' = (1 − t²) (a + 3 b x²)
 
 
-def _vanishing(row: list[float]) -> Row:
-    """A polynomial in t that is 0 at ±1 up to rounding, adjusted to be 0 there, since a factor x^i amplifies it.
-
-    Its powers are all even or all odd, so changing its lowest coefficient is enough.
-    """
-    powers = [j for j, c in enumerate(row) if c]
-    if len({j % 2 for j in powers}) == 1 and abs(sum(row)) < 1e-12:
-        row[powers[0]] = -sum(row[j] for j in reversed(powers[1:]))
-    return tuple(row)
+def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
+    """Σ_i x^i q_i(t). For large x, q_i is small, and is computed before x^i multiplies it."""
+    t = array_namespace(x).tanh(_horner(x, (0.0, a, 0.0, b)))
+    return _horner(x, [_horner(t, row) for row in table])
 
 
 def _tanh_family(name: str, parity: int | None, a: float, b: float, table: Table, smoothed: Any = None) -> Function:
-    """A polynomial in x and t as a function; `_derivative_of_tanh` finds its derivative."""
     f = partial(_of_tanh, a=a, b=b, table=table)
     # t tends to ±1 so fast that the polynomial is bounded if its rows are 0 there, but for the first
-    bounded = all(
-        abs(sum(row)) < 1e-12 and abs(sum(c * (-1) ** j for j, c in enumerate(row))) < 1e-12 for row in table[1:]
-    )
-    return Function(name, f, bounded, True, breaks=(), smoothed=smoothed, parity=parity)
+    ends = [abs(sum(c * sign**j for j, c in enumerate(row))) for row in table[1:] for sign in (1, -1)]
+    return Function(name, f, max(ends, default=0.0) < 1e-12, True, breaks=(), smoothed=smoothed, parity=parity)
 
 
 def _derivative_of_tanh(name: str, parity: int | None, a: float, b: float, table: Table) -> Function:
     return _tanh_family(name, parity, a, b, _table_derivative(a, b, table))
+
+
+def _table_derivative(a: float, b: float, table: Table) -> Table:
+    rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
+    slopes = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
+    by_t = polyder(rows, axis=1)
+    for i, j, by in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
+        slopes[i : i + by_t.shape[0], j : j + by_t.shape[1]] += by * by_t
+    # A row whose powers are all even or all odd and that is 0 at t = ±1 up to rounding must be 0 there, since x^i
+    # amplifies it: its lowest coefficient is changed.
+    for row in slopes:
+        powers = np.flatnonzero(row)
+        if len({*(powers % 2)}) == 1 and abs(row.sum()) < 1e-12:
+            row[powers[0]] = -sum(row[powers[:0:-1]])
+    return tuple(map(tuple, slopes.tolist()))
 
 
 # A(x) Φ(c x) + B(x) φ(c x), with derivative A' Φ + (c A + B' − c² x B) φ
@@ -186,12 +152,9 @@ def _normal_family(name: str, parity: int | None, c: float, first: Row, second: 
 
 
 def _derivative_of_normal(name: str, parity: int | None, c: float, first: Row, second: Row) -> Function:
-    terms = ([c * a for a in first], _slopes(second), [0.0, *(-c * c * b for b in second)])
-    return _normal_family(name, parity, c, _slopes(first), tuple(map(sum, zip_longest(*terms, fillvalue=0.0))))
-
-
-def _slopes(row: Row) -> Row:
-    return tuple(k * c for k, c in enumerate(row))[1:]
+    a, b = (tuple(k * p for k, p in enumerate(row))[1:] for row in (first, second))  # A' and B'
+    terms = [c * p for p in first], b, [0.0, *(-c * c * p for p in second)]
+    return _normal_family(name, parity, c, a, tuple(map(sum, zip_longest(*terms, fillvalue=0.0))))
 
 
 # c x^k, derivatives of functions of numpy
