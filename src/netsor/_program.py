@@ -323,10 +323,10 @@ class Program:
         backend
             The array library for the likelihoods, in double precision.
         """
-        seed = chosen_seed(seed, rng)
+        seed, how = chosen_seed(seed, rng), Schedule(draws, chains, thin, particles, moves).checked()
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
-        return _bayes.posterior(latent, data, Schedule(draws, chains, thin, particles, moves), seed, progress, origin)
+        return _bayes.posterior(latent, data, how, seed, progress, origin)
 
     def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> ChainCost:
         """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.

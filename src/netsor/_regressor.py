@@ -21,7 +21,7 @@ from ._array_api import single_threaded
 from ._bound_program import AtWidths
 from ._decorator import program
 from ._program import Program
-from ._validate import LARGEST, SCALE, ArgumentError, as_number, as_whole, flag, progress_of, real, scale, shown, whole
+from ._validate import SCALE, ArgumentError, as_number, flag, progress_of, real, scale, shown, whole
 from .engine._latent import Latent, embedding
 from .engine._parallel import check_memory
 from .engine.backends import choose
@@ -33,7 +33,6 @@ from .laws._likelihood import Observations, updated_by_columns
 Combination = tuple[float, dict[str, Any]]  # the noise, and the arguments of the prior
 
 n = Width("n")
-LEAST = {"draws": 8, "chains": 2, "thin": 1, "particles": 8, "moves": 1, "runs": 2, "kernel_draws": 2}
 ROUNDED = 1e-6  # errors of Gaussian expectations below this change no evidence by as much as its error
 COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and for each head: measured
 
@@ -63,12 +62,7 @@ def as_tokens(x: Array) -> Array:
 
 def checked_count(name: str, value: Any) -> float:
     """Check a number of heads or a width, which may be infinite."""
-    number = as_whole(value)
-    if number is None and as_number(value) == inf:
-        return inf
-    if number is None or not 1 <= number < LARGEST:
-        raise ArgumentError(name, value, "an integer from 1 to 2^53, or inf")
-    return number
+    return inf if as_number(value) == inf else whole(value, name, why=" or inf")
 
 
 @single_threaded
@@ -153,8 +147,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         y : array_like
             (examples,).
         """
-        (tried, _), best = self._begin(X, y), 0
-        self.evidence_ = []
+        tried, _ = self._begin(X, y)
+        self.evidence_, best = [], 0
         if self.grid or self.evidence:
             found = [self._evidence(*given) for given in tried]
             every = [arguments | {"noise": noise} for noise, arguments in tried]
@@ -164,17 +158,16 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.noise_, self.arguments_ = tried[best]
         if self.arguments_.get("heads") == inf:
             self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
-            return self
-        self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
-        chains = self._sampled(self.latent_)
-        self.states_, self.r_hat_, self.effective_ = chains.z, chains.r_hat, chains.effective
+        else:
+            self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
+            self.states_, self.r_hat_, self.effective_, *_ = self._sampled(self.latent_)
         return self
 
     def _sampled(self, latent: Latent) -> _bayes.Sampled:
         return _bayes.sampled(latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress)
 
     def _schedule(self) -> _bayes.Schedule:
-        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves)
+        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves).checked()
 
     def _begin(self, X: Any, y: Any) -> tuple[list[Combination], float]:
         """Check parameters and data and store the data; the combinations of the grid, and the bytes of a plan."""
@@ -200,8 +193,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if prior is not None and heads not in (1, inf):
             raise ArgumentError("heads", heads, f"left out; give arguments={{'heads': {heads}}} to your own prior")
         checked_count("width", self.width)
-        for name, least in LEAST.items():
-            whole(getattr(self, name), name, least=least, most=_bayes.MOST)
+        self._schedule()
+        for name in ("runs", "kernel_draws"):
+            whole(getattr(self, name), name, least=2, most=_bayes.MOST)
         if self.workers is not None:
             whole(self.workers, "workers")
         choose(self.backend, self.device)
@@ -314,7 +308,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
             z[:, places] = self.states_
         parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, rows))
-        return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts]), origin
+        mean, cov = map(np.concatenate, zip(*parts, strict=True))
+        return mean, cov, origin
 
     def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
         """The distinct examples that are not among the data, and the row of every example in data and these."""
@@ -360,8 +355,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked_size(self, count: int, tried: Sequence[Combination]) -> float:
         """The bytes that a plan for so many examples needs, if they are there; of infinitely many heads it has one."""
-        counts = [float(given.get("heads", 1)) for _, given in tried]
-        heads = max(1.0 if count == inf else count for count in counts)
+        heads = max(1.0 if given.get("heads", 1) == inf else float(given.get("heads", 1)) for _, given in tried)
         tokens, many = self.X_.shape[1], f" for heads={heads:.0f}" if heads > 1 else ""
         size = 8 * (COPIES[0] + COPIES[1] * heads) * float(count * tokens) ** 2
         what = f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows{many},"
