@@ -1,8 +1,7 @@
-"""Posteriors and evidence of a program by Markov chains over what its plan draws.
+"""Posteriors and evidence of a program by Markov chains over the standard normals z that its plan draws.
 
-Given its random numbers z, all standard normal (see `engine._latent`), the outputs of a program are Gaussian:
-data y with noise τ have the likelihood N(y; m(z), V(z) + τ²I). Chains sample z given y (see `laws._mcmc`); given
-z the outputs are conditioned exactly, so that a posterior is again a mixture of Gaussians.
+Given z (see `engine._latent`), data y with noise τ have the likelihood N(y; m(z), V(z) + τ²I), and the outputs are
+conditioned exactly, so a posterior is again a mixture of Gaussians.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ._array_api import Floats as Array
 from ._bound_program import AtWidths, Coordinates
 from ._validate import ArgumentError
 from .engine import ExactError, NoLimitError, Sampling
@@ -27,7 +28,6 @@ from .laws import Estimate, Joint, Mixture
 from .laws._estimate import combined
 from .optim import Adam
 
-Array = npt.NDArray[np.float64]
 Statistic = Callable[[Any], npt.ArrayLike]
 
 FIRST_WIDTH = 32  # the smallest width, or eight times the vectors of a value: above the directions in use

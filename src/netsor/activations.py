@@ -17,9 +17,7 @@ import numpy as np
 import scipy
 from array_api_compat import is_jax_array, is_torch_array
 
-from ._array_api import array_namespace
-
-Array = Any  # an array of any array-API library
+from ._array_api import Array, array_namespace
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,7 @@
 """Derivatives of the named functions: named functions themselves, with what is known of them.
 
-Each activation belongs to a family that contains its derivatives of all orders: polynomials in x and tanh(a x + b x³)
-(tanh, sigmoid, silu, gelu_tanh), polynomials times Φ and φ (erf, gelu), waves, and functions that are constant between
-kinks (relu, leaky_relu, abs, clip), whose own derivative is 0, since a Gaussian coordinate meets no kink.
+Each activation belongs to a family that contains its derivatives of all orders. A function with kinks has a derivative
+that is constant between them, whose own derivative is 0, since a Gaussian coordinate meets no kink.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import scipy
 from numpy.polynomial.polynomial import polyder
 
 from . import activations
-from ._array_api import array_namespace
+from ._array_api import Array, array_namespace
 from .activations import ROOT, Function, _density, _gelu_difference, _ratio, _special, logistic_mixture
 
-Array = Any
 T = TypeVar("T")
 Row = tuple[float, ...]  # coefficients of a polynomial, the constant first
 Table = tuple[Row, ...]  # [i][j] of x^i t^j
@@ -57,34 +55,25 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
         return None
 
 
-# Between kinks
+# Constant between breaks
 
 
-def _step(x: Array, low: float, high: float) -> Array:
+def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
     xp = array_namespace(x)
-    return xp.where(x > 0, xp.asarray(high, dtype=x.dtype), xp.asarray(low, dtype=x.dtype))
+    y = xp.asarray(values[0], dtype=x.dtype)
+    for at, value in zip(breaks, values[1:], strict=True):
+        y = xp.where(x > at, xp.asarray(value, dtype=x.dtype), y)
+    return y
 
 
-def _step_smoothed(m: Array, s: Array, low: float, high: float) -> Array:
-    return low + (high - low) * scipy.special.ndtr(_ratio(m, s))
+def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
+    rises = zip(breaks, np.diff(values), strict=True)
+    return values[0] + sum(rise * scipy.special.ndtr(_ratio(m - at, s)) for at, rise in rises)
 
 
-def _within(x: Array, bound: float) -> Array:
-    return _step(bound - array_namespace(x).abs(x), 0.0, 1.0)
-
-
-def _within_smoothed(m: Array, s: Array, bound: float) -> Array:
-    return _step_smoothed(m + bound, s, 0.0, 1.0) - _step_smoothed(m - bound, s, 0.0, 1.0)
-
-
-def _step_function(name: str, parity: int | None, low: float, high: float) -> Function:
-    f, smoothed = (partial(g, low=low, high=high) for g in (_step, _step_smoothed))
-    return Function(name, f, True, False, breaks=(0.0,), smoothed=smoothed, derivative=0.0, parity=parity)
-
-
-def _of_clip(name: str, parity: int | None, bound: float) -> Function:
-    f, smoothed = (partial(g, bound=bound) for g in (_within, _within_smoothed))
-    return Function(name, f, True, False, (bound,), (-bound, bound), smoothed, derivative=0.0, parity=parity)
+def _steps(name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()) -> Function:
+    f, smoothed = (partial(g, breaks=breaks, values=values) for g in (_of_steps, _of_steps_smoothed))
+    return Function(name, f, True, False, parameters, breaks, smoothed, derivative=0.0, parity=parity)
 
 
 def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
@@ -200,8 +189,8 @@ _BEND = ROOT * CUBIC
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = _table_derivative(0.5, 0.0, _HALF_GATE), _table_derivative(ROOT, _BEND, _HALF_GATE)
 
-STEP = _step_function("relu'", None, 0.0, 1.0)
-SIGN = _step_function("abs'", -1, -1.0, 1.0)
+STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
+SIGN = _steps("abs'", -1, (0.0,), (-1.0, 1.0))
 # erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
 ERF = _normal_family("erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5))
 GELU = _normal_family("gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0))
@@ -223,8 +212,10 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     base(activations.IDENTITY): 1.0,
     base(activations.RELU): STEP,
     base(activations.ABS): SIGN,
-    base(activations.leaky_relu(0.5)): lambda name, parity, slope: _step_function(name, parity, slope, 1.0),
-    base(activations.clip(1.0)): _of_clip,
+    base(activations.leaky_relu(0.5)): lambda name, parity, slope: _steps(name, parity, (0.0,), (slope, 1.0)),
+    base(activations.clip(1.0)): lambda name, parity, bound: _steps(
+        name, parity, (-bound, bound), (0.0, 1.0, 0.0), (bound,)
+    ),
     base(activations.ERF): ERF,
     base(activations.GELU): GELU,
     base(activations.TANH): TANH,
