@@ -22,7 +22,7 @@ import scipy
 from ._array_api import Ints, one_blas_thread
 from ._validate import ArgumentError, whole
 from .engine._latent import Latent, matched
-from .engine._parallel import Progress, check_memory, in_bytes
+from .engine._parallel import Progress, check_memory, in_bytes, on_terminal
 from .engine._plan import in_time
 from .engine._rng_keys import generator
 from .engine.backends import Device
@@ -74,10 +74,8 @@ class Posterior:
         The smallest effective sample size of the same quantities.
     acceptance : float
         The share of tried points that were accepted.
-    chains : int
-        The number of chains.
-    observed : int
-        The number of observed values.
+    chains, observed : int
+        The numbers of chains and of observed values.
 
     Examples
     --------
@@ -302,7 +300,7 @@ def _moved_by(
 
 def _announce(what: str, progress: Progress, *work: Any) -> None:
     """Print on a terminal what takes long; `work` are the arguments of `cost`."""
-    if progress is True and sys.stderr.isatty() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
+    if progress is True and on_terminal() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
         tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)

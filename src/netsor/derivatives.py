@@ -107,10 +107,6 @@ def _tanh_family(name: str, parity: int | None, a: float, b: float, table: Table
     return Function(name, f, max(ends, default=0.0) < 1e-12, True, breaks=(), smoothed=smoothed, parity=parity)
 
 
-def _derivative_of_tanh(name: str, parity: int | None, a: float, b: float, table: Table) -> Function:
-    return _tanh_family(name, parity, a, b, _table_derivative(a, b, table))
-
-
 def _table_derivative(a: float, b: float, table: Table) -> Table:
     rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
     slopes = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
@@ -156,10 +152,6 @@ def _monomial(x: Array, c: float, k: float) -> Array:
 def _monomials(name: str, c: float, k: float) -> Function:
     polynomial = k >= 0 and float(k).is_integer()
     return Function(name, partial(_monomial, c=c, k=k), False, polynomial, breaks=() if polynomial else None)
-
-
-def _derivative_of_monomial(name: str, parity: int | None, c: float, k: float) -> Function | float:
-    return c if k == 1 else _monomials(name, c * k, k - 1)
 
 
 # E[φ'(m + s z)] is the derivative of E[φ(m + s z)] in m
@@ -226,9 +218,9 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     base(activations.COS): MINUS_SIN,
     base(MINUS_SIN): MINUS_COS,
     base(MINUS_COS): activations.SIN,
-    _of_tanh: _derivative_of_tanh,
+    _of_tanh: lambda name, parity, a, b, table: _tanh_family(name, parity, a, b, _table_derivative(a, b, table)),
     _of_normal: _derivative_of_normal,
-    _monomial: _derivative_of_monomial,
+    _monomial: lambda name, parity, c, k: c if k == 1 else _monomials(name, c * k, k - 1),
     np.tanh: TANH,
     np.sin: activations.COS,
     np.cos: MINUS_SIN,
