@@ -7,8 +7,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +23,10 @@ from ._array_api import single_threaded
 from ._bound_program import AtWidths
 from ._decorator import program
 from ._program import Program
-from ._validate import SCALE, ArgumentError, as_number, flag, progress_of, real, scale, shown, whole
+from ._validate import SCALE, ArgumentError, Positive, as_number, check_fields, real, scale, shown, whole
 from .engine._latent import Latent, embedding
-from .engine._parallel import check_memory
-from .engine.backends import choose
+from .engine._parallel import Progress, check_memory
+from .engine.backends import Backend, choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance
 from .laws._estimate import Array, combined
@@ -33,6 +35,7 @@ from .laws._likelihood import Observations, updated_by_columns
 Combination = tuple[float, dict[str, Any]]  # the noise, and the arguments of the prior
 
 n = Width("n")
+two_or_more = partial(whole, least=2, most=_bayes.MOST)
 ROUNDED = 1e-6  # errors of Gaussian expectations below this change no evidence by as much as its error
 COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and for each head: measured
 
@@ -60,7 +63,7 @@ def as_tokens(x: Array) -> Array:
     return np.concatenate([names, x[:, :, None]], axis=2)
 
 
-def checked_count(name: str, value: Any) -> float:
+def checked_count(value: Any, name: str) -> float:
     """Check a number of heads or a width, which may be infinite."""
     return inf if as_number(value) == inf else whole(value, name, why=" or inf")
 
@@ -114,8 +117,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     prior: Callable[..., Program] | None = None
     _: KW_ONLY
     noise: float = 0.3
-    heads: float = 1
-    width: float = inf
+    heads: Annotated[float, checked_count] = 1
+    width: Annotated[float, checked_count] = inf
     arguments: Mapping[str, Any] | None = None
     grid: Mapping[str, Sequence[Any]] | None = None
     evidence: bool = False
@@ -124,12 +127,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     thin: int = 8
     particles: int = 256
     moves: int = 3
-    runs: int = 8
-    kernel_draws: int = 1000
-    workers: int | None = None
-    backend: str = "numpy"
+    runs: Annotated[int, two_or_more] = 8
+    kernel_draws: Annotated[int, two_or_more] = 1000
+    workers: Positive | None = None
+    backend: str | Backend = "numpy"
     device: str | None = None
-    progress: Any = False
+    progress: Progress = False
     random_state: Any = 0
 
     def __sklearn_tags__(self) -> Any:
@@ -187,20 +190,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _combinations(self) -> list[Combination]:
         """Check all parameters but X and y; returns all combinations of the grid."""
-        prior, heads = self.prior, checked_count("heads", self.heads)
+        check_fields(copy(self))
+        self._schedule()
+        choose(self.backend, self.device)
+        prior, heads = self.prior, self.heads
         if prior is not None and not callable(prior):
             raise ArgumentError("prior", prior, "None or a function decorated with ns.program")
         if prior is not None and heads not in (1, inf):
             raise ArgumentError("heads", heads, f"left out; give arguments={{'heads': {heads}}} to your own prior")
-        checked_count("width", self.width)
-        self._schedule()
-        for name in ("runs", "kernel_draws"):
-            whole(getattr(self, name), name, least=2, most=_bayes.MOST)
-        if self.workers is not None:
-            whole(self.workers, "workers")
-        choose(self.backend, self.device)
-        flag(self.evidence, "evidence")
-        progress_of(self.progress)
         for name in ("arguments", "grid"):
             if not isinstance(getattr(self, name), Mapping | None):
                 raise ArgumentError(name, getattr(self, name), "None or a mapping by names")
@@ -219,7 +216,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Check one combination; `labels` name the arguments that are no parameters."""
         noise = real(given.pop("noise"), labels.get("noise", "noise"), least=1 / SCALE, most=SCALE)
         used, label = dict(given), labels.get("heads", "heads")
-        if "heads" in given and checked_count(label, given["heads"]) == inf:
+        if "heads" in given and checked_count(given["heads"], label) == inf:
             if self.width != inf:
                 raise ValueError(f"{label}=inf needs width=inf, got width={shown(self.width)}")
             del used["heads"]  # the prior has one

@@ -134,12 +134,6 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[..., None]
 
 
-def _relu(x: Array) -> Array:
-    if type(x) is np.ndarray:
-        return np.maximum(x, 0.0)  # two thirds of the time of clip
-    return array_namespace(x).clip(x, 0.0, None)
-
-
 def _leaky_relu(x: Array, slope: float) -> Array:
     return array_namespace(x).where(x > 0, x, slope * x)
 
@@ -261,7 +255,8 @@ _TANH_SMOOTHED = logistic_mixture(lambda m, s, scale: _erf_smoothed(m, s, 0.5**0
 _SIGMOID_SMOOTHED = logistic_mixture(lambda m, s, scale: scipy.special.ndtr(m / np.sqrt(scale**2 + s * s)))
 
 IDENTITY = _known("identity", lambda x: x, lambda m, s: m + 0.0 * s, bounded=False, parity=-1)
-RELU = _known("relu", _torch_or("relu", _relu), _relu_smoothed, bounded=False, breaks=(0.0,))
+_RELU = _torch_or("relu", lambda x: array_namespace(x).maximum(x, 0.0))
+RELU = _known("relu", _RELU, _relu_smoothed, bounded=False, breaks=(0.0,))
 ABS = _known("abs", _in_library("abs"), partial(_leaky_relu_smoothed, slope=-1.0), False, parity=1, breaks=(0.0,))
 ERF = _known("erf", lambda x: _special("erf", x), _erf_smoothed, bounded=True, parity=-1)
 TANH = _known("tanh", _in_library("tanh"), _TANH_SMOOTHED, bounded=True, parity=-1)
