@@ -98,9 +98,9 @@ def loaded(monkeypatch):
     monkeypatch.setattr(
         _array_api, "ThreadpoolController", lambda: type("Found", (), {"lib_controllers": [*libraries]})
     )
-    monkeypatch.setattr(_array_api, "_scanned", 0)
+    _array_api._blas_libraries.cache_clear()
     yield libraries
-    _array_api._scanned = 0
+    _array_api._blas_libraries.cache_clear()
 
 
 def test_a_library_that_is_loaded_later_is_limited_too(loaded, monkeypatch):
@@ -137,7 +137,7 @@ def test_libraries_are_looked_up_once_a_run(monkeypatch):
     net.law(n=16, draws=8, workers=1, progress=False)  # imports what it needs
     found, real = [], _array_api.ThreadpoolController
     monkeypatch.setattr(_array_api, "ThreadpoolController", lambda: found.append(1) or real())
-    monkeypatch.setattr(_array_api, "_scanned", 0)
+    _array_api._blas_libraries.cache_clear()
     law = net.law(n=16, draws=5 * CHUNK, workers=1, progress=False)
     assert len(law.component_var) == 5 * CHUNK
     assert len(found) == 1

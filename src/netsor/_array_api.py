@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -86,17 +87,18 @@ class _Limits:
         self.before: list[tuple[Any, int]] = []
 
 
-class _Own(threading.local):
-    """Limits of the current thread: an OpenBLAS that is built with OpenMP has a number of threads for each caller."""
-
-    def __init__(self) -> None:
-        self.limits = _Limits()
+class _LimitsOfThread(_Limits, threading.local):
+    """Those of the current thread: an OpenBLAS that is built with OpenMP has a number of threads for each caller."""
 
 
 _lock = threading.Lock()
-_process, _own = _Limits(), _Own()
-_scanned = 0  # how many modules Python had loaded when its libraries were last looked up
-_libraries: list[Any] = []  # BLAS libraries in memory
+_process, _own = _Limits(), _LimitsOfThread()
+
+
+@lru_cache(maxsize=1)
+def _blas_libraries(modules: int) -> list[Any]:
+    """The libraries in memory, looked up again (1 to 3 ms) after Python has loaded other modules: SciPy has its own."""
+    return [found for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
 
 
 @contextmanager
@@ -107,13 +109,16 @@ def one_blas_thread() -> Iterator[None]:
     last digits of a matrix product depend on the number of threads. Blocks are counted, since the limit is the
     process's: the last block that ends restores what the first one found.
     """
-    both = _process, _own.limits
+    both = _process, _own
     with _lock:
-        new = not all(limits.blocks for limits in both)
         for limits in both:
             limits.blocks += 1
-        if new or _scanned != len(sys.modules):
-            _limit()
+        for library in _blas_libraries(len(sys.modules)):
+            threads = library.get_num_threads()
+            if threads is not None and threads > 1:
+                limits = _own if getattr(library, "threading_layer", None) == "openmp" else _process
+                limits.before.append((library, threads))
+                _set_threads(library, 1)
     try:
         yield
     finally:
@@ -122,23 +127,6 @@ def one_blas_thread() -> Iterator[None]:
                 limits.blocks -= 1
                 while limits.before and not limits.blocks:
                     _set_threads(*limits.before.pop())
-
-
-def _limit() -> None:
-    """Limit the libraries that have more threads. SciPy loads a BLAS of its own, perhaps while the limit is in force.
-
-    Looking the libraries up takes 1 to 3 ms, so that it is done again only after Python has loaded other modules.
-    """
-    global _scanned
-    if _scanned != len(sys.modules):
-        _scanned = len(sys.modules)
-        _libraries[:] = [found for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
-    for library in _libraries:
-        threads = library.get_num_threads()
-        if threads is not None and threads > 1:
-            limits = _own.limits if getattr(library, "threading_layer", None) == "openmp" else _process
-            limits.before.append((library, threads))
-            _set_threads(library, 1)
 
 
 def _set_threads(library: Any, threads: int) -> None:

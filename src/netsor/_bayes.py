@@ -1,8 +1,7 @@
-"""Posteriors and evidence of a program by Markov chains over what its plan draws.
+"""Posteriors and evidence of a program by Markov chains over the standard normals z that its plan draws.
 
-Given its random numbers z, all standard normal (see `engine._latent`), the outputs of a program are Gaussian:
-data y with noise τ have the likelihood N(y; m(z), V(z) + τ²I). Chains sample z given y (see `laws._mcmc`); given
-z the outputs are conditioned exactly, so that a posterior is again a mixture of Gaussians.
+Given z (see `engine._latent`), data y with noise τ have the likelihood N(y; m(z), V(z) + τ²I), and the outputs are
+conditioned exactly, so a posterior is again a mixture of Gaussians.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 
 from ._array_api import Ints, one_blas_thread
-from ._validate import ArgumentError, seed_number, whole
+from ._validate import ArgumentError, whole
 from .engine._latent import Latent, matched
-from .engine._parallel import Progress, check_memory, in_bytes
+from .engine._parallel import Progress, check_memory, in_bytes, on_terminal
 from .engine._plan import in_time
 from .engine._rng_keys import generator
 from .engine.backends import Device
@@ -74,10 +74,8 @@ class Posterior:
         The smallest effective sample size of the same quantities.
     acceptance : float
         The share of tried points that were accepted.
-    chains : int
-        The number of chains.
-    observed : int
-        The number of observed values.
+    chains, observed : int
+        The numbers of chains and of observed values.
 
     Examples
     --------
@@ -128,9 +126,9 @@ class Schedule(NamedTuple):
 
     def checked(self) -> Schedule:
         """Check the numbers that a user gave."""
-        least = (8, 2, 1, whole(self.chains, "chains", least=2, most=MOST), 1)
-        fields = zip(self, self._fields, least, strict=True)
-        return Schedule(*(whole(value, name, least=low, most=MOST) for value, name, low in fields))
+        least = {"chains": 2, "draws": 8, "thin": 1, "moves": 1}
+        checked = {name: whole(getattr(self, name), name, least=low, most=MOST) for name, low in least.items()}
+        return Schedule(particles=whole(self.particles, "particles", least=checked["chains"], most=MOST), **checked)
 
     @property
     def kept(self) -> int:
@@ -170,35 +168,33 @@ def chain_bytes(latent: Latent, how: Schedule, paths: float = 1) -> float:
     return 8.0 * (states + latent.size**2 + references) + thread_bytes(latent)
 
 
+def thread_bytes(latent: Latent) -> float:
+    """The memory of the threads, in bytes."""
+    return latent.workers * latent.block * (latent.plan.bytes + 32.0 * latent.entries**2)
+
+
 def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     """The log likelihood of data as a function of the normals (k, size)."""
 
-    def found(z: Array) -> Array:
+    def on_host(z: Array) -> Array:
         return np.concatenate(latent.over(z, lambda mean, columns: _likelihood.log_likelihood(mean, columns, data)))
 
     if latent.plan.constant or not isinstance(latent.backend, Device):
-        return found
-    ask = latent.on_device(
-        lambda library, mean, columns: _likelihood.log_likelihood_on_device(library, mean, columns, data)
-    )
+        return on_host
+    ask = latent.on_device(partial(_likelihood.log_likelihood_on_device, data=data))
 
-    def found_there(z: Array) -> Array:
+    def on_device(z: Array) -> Array:
         height = ask(z)
         unsure = ~np.isfinite(height)
         if unsure.any():  # by the host, which has ways around rounding, and says what is wrong
-            height[unsure] = found(z[unsure])
+            height[unsure] = on_host(z[unsure])
         return height
 
-    return found_there
+    return on_device
 
 
 def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progress: Progress) -> Sampled:
-    """States of chains given data.
-
-    The chains start from particles that were brought from the prior to the posterior by tempering. There is one state,
-    and no chain, where nothing that is drawn matters.
-    """
-    how, seed = how.checked(), seed_number(seed)
+    """States of chains given data, which start from tempered particles; one state if nothing that is drawn matters."""
     draws, chains, thin, particles, moves = how
     if latent.plan.constant:
         return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
@@ -233,14 +229,8 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
             f"instead of thin={thin}; if that does not help, raise particles={particles}",
             stacklevel=4,
         )
-    # of each chain every stride-th, from its end
-    z = kept[:, ::-1][:, ::stride].reshape(-1, latent.size)
+    z = kept[:, ::-1][:, ::stride].reshape(-1, latent.size)  # of each chain every stride-th, from its end
     return Sampled(z, worst, count, chains * each * thin / at.asked, chains)
-
-
-def thread_bytes(latent: Latent) -> float:
-    """The memory of the threads, in bytes."""
-    return latent.workers * latent.block * (latent.plan.bytes + 32.0 * latent.entries**2)
 
 
 def posterior(
@@ -249,7 +239,7 @@ def posterior(
     """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
     size, number = latent.entries, len(data.entries)
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
-    kept = 1 if latent.plan.constant else whole(how.draws, "draws", least=8)
+    kept = 1 if latent.plan.constant else how.draws
     check_memory(
         16.0 * kept * size**2 + thread_bytes(latent),
         f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
@@ -273,40 +263,44 @@ def evidence(
 ) -> Estimate:
     """The log evidence by tempering; `shifted` are plans whose Gaussian expectations are moved by their errors."""
     runs, particles = whole(runs, "runs", least=2, most=MOST), whole(particles, "particles", least=8, most=MOST)
-    moves, seed = whole(moves, "moves", least=1, most=MOST), seed_number(seed)
+    moves = whole(moves, "moves", most=MOST)
     size = 24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent)
     what = f"runs={runs} of particles={particles} with {latent.size:,} random numbers each"
     check_memory(size, what, "take fewer of either")
     ask = likelihood(latent, data)
     if latent.plan.constant:
         one = np.zeros((1, latent.size))
-        value = float(ask(one)[0])
-        return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
+        return Estimate(float(ask(one)[0]), _moved_by(latent, shifted, data, one, ask))
     _announce("evidence", progress, latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs)
-    with one_blas_thread(), closing(_Bar(progress, FIRST * particles * moves, runs * particles * moves)) as bar:
+    first, rest = FIRST * particles * moves, runs * particles * moves
+    with one_blas_thread(), closing(_Bar(progress, first, rest)) as bar:
         path = mcmc.adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
-        rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
-        logs, last = mcmc.evidences(ask, path, runs, particles, moves, rng, tell)
+        rng = generator(seed, STREAM, 2)
+        logs, last = mcmc.evidences(ask, path, runs, particles, moves, rng, lambda: bar.tell(rest))
     value, error, spread = mcmc.mean_of_logs(logs)
     if spread > SPREAD:
         trust = f"the {runs} runs differ by {spread:.2g} of their mean, so do not trust the error"
         warnings.warn(f"evidence: {trust}; raise particles={particles} or moves={moves}", stacklevel=3)
     some = last[:: max(1, len(last) // QUADRATURE_PROBE_PARTICLES)]
-    doubt = max((_moved_by(latent, other, data, some, ask) for other in shifted), default=0.0)
-    return Estimate(value, combined(error, doubt), frozenset([seed]))
+    return Estimate(value, combined(error, _moved_by(latent, shifted, data, some, ask)), frozenset([seed]))
 
 
-def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: mcmc.LogLikelihood) -> float:
-    """The mean change of the log likelihood from one plan to another, with the same normals."""
-    places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
-    assert places is not None
-    more[:, places] = z
-    return float(np.abs(likelihood(other, data)(more) - ask(z)).mean())
+def _moved_by(
+    latent: Latent, shifted: Sequence[Latent], data: Observations, z: Array, ask: mcmc.LogLikelihood
+) -> float:
+    """The largest mean change of the log likelihood from one plan to others, with the same normals."""
+    moves = [0.0]
+    for other in shifted:
+        places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
+        assert places is not None
+        more[:, places] = z
+        moves.append(float(np.abs(likelihood(other, data)(more) - ask(z)).mean()))
+    return max(moves)
 
 
 def _announce(what: str, progress: Progress, *work: Any) -> None:
     """Print on a terminal what takes long; `work` are the arguments of `cost`."""
-    if progress is True and sys.stderr.isatty() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
+    if progress is True and on_terminal() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
         tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)
@@ -315,8 +309,8 @@ def _announce(what: str, progress: Progress, *work: Any) -> None:
 class _Bar:
     """Progress of chains and particles: a bar on a terminal, or the user's function of (moves done, total).
 
-    The first run determines the number of tempering steps, which is estimated until then. Each step has `first` moves
-    there and `again` moves in later runs; `more` moves follow.
+    Each tempering step has `first` moves in the first run, which finds how many steps there are, and `again` moves in
+    later ones; `more` moves follow.
     """
 
     def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:

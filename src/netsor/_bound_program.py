@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ._array_api import Floats
 from ._validate import ArgumentError, as_whole
 from .engine import Plan, PlanQuery, Sampling
 from .engine import _quadrature_error as quadrature
 from .engine import _sampler as sampler
-from .engine._cost_model import Prices
+from .engine._cost_model import CPU, Prices
 from .engine._latent import Latent
 from .engine._match_attention import recognise
 from .engine.backends import Backend, Numpy
@@ -24,14 +24,16 @@ from .language._vector import Vector
 from .language._width import inf
 from .laws import HeadSum, Joint, Mixture, Provenance, head_sum
 
+Coordinates = int | list[int] | None
+NEGLIGIBLE = 1e-3  # quadrature error of draws, relative to the spread of an output
 
-def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) -> list[int] | None:
+
+def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) -> tuple[int, ...] | None:
     """The coordinates, in the order that was written; None if none were chosen."""
     if argument is None:
         return None
-    several = isinstance(argument, list | tuple | range) or (isinstance(argument, np.ndarray) and argument.ndim == 1)
-    places = [as_whole(place) for place in (argument if several else [argument])]
-    chosen = [place for place in places if place is not None]
+    places = [as_whole(place) for place in (argument if np.iterable(argument) else [argument])]
+    chosen = tuple(place for place in places if place is not None)
     if not chosen or len(chosen) < len(places):
         raise ArgumentError("coordinates", argument, "an integer or a list of integers")
     widths = {value.width.bind(bound) for value in outputs if isinstance(value, Vector)}
@@ -47,11 +49,6 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     return chosen
 
 
-Numbers = npt.NDArray[np.float64]
-Coordinates = int | list[int] | None
-NEGLIGIBLE = 1e-3  # quadrature error of draws, relative to the spread of an output
-
-
 @dataclass(frozen=True)
 class AtWidths:
     """Outputs of a program with its widths bound, and what is known of their law there.
@@ -65,11 +62,10 @@ class AtWidths:
     status: str
     numbers: dict[str, float]  # of hyperparameters
 
-    def question(self, places: Sequence[int] | None = None) -> PlanQuery:
+    def question(self, places: tuple[int, ...] | None = None, prices: Prices = CPU) -> PlanQuery:
         """What the engine is asked for: these coordinates of the vectors, or any."""
-        chosen = None if places is None else tuple(places)
-        numbers = tuple(self.numbers.items())
-        return PlanQuery(self.outputs, tuple(self.widths.items()), chosen, whole=self.whole, numbers=numbers)
+        widths, numbers = tuple(self.widths.items()), tuple(self.numbers.items())
+        return PlanQuery(self.outputs, widths, places, whole=self.whole, prices=prices, numbers=numbers)
 
     def plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
         """What would be drawn and computed, for a program of this name."""
@@ -78,7 +74,7 @@ class AtWidths:
         title = f"plan of {name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        plan = copy.copy(replace(self.question(places), prices=prices).plan())  # `replace` would plan its memory again
+        plan = copy.copy(self.question(places, prices).plan())  # `replace` would plan its memory again
         plan.title = title
         return plan
 
@@ -93,7 +89,7 @@ class AtWidths:
         law._correction = layer.correction
         return law
 
-    def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
+    def _sampled(self, places: tuple[int, ...] | None, how: Sampling) -> Mixture | Joint:
         sampled = sampler.sample_conditional_law(self.question(places), how)
         origin = self._provenance("exact engine", sampled.backend, how.seed, sampled, sampled.quadrature_error)
         if sampled.mean.shape[1] > 1:
@@ -101,22 +97,18 @@ class AtWidths:
         mean, var = sampled.mean[:, 0], sampled.cov[:, 0, 0]
         return Mixture(mean, var, origin, count=sampled.count, binning=sampled.binning)
 
-    def draw(self, how: Sampling) -> list[Numbers]:
+    def draw(self, how: Sampling) -> list[Floats]:
         """Draws of the outputs, refused as a law is."""
         quadrature.checked_quadrature_error(self.moves(how.backend))
         return self.unchecked(how)
 
-    def unchecked(self, how: Sampling) -> list[Numbers]:
+    def unchecked(self, how: Sampling) -> list[Floats]:
         """Draws of the outputs, whatever their quadrature error."""
-        return sampler.sample_outputs(replace(self.question(), prices=how.backend.prices), how)
+        return sampler.sample_outputs(self.question(), how)
 
     def moves(self, where: Backend) -> quadrature.Moves | None:
         """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
-        return quadrature.moves_of_draws(replace(self.question(), prices=where.prices), where)
-
-    def split(self, rows: Numbers) -> list[Numbers]:
-        """Numbers of all entries, (…, entries), by output: (…, *shape) each."""
-        return sampler.split(rows, self.outputs)
+        return quadrature.moves_of_draws(self.question(prices=where.prices), where)
 
     def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Provenance]:
         """What chains move over, and what is known of it."""

@@ -23,42 +23,44 @@ _names: dict[str, Any] = {"__name__": "__main__"}  # of the blocks of a page, wh
 
 
 def answer(kind: str, content: str, emit: Emit) -> None:
-    """Run a block; an error of it is emitted too."""
-    {"python": run, "sh": run_commands}[kind](content, emit)
+    """Run a block of "python", or the lines of a shell ("sh") that call netsor; an error is emitted too."""
+    out = _Printed(emit)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        if kind == "python":
+            _run(content, emit)
+            return
+        from . import cli
+
+        for words in (shlex.split(line, comments=True) for line in content.splitlines()):
+            if words[:1] == ["netsor"]:
+                sys.argv = words
+                with contextlib.suppress(SystemExit):
+                    cli.main()
 
 
-def run(code: str, emit: Emit) -> None:
+def _run(code: str, emit: Emit) -> None:
     """Run a block; its last expression is shown as in a notebook, and so are figures that it leaves open."""
     linecache.cache[BLOCK] = (len(code), None, code.splitlines(keepends=True), BLOCK)
-    with contextlib.redirect_stdout(_Printed(emit)), contextlib.redirect_stderr(_Printed(emit)):
-        try:
-            tree = ast.parse(code, BLOCK)
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            exec(compile(tree, BLOCK, "exec"), _names)
-            if isinstance(last, ast.Expr):
-                value = eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names)
-                if hasattr(value, "_repr_html_"):
-                    emit("html", value._repr_html_())
-                elif value is not None:
-                    emit("text", f"{value!r}\n")
-        except (Exception, SystemExit) as error:
-            own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == BLOCK]
-            where = f"line {own[-1].lineno}: {own[-1].line}\n" if own else ""
-            emit("error", where + "".join(traceback.format_exception_only(error)).rstrip())
-    _show_figures(emit)
-
-
-def run_commands(text: str, emit: Emit) -> None:
-    """Run the lines of a shell that call netsor."""
-    from . import cli
-
-    for line in text.splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["netsor"]:
-            sys.argv = words
-            out = _Printed(emit)
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
-                cli.main()
+    try:
+        tree = ast.parse(code, BLOCK)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, BLOCK, "exec"), _names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names)
+            if hasattr(value, "_repr_html_"):
+                emit("html", value._repr_html_())
+            elif value is not None:
+                emit("text", f"{value!r}\n")
+    except (Exception, SystemExit) as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == BLOCK]
+        where = f"line {own[-1].lineno}: {own[-1].line}\n" if own else ""
+        emit("error", where + "".join(traceback.format_exception_only(error)).rstrip())
+    if plt := sys.modules.get("matplotlib.pyplot"):
+        for number in plt.get_fignums():
+            drawn = io.BytesIO()
+            plt.figure(number).savefig(drawn, dpi=144, bbox_inches="tight")
+            emit("image", base64.b64encode(drawn.getvalue()).decode())
+        plt.close("all")
 
 
 class _Printed(io.TextIOBase):
@@ -72,15 +74,3 @@ class _Printed(io.TextIOBase):
             raise TypeError("text is written here, not bytes")  # click recognises text files by this error
         self.emit("text", text)
         return len(text)
-
-
-def _show_figures(emit: Emit) -> None:
-    if "matplotlib.pyplot" not in sys.modules:
-        return
-    import matplotlib.pyplot as plt
-
-    for number in plt.get_fignums():
-        drawn = io.BytesIO()
-        plt.figure(number).savefig(drawn, dpi=144, bbox_inches="tight")
-        emit("image", base64.b64encode(drawn.getvalue()).decode())
-    plt.close("all")

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec
 
-from ._program import Program, key_text
+from ._program import Program
 from ._validate import TraceError, shown
 from .language._probe import Probe, watching
 
@@ -25,28 +25,21 @@ class Traced(Generic[P]):
         self._name = str(getattr(function, "__name__", type(function).__name__))  # an object that is called has none
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
-        name = f"{self._name}({self._arguments(args, kwargs)})"  # first: the arguments may be wrong
-        probes: list[Probe] = []
-        with watching(probes):
-            return Program(self._function(*args, **kwargs), name, probes)
-
-    def _arguments(self, args: Any, kwargs: Any) -> str:
         signature = inspect.signature(self._function)
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{error}; it is called as {self._name}{signature}") from None
         given.apply_defaults()
-        words = {k: v.__name__ if inspect.isfunction(v) else shown(v) for k, v in given.arguments.items()}
-        return ", ".join(f"{name}={word}" for name, word in words.items())
+        words = (f"{k}={v.__name__ if inspect.isfunction(v) else shown(v)}" for k, v in given.arguments.items())
+        probes: list[Probe] = []
+        with watching(probes):
+            return Program(self._function(*args, **kwargs), f"{self._name}({', '.join(words)})", probes)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_function", "_name"):
             raise AttributeError(name)
         raise AttributeError(f"{self._name} makes a program when it is called: write {self._name}().{name}")
-
-    def __getitem__(self, key: Any) -> Program:
-        raise TypeError(f"{self._name} makes a program when it is called: write {self._name}()[{key_text(key)}]")
 
     def __repr__(self) -> str:
         signature = inspect.signature(self._function)

@@ -130,7 +130,7 @@ def _block_text(block: Block) -> str:
         case Items():
             return "\n".join(map(_item_text, block.items))
         case Table():
-            return "\n".join(_prose_text(block) if block.prose else _table_text(block))
+            return _prose_text(block) if block.prose else _table_text(block)
     return ""
 
 
@@ -143,8 +143,7 @@ def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
 
 
 def _item_text(item: Item) -> str:
-    indent = " " * 22
-    head = f"{item.status:<10}{item.name + ' ':<12}"
+    head, indent = f"{item.status:<10}{item.name + ' ':<12}", " " * 22
     if len(item.name) > 11:  # several names at once
         head, indent = f"{item.status:<10}{item.name}: ", " " * 10
     return "\n".join([wrap(item.text, head, indent), *(wrap(more, indent, indent) for more in item.more)])
@@ -154,7 +153,7 @@ def _cell_text(cell: str | Cell) -> str:
     return cell if isinstance(cell, str) else cell.text or ", ".join(cell.links)
 
 
-def _prose_text(table: Table) -> list[str]:
+def _prose_text(table: Table) -> str:
     """Rows of sentences, each cell on lines of its own below the first."""
     lines = []
     for first, *rest in table.rows:
@@ -162,10 +161,10 @@ def _prose_text(table: Table) -> list[str]:
         for name, cell in zip(table.head[1:], rest, strict=True):
             text = _cell_text(cell) + (f" ({cell.note})" if isinstance(cell, Cell) and cell.note else "")
             lines.append(wrap(f"{name}: {text}", "  ", "    "))
-    return lines
+    return "\n".join(lines)
 
 
-def _table_text(table: Table) -> list[str]:
+def _table_text(table: Table) -> str:
     """Aligned columns, numbers to the right; columns beyond the width of a terminal go below, with the names again."""
     rows: list[list[str]] = []
     for row in (table.head, *table.rows):
@@ -173,15 +172,13 @@ def _table_text(table: Table) -> list[str]:
         *above, last = wrap(first, rest="  ", width=FIRST).splitlines() or [""]
         rows += [[line, *("" for _ in rest)] for line in above] + [[last, *rest]]
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    start = 1
-    while start < len(sizes):
-        stop, used = start, sizes[0]
-        while stop < len(sizes) and (stop == start or used + GAP + sizes[stop] <= WIDTH):
-            used, stop = used + GAP + sizes[stop], stop + 1
-        lines += [""] * bool(lines)
-        for row in rows:
-            cells = [f"{cell:>{size}}" for cell, size in zip(row[start:stop], sizes[start:stop], strict=True)]
-            lines.append((" " * GAP).join([f"{row[0]:<{sizes[0]}}", *cells]).rstrip())
-        start = stop
-    return lines or [row[0] for row in rows]
+    groups: list[list[int]] = [[]]  # columns that stand side by side
+    for k in range(1, len(sizes)):
+        if groups[-1] and sum(GAP + sizes[j] for j in (0, *groups[-1], k)) > WIDTH + GAP:
+            groups.append([])
+        groups[-1].append(k)
+
+    def line(row: list[str], group: list[int]) -> str:
+        return (" " * GAP).join([f"{row[0]:<{sizes[0]}}", *(f"{row[k]:>{sizes[k]}}" for k in group)]).rstrip()
+
+    return "\n\n".join("\n".join(line(row, group) for row in rows) for group in groups)

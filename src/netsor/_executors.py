@@ -46,9 +46,8 @@ def process_pool(workers: int, initializer: Callable[[], None]) -> Executor:
     from concurrent.futures import ProcessPoolExecutor  # slow to import, as is multiprocessing
 
     try:
-        import multiprocessing
+        from multiprocessing import get_context
 
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(workers, mp_context=context, initializer=initializer)
+        return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=initializer)
     except (ImportError, NotImplementedError, OSError):  # Python has no semaphores here, or may use none
         return InlineExecutor()

@@ -1,8 +1,6 @@
 """Limits by extrapolation over the width, for programs whose limit the engine refuses; docs/theory.md, "Extrapolation".
 
-A statistic of the law at width n is S(n) = a + Σ_k b_k n^(−k/2), with whole powers alone in most cases. Exact laws at
-widths n0, 2 n0, 4 n0, 8 n0 with the same random numbers give a, an error that holds noise and the next power, and the
-exponent γ of the differences, S(2n) − S(n) ~ n^γ, by which a statistic without a limit is recognised.
+A statistic at width n is S(n) = a + Σ_k b_k n^(−k/2), mostly of whole powers, and S(2n) − S(n) ~ n^γ.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ._array_api import Floats as Array
 from ._bound_program import AtWidths, Coordinates
 from ._validate import ArgumentError
 from .engine import ExactError, NoLimitError, Sampling
@@ -29,7 +28,6 @@ from .laws import Estimate, Joint, Mixture
 from .laws._estimate import combined
 from .optim import Adam
 
-Array = npt.NDArray[np.float64]
 Statistic = Callable[[Any], npt.ArrayLike]
 
 FIRST_WIDTH = 32  # the smallest width, or eight times the vectors of a value: above the directions in use
@@ -116,7 +114,7 @@ def _weights(n: Array, powers: tuple[float, ...]) -> Array:
     return np.concatenate([np.zeros(len(n) - len(last)), np.linalg.inv(table)[0]])
 
 
-def _rules(value: Value) -> tuple[OptimiserStep, ...]:
+def _optimiser_steps(value: Value) -> tuple[OptimiserStep, ...]:
     """The optimiser steps that a value has taken."""
     op = value.op
     return op.steps if isinstance(op, SteppedMatMul) else (op.rule,) if isinstance(op, SteppedParameter) else ()
@@ -124,8 +122,8 @@ def _rules(value: Value) -> tuple[OptimiserStep, ...]:
 
 def _asks_coordinates(value: Value, widths: Mapping[str, float]) -> bool:
     """Whether an operation needs coordinates of vectors of infinite width, and not their products alone."""
-    if rules := _rules(value):
-        return any(isinstance(rule.optimiser, Adam) for rule in rules)
+    if steps := _optimiser_steps(value):
+        return any(isinstance(step.optimiser, Adam) for step in steps)
     wide = any(isinstance(x, Vector) and math.isinf(x.width.bind(widths)) for x in value.op.inputs)
     return wide and value.op.acts is not None and value.op.acts.asks_coordinates
 
@@ -133,12 +131,9 @@ def _asks_coordinates(value: Value, widths: Mapping[str, float]) -> bool:
 def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
     """Refuse a scale that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
     for value in values:
-        if any(rule.eps(finite[0].widths) == rule.eps(finite[-1].widths) > 0 for rule in _rules(value)):
-            raise ExactError(
-                value,
-                "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps",
-                instead="take eps=0",
-            )
+        if any(step.eps(finite[0].widths) == step.eps(finite[-1].widths) > 0 for step in _optimiser_steps(value)):
+            problem = "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps"
+            raise ExactError(value, problem, instead="take eps=0")
     functions = [v for v in values if isinstance(v.op, Apply | Nonlin) and v.op.f not in ARITHMETIC]
     arguments = tuple(dict.fromkeys(x for v in functions for x in v.op.inputs))
     if not arguments:
@@ -171,12 +166,11 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
     centres, exact, grow = zip(*map(_limit_point, arguments), strict=True)
     if all((u == c).all() for u, c in zip(draws, centres, strict=True)):  # nothing narrows or grows
         return False
+    rays = list(zip(draws, centres, grow, strict=True))
     with np.errstate(all="ignore"):
         there = np.asarray(f(*centres))
         base = np.where(np.isfinite(there), there, 0.0)
-        moved = (
-            [c + (1 / t if up else t) * (u - c) for u, c, up in zip(draws, centres, grow, strict=True)] for t in RAY
-        )
+        moved = ([c + (1 / t if up else t) * (u - c) for u, c, up in rays] for t in RAY)
         distance = np.array([np.abs(f(*along) - base).mean(axis=0) for along in moved])
         visible = distance > RAY_RTOL * np.abs(base).max(axis=0, initial=0.0)
         gamma = np.log(distance[:-1] / distance[1:]) / np.log(RAY[0] / RAY[1])
@@ -189,8 +183,7 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
 def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
     """Where draws of an argument tend to, entry by entry, whether that is known exactly, and whether they grow.
 
-    It is 0 if they vanish or grow, and their mean at the largest width if only their spread falls. What does neither
-    stays.
+    It is 0 if they vanish or grow, their mean at the largest width if only their spread falls, and else they stay.
     """
     narrow, wide = drawn[0], drawn[-1]
     most = TAIL * np.median(np.abs(wide))
@@ -204,12 +197,11 @@ def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
     return np.where(vanishes, 0.0, np.where(narrows, wide.mean(axis=0), narrow)), not narrows.any(), False
 
 
-def _pooled(laws: Sequence[Mixture | Joint]) -> Mixture | Joint:
+def _pooled(laws: Sequence[Any]) -> Any:
     """The law of the draws of all blocks."""
-    means, origin = np.concatenate([law.component_mean for law in laws]), laws[0].origin
-    if isinstance(laws[0], Joint):
-        return Joint(means, np.concatenate([law.component_cov for law in laws if isinstance(law, Joint)]), origin)
-    return Mixture(means, np.concatenate([law.component_var for law in laws if isinstance(law, Mixture)]), origin)
+    spread = "component_cov" if isinstance(laws[0], Joint) else "component_var"
+    parts = (np.concatenate([getattr(law, name) for law in laws]) for name in ("component_mean", spread))
+    return type(laws[0])(*parts, laws[0].origin)
 
 
 def _centres_and_spreads(law: Any) -> Array:
@@ -219,26 +211,16 @@ def _centres_and_spreads(law: Any) -> Array:
     return np.array([(high.mean(axis=0) + low.mean(axis=0)) / 2, high.mean(axis=0) - low.mean(axis=0)])
 
 
-def _affine(law: Mixture | Joint, by: Array, shift: Array) -> Mixture | Joint:
-    """The law of by · y + shift, entry by entry."""
-    if isinstance(law, Joint):
-        return Joint(law.component_mean * by + shift, law.component_cov * np.outer(by, by), law.origin)
-    return Mixture(law.component_mean * by[0] + shift[0], law.component_var * by[0] ** 2, law.origin)
-
-
 def _unseen(change: float, moves: Array, parts: Array) -> float:
-    """The largest difference between the change of a statistic towards its limit, and what moving the law makes of it.
+    """The largest difference between the change of a statistic towards its limit, and the change if the law moves.
 
     A move counts that changes the statistic farther than its extrapolation, or the other way: if it changes it less,
     the rest is a change of shape. And the statistic must not be linear within the move, of which a fraction PART makes
     the changes `parts`: of a linear one, the extrapolation sees all.
     """
-    found = 0.0
-    for move, part in zip(moves, parts, strict=True):
-        off = abs(move - change)
-        if not min(0.0, change) <= move <= max(0.0, change) and abs(move - part / PART) > LINEAR * off:
-            found = max(found, off)
-    return found
+    off = np.abs(moves - change)
+    beyond = (moves < min(0.0, change)) | (moves > max(0.0, change))
+    return float(np.max(off, where=beyond & (np.abs(moves - parts / PART) > LINEAR * off), initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,6 +309,10 @@ class ExtrapolatedLaw:
         """The limit of the distribution function."""
         return self.limit(lambda law: law.cdf(y))
 
+    def ppf(self, q: npt.ArrayLike) -> Estimate:
+        """The limit of the quantiles."""
+        return self.limit(lambda law: law.ppf(q))
+
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The limit of the density; its error includes that of a block's density, which may be a kernel estimate."""
         found = self.limit(lambda law: law.pdf(y))
@@ -334,12 +320,12 @@ class ExtrapolatedLaw:
         return Estimate(found.value, combined(found.error, np.mean(blocks, axis=0)))
 
     @cached_property
-    def _last(self) -> Mixture | Joint:
+    def _last(self) -> Any:
         """The law at the largest width."""
         return _pooled([laws[-1] for laws in self.laws])
 
     @cached_property
-    def _moved(self) -> tuple[list[Mixture | Joint], list[Mixture | Joint]]:
+    def _moved(self) -> tuple[list[Any], list[Any]]:
         """The law at the largest width with the centre and spread that they tend to, two errors to each side.
 
         If they show no limit, they move as far again as from the smallest width to the largest. Then the laws moved by
@@ -350,16 +336,16 @@ class ExtrapolatedLaw:
         value, error = np.where(np.isfinite(limits[1]), limits, [last, np.abs(last - first) / 2])
         ends = [value + np.array(sides)[:, None] * error for sides in product((-2.0, 2.0), repeat=2)]
 
-        def moved(centre: Array, spread: Array) -> Mixture | Joint:
+        def moved(centre: Array, spread: Array) -> Any:
+            """The law of by · y + shift, entry by entry."""
             random = last[1] > 0
             by = np.where(random, np.maximum(spread / np.where(random, last[1], 1.0), NARROWEST), 1.0)
-            return _affine(self._last, by, centre - by * last[0])
+            mean, origin = self._last.component_mean * by + centre - by * last[0], self._last.origin
+            if isinstance(self._last, Joint):
+                return Joint(mean, self._last.component_cov * np.outer(by, by), origin)
+            return Mixture(mean, self._last.component_var * by**2, origin)
 
         return [moved(*end) for end in ends], [moved(*(last + PART * (end - last))) for end in ends]
-
-    def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The limit of the quantiles."""
-        return self.limit(lambda law: law.ppf(q))
 
     def __repr__(self) -> str:
         return f"<ExtrapolatedLaw of {self.name}, {self.status}>"

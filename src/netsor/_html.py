@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,15 @@ def verdict(word: str, colour: str) -> str:
 def note(text: str) -> str:
     """A remark below."""
     return f'<div style="opacity: 0.75">{html.escape(text)}</div>'
+
+
+def publish_with_formula(markup: str, formula: str, plain: str) -> None:
+    """Show HTML in a notebook cell, and then the formula by itself: VS Code typesets none that is within HTML."""
+    from IPython.display import publish_display_data  # what calls this has it
+
+    publish: Callable[[dict[str, str]], None] = publish_display_data  # which has no types
+    publish({"text/html": markup, "text/plain": plain})
+    publish({"text/latex": formula})
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

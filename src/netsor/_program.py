@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _bayes
-from ._array_api import one_blas_thread
-from ._bayes import ChainCost
+from ._array_api import Floats, one_blas_thread
+from ._bayes import ChainCost, Schedule
 from ._bound_program import AtWidths
 from ._extrapolate import extrapolate
-from ._html import note, scrolled, table, title
-from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
+from ._html import note, publish_with_formula, scrolled, table, title
+from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, index_text, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
@@ -27,12 +28,10 @@ from .language._graph import bind_names, source_order, topological_order, widths
 from .language._latex import formula, latex
 from .language._notation import parts, text
 from .language._probe import Probe
-from .language._theorem_check import NO_LIMIT, Report, verdict_of
+from .language._theorem_check import NO_LIMIT, Report, check, verdict_of
 from .language._width import inf
 from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data
-
-Draws = npt.NDArray[np.float64]
 
 
 class Program:
@@ -74,9 +73,8 @@ class Program:
         outputs = output if isinstance(output, tuple) else (output,)
         if not outputs or not all(isinstance(value, Value) for value in outputs):
             raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
-        self.output = output
+        self.output, self.name = output, name
         self.outputs = outputs  # a tuple, also if there is only one
-        self.name = name
         self.probes = tuple(probes)  # what `ns.probe` named, in order; a part of a program has none
         self._whole = outputs  # a part of a program has the seeds and the widths of the whole
 
@@ -103,7 +101,7 @@ class Program:
             chosen: Any = tuple(self.output[i] for i in places) if places.ndim else self.output[int(places)]
         else:
             chosen = self.output[key]
-        at = ", ".join(map(key_text, key if isinstance(key, tuple) else (key,)))
+        at = ", ".join(map(index_text, key if isinstance(key, tuple) else (key,)))
         part = Program(chosen, f"{self.name}[{at}]")
         part._whole, part._gaussian = self._whole, self._gaussian
         return part
@@ -125,16 +123,10 @@ class Program:
 
     def _listed(self) -> str:
         head, rows, last = parts(self.name, self.outputs, self.probes)
-        said = verdict_of(self.check())
-        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{said}</div>"
+        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{verdict_of(self.check())}</div>"
 
     def _ipython_display_(self) -> None:
-        """The formula by itself, since VS Code sets none that is within HTML."""
-        from IPython.display import publish_display_data  # what calls this has it
-
-        publish: Callable[[dict[str, str]], None] = publish_display_data  # which has no types
-        publish({"text/html": self._listed(), "text/plain": repr(self)})
-        publish({"text/latex": self._repr_latex_()})
+        publish_with_formula(self._listed(), self._repr_latex_(), repr(self))
 
     def latex(self, document: bool = True, style: str = "full") -> str:
         """The program and its limit law (Definition 3.1 of the paper) as LaTeX.
@@ -156,8 +148,6 @@ class Program:
 
     @functools.cached_property
     def _report(self) -> Report:
-        from .language._theorem_check import check  # needs scipy.sparse, which is slow to import
-
         return check(self.name, self.outputs, correlated)
 
     def simulate(
@@ -171,7 +161,7 @@ class Program:
         executor: Executor | None = None,
         progress: Progress = True,
         **widths: int,
-    ) -> Draws | tuple[Draws, ...]:
+    ) -> Floats | tuple[Floats, ...]:
         """Draw every weight matrix and compute the outputs from them. Slow: the ground truth for `law` and `draw`.
 
         Other parameters are those of `law`.
@@ -230,8 +220,7 @@ class Program:
         Parameters
         ----------
         draws
-            The number of replicas. Beyond 4 million, each component of a `Mixture` represents many replicas, so that
-            memory does not grow.
+            The number of replicas. Beyond 4 million, a component of a `Mixture` represents many, to limit memory.
         seed
             An integer. The same seed couples the laws at two widths. Bits are reproducible on one backend.
         rng
@@ -279,12 +268,11 @@ class Program:
         device: str | None = None,
         precision: str = "float64",
         **widths: float,
-    ) -> Draws | tuple[Draws, ...]:
+    ) -> Floats | tuple[Floats, ...]:
         """Exact draws of the outputs at any widths, finite or `inf`. The parameters are those of `law`.
 
-        Programs may return thousands of scalars, since no covariance between outputs is formed.
-        At infinite width, means over quadrature nodes have independent errors in each draw, so that the standard error
-        of a mean over draws includes them.
+        Programs may return thousands of scalars, since no covariance between outputs is formed. At infinite width,
+        means over quadrature nodes have independent errors: the standard error of a mean over draws includes them.
         """
         where = choose(backend, device, precision)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where)
@@ -335,10 +323,9 @@ class Program:
         backend
             The array library for the likelihoods, in double precision.
         """
-        seed = chosen_seed(seed, rng)
+        seed, how = chosen_seed(seed, rng), Schedule(draws, chains, thin, particles, moves).checked()
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
-        how = _bayes.Schedule(draws, chains, thin, particles, moves)
         return _bayes.posterior(latent, data, how, seed, progress, origin)
 
     def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> ChainCost:
@@ -352,16 +339,15 @@ class Program:
         **options
             The keyword arguments of `posterior`.
         """
-        given = {name: options.pop(name) for name in _bayes.Schedule._fields if name in options}
+        how = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options}).checked()
         where = choose(options.pop("backend", "numpy"), options.pop("device", None))
-        start = time.perf_counter()
         workers, *_ = (options.pop(name, None) for name in ("workers", "seed", "rng", "progress"))
+        start = time.perf_counter()
         latent, _ = self._at(options).latent(workers, where)
-        data, how = checked_data(latent.entries, observed, noise), _bayes.Schedule(**given).checked()
         planned = time.perf_counter() - start
-        sampling = _bayes.cost(latent, data, how)
+        found = _bayes.cost(latent, checked_data(latent.entries, observed, noise), how)
         law = 16.0 * how.draws * latent.entries**2
-        return ChainCost(planned + sampling.seconds, sampling.bytes + law, sampling.likelihoods)
+        return replace(found, seconds=found.seconds + planned, bytes=found.bytes + law)
 
     @one_blas_thread()
     def log_evidence(
@@ -400,28 +386,14 @@ class Program:
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
+        """The program at these widths, with the status of its law there; an error if it needs a limit and has none."""
         bound, numbers = bind_names(topological_order(self._whole), widths, allow_inf=True)
-        return AtWidths(self.outputs, self._whole, bound, self._status(bound if need_limit else {}), numbers)
-
-    def _status(self, widths: dict[str, float]) -> str:
-        """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width.
-
-        A network whose weights are not Gaussian has the same limit, and at finite width a law that differs.
-        """
-        if all(width < inf for width in widths.values()):
-            return "exact" if self._gaussian else "same limit"
-        if any(width < inf for width in widths.values()):
-            return "conjectured"
-        report = self.check()
-        if report.verdict == NO_LIMIT:
-            raise NoLimitError(f"{self.name} has no limit: {'; '.join(report.reasons)}; finite widths have a law")
-        return report.verdict
-
-
-def key_text(key: object) -> str:
-    """An index as Python code: `2`, `1:3`, `...`."""
-    if isinstance(key, slice):
-        start, stop, step = ("" if k is None else str(k) for k in (key.start, key.stop, key.step))
-        return f"{start}:{stop}" + (f":{step}" if step else "")
-    number = as_whole(key)
-    return "..." if key is Ellipsis else shown(key) if number is None else str(number)
+        infinite = [width == inf for width in bound.values()] if need_limit else []
+        # weights that are not Gaussian have the same limit, and another law at finite width
+        status = "exact" if self._gaussian else "same limit"
+        if any(infinite):
+            status = self.check().verdict if all(infinite) else "conjectured"
+        if status == NO_LIMIT:
+            reasons = "; ".join(self.check().reasons)
+            raise NoLimitError(f"{self.name} has no limit: {reasons}; finite widths have a law")
+        return AtWidths(self.outputs, self._whole, bound, status, numbers)

@@ -7,8 +7,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +23,10 @@ from ._array_api import single_threaded
 from ._bound_program import AtWidths
 from ._decorator import program
 from ._program import Program
-from ._validate import LARGEST, SCALE, ArgumentError, as_number, as_whole, flag, progress_of, real, scale, shown, whole
+from ._validate import SCALE, ArgumentError, Positive, as_number, check_fields, real, scale, shown, whole
 from .engine._latent import Latent, embedding
-from .engine._parallel import check_memory
-from .engine.backends import choose
+from .engine._parallel import Progress, check_memory
+from .engine.backends import Backend, choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance
 from .laws._estimate import Array, combined
@@ -33,7 +35,7 @@ from .laws._likelihood import Observations, updated_by_columns
 Combination = tuple[float, dict[str, Any]]  # the noise, and the arguments of the prior
 
 n = Width("n")
-LEAST = {"draws": 8, "chains": 2, "thin": 1, "particles": 8, "moves": 1, "runs": 2, "kernel_draws": 2}
+two_or_more = partial(whole, least=2, most=_bayes.MOST)
 ROUNDED = 1e-6  # errors of Gaussian expectations below this change no evidence by as much as its error
 COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and for each head: measured
 
@@ -61,14 +63,9 @@ def as_tokens(x: Array) -> Array:
     return np.concatenate([names, x[:, :, None]], axis=2)
 
 
-def checked_count(name: str, value: Any) -> float:
+def checked_count(value: Any, name: str) -> float:
     """Check a number of heads or a width, which may be infinite."""
-    number = as_whole(value)
-    if number is None and as_number(value) == inf:
-        return inf
-    if number is None or not 1 <= number < LARGEST:
-        raise ArgumentError(name, value, "an integer from 1 to 2^53, or inf")
-    return number
+    return inf if as_number(value) == inf else whole(value, name, why=" or inf")
 
 
 @single_threaded
@@ -120,8 +117,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     prior: Callable[..., Program] | None = None
     _: KW_ONLY
     noise: float = 0.3
-    heads: float = 1
-    width: float = inf
+    heads: Annotated[float, checked_count] = 1
+    width: Annotated[float, checked_count] = inf
     arguments: Mapping[str, Any] | None = None
     grid: Mapping[str, Sequence[Any]] | None = None
     evidence: bool = False
@@ -130,12 +127,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     thin: int = 8
     particles: int = 256
     moves: int = 3
-    runs: int = 8
-    kernel_draws: int = 1000
-    workers: int | None = None
-    backend: str = "numpy"
+    runs: Annotated[int, two_or_more] = 8
+    kernel_draws: Annotated[int, two_or_more] = 1000
+    workers: Positive | None = None
+    backend: str | Backend = "numpy"
     device: str | None = None
-    progress: Any = False
+    progress: Progress = False
     random_state: Any = 0
 
     def __sklearn_tags__(self) -> Any:
@@ -153,8 +150,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         y : array_like
             (examples,).
         """
-        (tried, _), best = self._begin(X, y), 0
-        self.evidence_ = []
+        tried, _ = self._begin(X, y)
+        self.evidence_, best = [], 0
         if self.grid or self.evidence:
             found = [self._evidence(*given) for given in tried]
             every = [arguments | {"noise": noise} for noise, arguments in tried]
@@ -164,17 +161,16 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.noise_, self.arguments_ = tried[best]
         if self.arguments_.get("heads") == inf:
             self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
-            return self
-        self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
-        chains = self._sampled(self.latent_)
-        self.states_, self.r_hat_, self.effective_ = chains.z, chains.r_hat, chains.effective
+        else:
+            self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
+            self.states_, self.r_hat_, self.effective_, *_ = self._sampled(self.latent_)
         return self
 
     def _sampled(self, latent: Latent) -> _bayes.Sampled:
         return _bayes.sampled(latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress)
 
     def _schedule(self) -> _bayes.Schedule:
-        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves)
+        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves).checked()
 
     def _begin(self, X: Any, y: Any) -> tuple[list[Combination], float]:
         """Check parameters and data and store the data; the combinations of the grid, and the bytes of a plan."""
@@ -194,19 +190,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _combinations(self) -> list[Combination]:
         """Check all parameters but X and y; returns all combinations of the grid."""
-        prior, heads = self.prior, checked_count("heads", self.heads)
+        check_fields(copy(self))
+        self._schedule()
+        choose(self.backend, self.device)
+        prior, heads = self.prior, self.heads
         if prior is not None and not callable(prior):
             raise ArgumentError("prior", prior, "None or a function decorated with ns.program")
         if prior is not None and heads not in (1, inf):
             raise ArgumentError("heads", heads, f"left out; give arguments={{'heads': {heads}}} to your own prior")
-        checked_count("width", self.width)
-        for name, least in LEAST.items():
-            whole(getattr(self, name), name, least=least, most=_bayes.MOST)
-        if self.workers is not None:
-            whole(self.workers, "workers")
-        choose(self.backend, self.device)
-        flag(self.evidence, "evidence")
-        progress_of(self.progress)
         for name in ("arguments", "grid"):
             if not isinstance(getattr(self, name), Mapping | None):
                 raise ArgumentError(name, getattr(self, name), "None or a mapping by names")
@@ -225,7 +216,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Check one combination; `labels` name the arguments that are no parameters."""
         noise = real(given.pop("noise"), labels.get("noise", "noise"), least=1 / SCALE, most=SCALE)
         used, label = dict(given), labels.get("heads", "heads")
-        if "heads" in given and checked_count(label, given["heads"]) == inf:
+        if "heads" in given and checked_count(given["heads"], label) == inf:
             if self.width != inf:
                 raise ValueError(f"{label}=inf needs width=inf, got width={shown(self.width)}")
             del used["heads"]  # the prior has one
@@ -314,7 +305,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
             z[:, places] = self.states_
         parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, rows))
-        return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts]), origin
+        mean, cov = map(np.concatenate, zip(*parts, strict=True))
+        return mean, cov, origin
 
     def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
         """The distinct examples that are not among the data, and the row of every example in data and these."""
@@ -360,8 +352,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked_size(self, count: int, tried: Sequence[Combination]) -> float:
         """The bytes that a plan for so many examples needs, if they are there; of infinitely many heads it has one."""
-        counts = [float(given.get("heads", 1)) for _, given in tried]
-        heads = max(1.0 if count == inf else count for count in counts)
+        heads = max(1.0 if given.get("heads", 1) == inf else float(given.get("heads", 1)) for _, given in tried)
         tokens, many = self.X_.shape[1], f" for heads={heads:.0f}" if heads > 1 else ""
         size = 8 * (COPIES[0] + COPIES[1] * heads) * float(count * tokens) ** 2
         what = f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows{many},"

@@ -13,7 +13,6 @@ import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from decimal import Decimal
 from functools import cache, partial, wraps
 from numbers import Real
@@ -44,6 +43,14 @@ def shown(argument: object) -> str:
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
 
 
+def index_text(key: object) -> str:
+    """An index as Python code: `2`, `1:3`."""
+    if isinstance(key, slice):
+        start, stop, step = ("" if end is None else str(end) for end in (key.start, key.stop, key.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+    return shown(key) if as_whole(key) is None else str(as_whole(key))
+
+
 class ArgumentError(ValueError):
     """An argument that is not allowed: its name, what was given, and the words after "must be"."""
 
@@ -69,11 +76,10 @@ def also_spelled(**own: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         @wraps(function)
         def called(*given: Any, **named: Any) -> Any:
-            for second, name in own.items():
-                if second in named and name in named:
-                    raise ArgumentError(second, named[second], f"left out: {name} is the same argument")
-                if second in named:
-                    named[name] = named.pop(second)
+            for second in own.keys() & named.keys():
+                if own[second] in named:
+                    raise ArgumentError(second, named[second], f"left out: {own[second]} is the same argument")
+                named[own[second]] = named.pop(second)
             return function(*given, **named)
 
         return cast(F, called)
@@ -81,8 +87,7 @@ def also_spelled(**own: str) -> Callable[[F], F]:
     return decorate
 
 
-# Modules whose lines are not the user's: functools and contextlib call methods of ours.
-INTERNAL_MODULES = ("netsor", "functools", "contextlib")
+INTERNAL_MODULES = ("netsor", "functools", "contextlib")  # whose lines are not the user's; the last two call ours
 
 
 class SourceLocation(NamedTuple):
@@ -92,11 +97,10 @@ class SourceLocation(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        code = linecache.getline(self.file, self.line).strip()
-        here = self.file
+        code, path = linecache.getline(self.file, self.line).strip(), self.file
         with suppress(OSError, ValueError):  # the current folder was removed, or is on another drive
-            here = os.path.relpath(self.file) if os.path.exists(self.file) else self.file
-        return f"{min(here, self.file, key=len)}:{self.line}" + (f": {code}" if code else "")
+            path = min(path, os.path.relpath(path), key=len)
+        return f"{path}:{self.line}" + (f": {code}" if code else "")
 
 
 def user_line() -> SourceLocation:
@@ -196,8 +200,7 @@ def as_whole(argument: Any) -> int | None:
 
 def is_bool(argument: object) -> bool:
     """Whether it is a bool, which Python takes for 0 or 1: heads=True is a mistake."""
-    numpy = type(argument).__module__ == "numpy"
-    return isinstance(argument, bool) or (numpy and getattr(getattr(argument, "dtype", None), "kind", "") == "b")
+    return isinstance(argument, bool) or getattr(getattr(argument, "dtype", None), "kind", "") == "b"
 
 
 def refused(
@@ -224,11 +227,10 @@ def real(
         return number
     if number is None or not math.isfinite(number) or not (least <= number <= most and number > above):
         allowed = "a positive number" if above == 0 else "a finite number" + ", 0 or" * zero
-        if least > -math.inf and most < math.inf:
-            allowed += f" from {least:g} to {most:g}"
-        else:
-            allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > 0 else ""
-            allowed += f", at most {most:g}" if most < math.inf else ""
+        if least > -math.inf:
+            allowed += f" from {least:g} to {most:g}" if most < math.inf else f", {least:g} or more"
+        elif most < math.inf:
+            allowed += f", at most {most:g}"
         raise refused(name, argument, allowed, operation, error)
     return number
 
@@ -267,13 +269,11 @@ def seed_number(argument: Any, name: str = "seed") -> int:
 
 def chosen_seed(seed: Any, rng: Rng = None) -> int:
     """A seed, or the one that `rng` (SPEC 7 of scientific Python) gives: itself, or drawn from a generator."""
-    import numpy as np
-
     if rng is None:
         return seed_number(seed)
     if seed:  # 0 is the default
         raise ArgumentError("seed", seed, "left out with rng: both determine the draws")
-    if isinstance(rng, np.random.Generator):
+    if hasattr(rng, "integers"):  # a generator; to import numpy for its class would take time
         return int(rng.integers(2**63))
     if as_whole(rng) is None:
         raise ArgumentError("rng", rng, "a numpy.random.Generator or an integer")
@@ -282,8 +282,7 @@ def chosen_seed(seed: Any, rng: Rng = None) -> int:
 
 def flag(argument: Any, name: str) -> bool:
     """True or False."""
-    shape: Any = getattr(argument, "shape", ())
-    if not is_bool(argument) or shape:
+    if not is_bool(argument) or getattr(argument, "ndim", False):
         raise ArgumentError(name, argument, "True or False")
     return bool(argument)
 
@@ -304,13 +303,14 @@ def numbers(
     array = as_floats(argument)
     if array is None:
         if name:
-            raise refused(name, argument, "a real number or an array of them", operation, error)
+            raise error(operation, name, argument, "a real number or an array of them")
         raise error(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
-    problem = "" if np.isfinite(array).all() else f"numbers must be finite, got {shown(argument)}"
+    label = f"{name}: " if name else ""
     if array.size == 0 or array.ndim > AXES:
-        problem = f"an array of shape {array.shape} was given; it must have a number or more, and at most {AXES} axes"
-    if problem:
-        raise error(operation, f"{name}: {problem}" if name else problem)
+        allowed = f"it must have a number or more, and at most {AXES} axes"
+        raise error(operation, f"{label}an array of shape {array.shape} was given; {allowed}")
+    if not np.isfinite(array).all():
+        raise error(operation, f"{label}numbers must be finite, got {shown(argument)}")
     return array
 
 
@@ -348,7 +348,7 @@ def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> i
 def as_name(argument: Any, operation: str) -> str | None:
     """A name that the printers will use, or None."""
     if argument is not None and not isinstance(argument, str):
-        raise refused("name", argument, "a string", operation)
+        raise TraceError(operation, "name", argument, "a string")
     return argument
 
 
@@ -380,25 +380,20 @@ Seed = Annotated[int, seed_number]
 
 def check_fields(made: Any) -> None:
     """Check the fields of a dataclass by their types, and set them to what the checks return."""
-    kind: Any = type(made)
-    for name, check in _checks(kind).items():
-        object.__setattr__(made, name, check(getattr(made, name), name))
+    for name, (check, optional) in _checks(made.__class__).items():
+        value = getattr(made, name)
+        if value is not None or not optional:
+            object.__setattr__(made, name, check(value, name))
 
 
 @cache
-def _checks(kind: Any) -> dict[str, Check]:
-    hints = get_type_hints(kind, include_extras=True)
-    every = {field.name: check_of(hints[field.name]) for field in fields(kind)}
-    return {name: check for name, check in every.items() if check is not None}
-
-
-def check_of(hint: Any) -> Check | None:
-    """The check of a type: bool, str, Annotated, or one of these and None; there is none for other types."""
-    if get_origin(hint) is Annotated:
-        annotated: Check = hint.__metadata__[0]
-        return annotated
-    members = get_args(hint)
-    if type(None) in members:
-        check = check_of(members[0]) if len(members) == 2 else None
-        return check and (lambda value, name: None if value is None else check(value, name))
-    return {bool: flag, str: text}.get(hint)
+def _checks(kind: type) -> dict[str, tuple[Check, bool]]:
+    """The checks of fields of the types bool, str and Annotated, and whether they may be None."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        optional = type(None) in get_args(hint) and len(get_args(hint)) == 2
+        one = get_args(hint)[0] if optional else hint
+        check = one.__metadata__[0] if get_origin(one) is Annotated else {bool: flag, str: text}.get(one)
+        if check is not None:
+            found[name] = check, optional
+    return found

@@ -6,20 +6,18 @@ means |φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for some k, so polyn
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial, reduce
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import scipy
 from array_api_compat import is_jax_array, is_torch_array
 
-from ._array_api import array_namespace
-
-Array = Any  # an array of any array-API library
+from ._array_api import Array, array_namespace
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +72,7 @@ class Function:
             if module.startswith("netsor."):
                 for name, value in list(vars(there).items()):
                     if value is self:
-                        return _named, (module, name)
+                        return pkgutil.resolve_name, (f"{module}:{name}",)
         return super().__reduce_ex__(protocol)
 
     def __call__(self, *arrays: Array) -> Array:
@@ -88,12 +86,6 @@ class Function:
             raise ValueError(f"the function {self.name} gave complex numbers, which no vector or scalar can hold")
         real = [a.dtype for a in arrays if xp.isdtype(a.dtype, "real floating")]
         return xp.astype(y, real[0] if real else xp.float64)
-
-
-def _named(module: str, name: str) -> Function:
-    function = getattr(import_module(module), name)
-    assert isinstance(function, Function)
-    return function
 
 
 ROOT = float(np.sqrt(2.0 / np.pi))  # no numpy scalar: that would make double precision of single
@@ -113,11 +105,17 @@ def _special(name: str, x: Array) -> Array:
     return array_namespace(x).asarray(getattr(scipy.special, name)(np.asarray(x)))
 
 
-def _in_torch(name: str, x: Array, **options: Any) -> Array:
-    """PyTorch's own function of a tensor, which passes over it once."""
-    from torch.nn import functional
+def _torch_or(name: str, f: Callable[[Array], Array], **options: Any) -> Callable[[Array], Array]:
+    """PyTorch's own function of its tensors, which passes over them once; f of other arrays."""
 
-    return getattr(functional, name)(x, **options)
+    def either(x: Array) -> Array:
+        if not is_torch_array(x):
+            return f(x)
+        from torch.nn import functional
+
+        return getattr(functional, name)(x, **options)
+
+    return either
 
 
 def row_softmax(p: Array, allowed: Array | None = None) -> Array:
@@ -126,7 +124,7 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
     if is_torch_array(p):
-        return _in_torch("softmax", p, dim=-1)
+        return p.softmax(dim=-1)
     if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         weights /= xp.sum(weights, axis=-1, keepdims=True)
@@ -134,12 +132,6 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     columns = [p[..., j] for j in range(p.shape[-1])]  # one by one: numpy is slow at reducing short axes
     weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])
     return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[..., None]
-
-
-def _relu(x: Array) -> Array:
-    if type(x) is np.ndarray:
-        return np.maximum(x, 0.0)  # two thirds of the time of clip
-    return _in_torch("relu", x) if is_torch_array(x) else array_namespace(x).clip(x, 0.0, None)
 
 
 def _leaky_relu(x: Array, slope: float) -> Array:
@@ -154,17 +146,7 @@ def _sigmoid(x: Array) -> Array:
     return 0.5 + 0.5 * array_namespace(x).tanh(0.5 * x)  # no overflow at either end
 
 
-def _gelu(x: Array) -> Array:
-    return _in_torch("gelu", x) if is_torch_array(x) else x * _special("ndtr", x)
-
-
-def _silu(x: Array) -> Array:
-    return _in_torch("silu", x) if is_torch_array(x) else x * _sigmoid(x)
-
-
 def _gelu_tanh(x: Array) -> Array:
-    if is_torch_array(x):
-        return _in_torch("gelu", x, approximate="tanh")
     y = x * x  # and then in place: numpy passes over its temporary arrays as often as it makes them
     y *= 0.044715 * ROOT
     y += ROOT
@@ -244,7 +226,7 @@ def _gelu_difference() -> tuple[tuple[float, float], ...]:
     centres = 0.25 * np.arange(28)
     x = np.linspace(0.0, 12.0, 1201)
     bumps = np.exp(-2 * (x[:, None] - centres) ** 2) + np.exp(-2 * (x[:, None] + centres) ** 2)
-    weights = np.linalg.lstsq(bumps, _gelu_tanh(x) - _gelu(x), rcond=1e-15)[0]
+    weights = np.linalg.lstsq(bumps, GELU_TANH.f(x) - GELU.f(x), rcond=1e-15)[0]
     return tuple(zip((*weights, *weights), (*centres, *-centres), strict=True))
 
 
@@ -267,18 +249,21 @@ def _in_library(name: str) -> Callable[[Array], Array]:
     return lambda x: getattr(array_namespace(x), name)(x)
 
 
-IDENTITY = _known("identity", lambda x: x, lambda m, s: m + 0.0 * s, bounded=False, parity=-1)
-RELU = _known("relu", _relu, _relu_smoothed, bounded=False, breaks=(0.0,))
-ABS = _known("abs", _in_library("abs"), partial(_leaky_relu_smoothed, slope=-1.0), False, parity=1, breaks=(0.0,))
-ERF = _known("erf", lambda x: _special("erf", x), _erf_smoothed, bounded=True, parity=-1)
+_TORCH_GELU_TANH = _torch_or("gelu", _gelu_tanh, approximate="tanh")
 # tanh(x) = 2 sigmoid(2 x) − 1
 _TANH_SMOOTHED = logistic_mixture(lambda m, s, scale: _erf_smoothed(m, s, 0.5**0.5 * scale))
 _SIGMOID_SMOOTHED = logistic_mixture(lambda m, s, scale: scipy.special.ndtr(m / np.sqrt(scale**2 + s * s)))
+
+IDENTITY = _known("identity", lambda x: x, lambda m, s: m + 0.0 * s, bounded=False, parity=-1)
+_RELU = _torch_or("relu", lambda x: array_namespace(x).maximum(x, 0.0))
+RELU = _known("relu", _RELU, _relu_smoothed, bounded=False, breaks=(0.0,))
+ABS = _known("abs", _in_library("abs"), partial(_leaky_relu_smoothed, slope=-1.0), False, parity=1, breaks=(0.0,))
+ERF = _known("erf", lambda x: _special("erf", x), _erf_smoothed, bounded=True, parity=-1)
 TANH = _known("tanh", _in_library("tanh"), _TANH_SMOOTHED, bounded=True, parity=-1)
 SIGMOID = _known("sigmoid", _sigmoid, _SIGMOID_SMOOTHED, bounded=True)
-GELU = _known("gelu", _gelu, lambda m, s: _ramp_smoothed(m, s, 1.0), bounded=False)
-GELU_TANH = _known("gelu_tanh", _gelu_tanh, _gelu_tanh_smoothed, bounded=False)  # the gelu_new of GPT-2
-SILU = _known("silu", _silu, logistic_mixture(_ramp_smoothed), bounded=False)
+GELU = _known("gelu", _torch_or("gelu", lambda x: x * _special("ndtr", x)), partial(_ramp_smoothed, scale=1.0), False)
+GELU_TANH = _known("gelu_tanh", _TORCH_GELU_TANH, _gelu_tanh_smoothed, bounded=False)  # the gelu_new of GPT-2
+SILU = _known("silu", _torch_or("silu", lambda x: x * _sigmoid(x)), logistic_mixture(_ramp_smoothed), bounded=False)
 SIN = _known("sin", _in_library("sin"), lambda m, s: np.exp(-0.5 * s * s) * np.sin(m), bounded=True, parity=-1)
 COS = _known("cos", _in_library("cos"), lambda m, s: np.exp(-0.5 * s * s) * np.cos(m), bounded=True, parity=1)
 

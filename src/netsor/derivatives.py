@@ -1,26 +1,24 @@
 """Derivatives of the named functions: named functions themselves, with what is known of them.
 
-Each activation belongs to a family that contains its derivatives of all orders: polynomials in x and tanh(a x + b x³)
-(tanh, sigmoid, silu, gelu_tanh), polynomials times Φ and φ (erf, gelu), waves, and functions that are constant between
-kinks (relu, leaky_relu, abs, clip), whose own derivative is 0, since a Gaussian coordinate meets no kink.
+Each activation belongs to a family that contains its derivatives of all orders. A function with kinks has a derivative
+that is constant between them, whose own derivative is 0, since a Gaussian coordinate meets no kink.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, reduce
+from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 import scipy
+from numpy.polynomial.polynomial import polyder
 
 from . import activations
-from ._array_api import array_namespace
+from ._array_api import Array, array_namespace
 from .activations import ROOT, Function, _density, _gelu_difference, _ratio, _special, logistic_mixture
 
-Array = Any
 T = TypeVar("T")
 Row = tuple[float, ...]  # coefficients of a polynomial, the constant first
 Table = tuple[Row, ...]  # [i][j] of x^i t^j
@@ -57,69 +55,25 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
         return None
 
 
-# Between kinks
+# Constant between breaks
 
 
-def _step(x: Array, low: float, high: float) -> Array:
+def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
     xp = array_namespace(x)
-    return xp.where(x > 0, xp.asarray(high, dtype=x.dtype), xp.asarray(low, dtype=x.dtype))
+    y = xp.asarray(values[0], dtype=x.dtype)
+    for at, value in zip(breaks, values[1:], strict=True):
+        y = xp.where(x > at, xp.asarray(value, dtype=x.dtype), y)
+    return y
 
 
-def _step_smoothed(m: Array, s: Array, low: float, high: float) -> Array:
-    return low + (high - low) * scipy.special.ndtr(_ratio(m, s))
+def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
+    rises = zip(breaks, np.diff(values), strict=True)
+    return values[0] + sum(rise * scipy.special.ndtr(_ratio(m - at, s)) for at, rise in rises)
 
 
-def _within(x: Array, bound: float) -> Array:
-    xp = array_namespace(x)
-    return xp.where(xp.abs(x) < bound, xp.asarray(1.0, dtype=x.dtype), xp.asarray(0.0, dtype=x.dtype))
-
-
-def _within_smoothed(m: Array, s: Array, bound: float) -> Array:
-    return _step_smoothed(m + bound, s, 0.0, 1.0) - _step_smoothed(m - bound, s, 0.0, 1.0)
-
-
-def _step_function(name: str, parity: int | None, low: float, high: float) -> Function:
-    f, smoothed = (partial(g, low=low, high=high) for g in (_step, _step_smoothed))
-    return Function(name, f, True, False, breaks=(0.0,), smoothed=smoothed, derivative=0.0, parity=parity)
-
-
-def _of_clip(name: str, parity: int | None, bound: float) -> Function:
-    f, smoothed = (partial(g, bound=bound) for g in (_within, _within_smoothed))
-    return Function(name, f, True, False, (bound,), (-bound, bound), smoothed, derivative=0.0, parity=parity)
-
-
-# Polynomials in x and t = tanh(a x + b x³), with t' = (1 − t²) (a + 3 b x²)
-
-
-def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
-    """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
-    inside = x * x
-    inside *= b
-    inside += a
-    inside *= x
-    t = array_namespace(x).tanh(inside)
-    terms: list[Array] = []
-    for q, k, p in _factors(table):
-        term = _horner(x, (*[0.0] * k, _horner(t, q)))
-        if len(p) > 1:
-            term *= _horner(x, p)
-        terms.append(term)
-    total = reduce(operator.iadd, terms) if terms else 0.0
-    return total + 0.0 * t if isinstance(total, float) else total
-
-
-@cache
-def _factors(table: Table) -> tuple[tuple[Row, int, Row], ...]:
-    """The q, k and p: rows of the table that are multiples of each other, as those of gelu_tanh' are, share one q."""
-    groups: dict[Row, dict[int, float]] = {}  # the sizes of such rows by the power of x
-    for k, row in enumerate(table):
-        if size := next(filter(None, row), 0.0):
-            groups.setdefault(tuple(c / size for c in row), {})[k] = size
-    starts = {min(sizes): sizes for sizes in groups.values()}
-    return tuple(
-        (table[k], k, tuple(sizes.get(j, 0.0) / sizes[k] for j in range(k, max(sizes) + 1)))
-        for k, sizes in starts.items()
-    )
+def _steps(name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()) -> Function:
+    f, smoothed = (partial(g, breaks=breaks, values=values) for g in (_of_steps, _of_steps_smoothed))
+    return Function(name, f, True, False, parameters, breaks, smoothed, derivative=0.0, parity=parity)
 
 
 def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
@@ -137,38 +91,35 @@ def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
     return total
 
 
-def _table_derivative(a: float, b: float, table: Table) -> Table:
-    rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
-    slopes = np.pad(np.polynomial.polynomial.polyder(rows, axis=0), ((0, 3), (0, 1)))
-    by_t = np.polynomial.polynomial.polyder(rows, axis=1)
-    for i, j, by in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
-        slopes[i : i + by_t.shape[0], j : j + by_t.shape[1]] += by * by_t
-    return tuple(_vanishing(row) for row in slopes.tolist())
+# Polynomials in x and t = tanh(a x + b x³), with t' = (1 − t²) (a + 3 b x²)
 
 
-def _vanishing(row: list[float]) -> Row:
-    """A polynomial in t that is 0 at ±1 up to rounding, adjusted to be 0 there, since a factor x^i amplifies it.
-
-    Its powers are all even or all odd, so changing its lowest coefficient is enough.
-    """
-    powers = [j for j, c in enumerate(row) if c]
-    if len({j % 2 for j in powers}) == 1 and abs(sum(row)) < 1e-12:
-        row[powers[0]] = -sum(row[j] for j in reversed(powers[1:]))
-    return tuple(row)
+def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
+    """Σ_i x^i q_i(t). For large x, q_i is small, and is computed before x^i multiplies it."""
+    t = array_namespace(x).tanh(_horner(x, (0.0, a, 0.0, b)))
+    return _horner(x, [_horner(t, row) for row in table])
 
 
 def _tanh_family(name: str, parity: int | None, a: float, b: float, table: Table, smoothed: Any = None) -> Function:
-    """A polynomial in x and t as a function; `_derivative_of_tanh` finds its derivative."""
     f = partial(_of_tanh, a=a, b=b, table=table)
     # t tends to ±1 so fast that the polynomial is bounded if its rows are 0 there, but for the first
-    bounded = all(
-        abs(sum(row)) < 1e-12 and abs(sum(c * (-1) ** j for j, c in enumerate(row))) < 1e-12 for row in table[1:]
-    )
-    return Function(name, f, bounded, True, breaks=(), smoothed=smoothed, parity=parity)
+    ends = [abs(sum(c * sign**j for j, c in enumerate(row))) for row in table[1:] for sign in (1, -1)]
+    return Function(name, f, max(ends, default=0.0) < 1e-12, True, breaks=(), smoothed=smoothed, parity=parity)
 
 
-def _derivative_of_tanh(name: str, parity: int | None, a: float, b: float, table: Table) -> Function:
-    return _tanh_family(name, parity, a, b, _table_derivative(a, b, table))
+def _table_derivative(a: float, b: float, table: Table) -> Table:
+    rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
+    slopes = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
+    by_t = polyder(rows, axis=1)
+    for i, j, by in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
+        slopes[i : i + by_t.shape[0], j : j + by_t.shape[1]] += by * by_t
+    # A row whose powers are all even or all odd and that is 0 at t = ±1 up to rounding must be 0 there, since x^i
+    # amplifies it: its lowest coefficient is changed.
+    for row in slopes:
+        powers = np.flatnonzero(row)
+        if len({*(powers % 2)}) == 1 and abs(row.sum()) < 1e-12:
+            row[powers[0]] = -sum(row[powers[:0:-1]])
+    return tuple(map(tuple, slopes.tolist()))
 
 
 # A(x) Φ(c x) + B(x) φ(c x), with derivative A' Φ + (c A + B' − c² x B) φ
@@ -186,12 +137,9 @@ def _normal_family(name: str, parity: int | None, c: float, first: Row, second: 
 
 
 def _derivative_of_normal(name: str, parity: int | None, c: float, first: Row, second: Row) -> Function:
-    terms = ([c * a for a in first], _slopes(second), [0.0, *(-c * c * b for b in second)])
-    return _normal_family(name, parity, c, _slopes(first), tuple(map(sum, zip_longest(*terms, fillvalue=0.0))))
-
-
-def _slopes(row: Row) -> Row:
-    return tuple(k * c for k, c in enumerate(row))[1:]
+    a, b = (tuple(k * p for k, p in enumerate(row))[1:] for row in (first, second))  # A' and B'
+    terms = [c * p for p in first], b, [0.0, *(-c * c * p for p in second)]
+    return _normal_family(name, parity, c, a, tuple(map(sum, zip_longest(*terms, fillvalue=0.0))))
 
 
 # c x^k, derivatives of functions of numpy
@@ -204,10 +152,6 @@ def _monomial(x: Array, c: float, k: float) -> Array:
 def _monomials(name: str, c: float, k: float) -> Function:
     polynomial = k >= 0 and float(k).is_integer()
     return Function(name, partial(_monomial, c=c, k=k), False, polynomial, breaks=() if polynomial else None)
-
-
-def _derivative_of_monomial(name: str, parity: int | None, c: float, k: float) -> Function | float:
-    return c if k == 1 else _monomials(name, c * k, k - 1)
 
 
 # E[φ'(m + s z)] is the derivative of E[φ(m + s z)] in m
@@ -237,8 +181,8 @@ _BEND = ROOT * CUBIC
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = _table_derivative(0.5, 0.0, _HALF_GATE), _table_derivative(ROOT, _BEND, _HALF_GATE)
 
-STEP = _step_function("relu'", None, 0.0, 1.0)
-SIGN = _step_function("abs'", -1, -1.0, 1.0)
+STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
+SIGN = _steps("abs'", -1, (0.0,), (-1.0, 1.0))
 # erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
 ERF = _normal_family("erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5))
 GELU = _normal_family("gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0))
@@ -260,8 +204,10 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     base(activations.IDENTITY): 1.0,
     base(activations.RELU): STEP,
     base(activations.ABS): SIGN,
-    base(activations.leaky_relu(0.5)): lambda name, parity, slope: _step_function(name, parity, slope, 1.0),
-    base(activations.clip(1.0)): _of_clip,
+    base(activations.leaky_relu(0.5)): lambda name, parity, slope: _steps(name, parity, (0.0,), (slope, 1.0)),
+    base(activations.clip(1.0)): lambda name, parity, bound: _steps(
+        name, parity, (-bound, bound), (0.0, 1.0, 0.0), (bound,)
+    ),
     base(activations.ERF): ERF,
     base(activations.GELU): GELU,
     base(activations.TANH): TANH,
@@ -272,9 +218,9 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     base(activations.COS): MINUS_SIN,
     base(MINUS_SIN): MINUS_COS,
     base(MINUS_COS): activations.SIN,
-    _of_tanh: _derivative_of_tanh,
+    _of_tanh: lambda name, parity, a, b, table: _tanh_family(name, parity, a, b, _table_derivative(a, b, table)),
     _of_normal: _derivative_of_normal,
-    _monomial: _derivative_of_monomial,
+    _monomial: lambda name, parity, c, k: c if k == 1 else _monomials(name, c * k, k - 1),
     np.tanh: TANH,
     np.sin: activations.COS,
     np.cos: MINUS_SIN,

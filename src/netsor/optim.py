@@ -1,8 +1,7 @@
 """Optimisers for `ns.step` and `ns.train`: SGD, Adam, AdamW and Muon, with PyTorch's arguments and semantics.
 
-An optimiser is one rule, `_update`, on a parameter, its gradient and what the optimiser remembers. The rule is written
-in sums and multiples, functions of entries, and orthogonalisation. So the same lines move drawn matrices (the reference
-interpreter), linear combinations of outer products, entries that are numbers of a plan, and vectors (the exact engine).
+Each is one rule, `_update`, in sums and multiples, functions of entries, and orthogonalisation. So the same lines move
+drawn matrices (the reference interpreter), sums of outer products, entries and vectors (the exact engine).
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ._array_api import array_namespace
+from ._array_api import Array, array_namespace
 from ._validate import TraceError, as_floats, one_of, real, shown, whole
 
 Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
 Coefficients = tuple[tuple[float, float, float], ...]
-Array = Any
 
 MAX_NS_STEPS = 100  # (1.5, −0.5, 0) takes a singular value from rounding error, 1e-16, to 1 in 91 steps
 # Over the largest: singular values that count as 0. Five steps of Newton and Schulz make 0.005 of it

@@ -16,6 +16,7 @@ from ..._bound_program import AtWidths
 from ...engine import ExactError, Plan
 from ...engine._draw_cost import Draw, planning_bytes
 from ...engine._parallel import Progress
+from ...engine._sampler import split
 from ...engine.backends import Backend, Numpy
 from ...language import TraceError, hyperparameter
 from ...language._graph import topological_order
@@ -179,5 +180,5 @@ class AuditTask(DrawTask):
         if self.case.infinite and self.index == 0:
             moves = at.moves(self.backend)
             signed = np.zeros((1, self.case.plan.mean.shape[0])) if moves is None else moves.signed
-            arrays |= {MOVED + name: moved for name, moved in probes.named(at.split(signed)).items()}
+            arrays |= {MOVED + name: moved for name, moved in probes.named(split(signed, at.outputs)).items()}
         return arrays
