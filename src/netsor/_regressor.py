@@ -23,7 +23,7 @@ from ._decorator import program
 from ._program import Program
 from ._validate import LARGEST, SCALE, ArgumentError, as_number, as_whole, flag, progress_of, real, scale, shown, whole
 from .engine._latent import Latent, embedding
-from .engine._parallel import check_memory
+from .engine._memory import check_memory
 from .engine.backends import choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance

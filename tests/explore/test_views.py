@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _parallel
+from netsor.engine import _memory
 from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _law_views
 from netsor.explore._law_views import Slider, layer_view
@@ -145,7 +145,7 @@ def test_draws_that_are_quick(monkeypatch):
     monkeypatch.setattr(_law_views, "memory", lambda: 10.0)
     with pytest.raises(ValueError, match="of memory"):
         _law_views.afford([plan], None)
-    assert _parallel.memory() > 10.0
+    assert _memory.memory() > 10.0
 
 
 def test_replicas_that_are_computed_together_have_room(monkeypatch):

@@ -32,7 +32,7 @@ import numpy as np
 
 from .._array_api import Bools, Floats
 from .._validate import ArgumentError
-from ._parallel import Silent
+from ._parallel import Tick
 from ._plan import Plan
 from ._rng_keys import chunks
 from .backends import AUTO, Backend, NoDeviceError, Numpy
@@ -100,7 +100,7 @@ def _spread(exact: Floats) -> Floats:
 def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     """The means and then the variances of the outputs, for the first replicas of a seed."""
     found = []
-    for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Silent()):
+    for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Tick()):
         variance = np.square(backend.numpy(columns)).sum(axis=-1)
         found.append(np.concatenate(np.broadcast_arrays(backend.numpy(mean), variance), axis=1))
     return np.concatenate(found)
@@ -297,6 +297,6 @@ def _means_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Flo
     size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())  # no block for more draws than these
     found = []
     for part in chunks(draws, size):
-        for mean, columns in exact.sample(plan, seed, part, size, Silent()):
+        for mean, columns in exact.sample(plan, seed, part, size, Tick()):
             found.append(np.where(exact.numpy(columns).any(axis=-1), np.nan, exact.numpy(mean)))
     return np.concatenate(found)

@@ -25,7 +25,8 @@ from ..language._rotary import Rotate
 from ..language._score import Pool
 from ..language._vector import Vector
 from ..optim import Rates, orthogonalised
-from ._parallel import check_memory, cores, memory
+from ._memory import check_memory, memory
+from ._parallel import cores
 from ._rng_keys import chunks, generator
 from ._sampler import Sampling
 

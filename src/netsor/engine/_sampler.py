@@ -13,8 +13,9 @@ import numpy as np
 from .._array_api import Floats, one_blas_thread
 from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
+from ._memory import check_memory
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
-from ._parallel import Progress, Silent, at_once, check_memory, run
+from ._parallel import Progress, Tick, at_once, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, remove_rounding_ties, resolve_precision
 from ._quadrature_error import (
@@ -198,7 +199,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     if draws > MAX_DRAWS:
         raise ArgumentError("draws", draws, "at most 2^34")
     size = where.chunk(plan, draws)
-    mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Silent())
+    mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Tick())
     _check_finite(plan, seed, mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
     tally = MomentAccumulator(cells)

@@ -13,8 +13,8 @@ from ..._array_api import Array
 from ..._validate import ArgumentError
 from .._cost_model import ACCELERATOR, CPU, Prices
 from .._ir import Register
+from .._memory import in_bytes
 from .._moment_histogram import BlockMoments, MomentGrid, summed
-from .._parallel import in_bytes
 from .._plan import Plan
 
 PRECISIONS = ("float64", "float32")

@@ -16,8 +16,9 @@ import numpy as np
 from ..._array_api import Array
 from .. import _ops
 from .._ir import Register
+from .._memory import memory
 from .._moment_histogram import BlockMoments, MomentGrid
-from .._parallel import cores, memory
+from .._parallel import cores
 from .._plan import Plan
 from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
 from ._jax_program import LIBRARY, Piece, block, pieces, programs

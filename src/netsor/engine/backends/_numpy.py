@@ -20,7 +20,7 @@ import numpy as np
 from ..._array_api import Array, one_blas_thread
 from .._cost_model import NUMPY, Prices
 from .._ir import ORTHANT_SIZES_PER_BATCH, Step
-from .._parallel import memory
+from .._memory import memory
 from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend

@@ -24,7 +24,7 @@ from ..._array_api import Array
 from ...language._check_function import is_builtin, needs_spectrum
 from .. import _ops
 from .._ir import Register, Step
-from .._parallel import memory
+from .._memory import memory
 from .._plan import RULES, Plan, run
 from .._rng_keys import key_words
 from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
