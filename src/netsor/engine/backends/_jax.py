@@ -16,11 +16,10 @@ import numpy as np
 from ..._array_api import Array
 from .. import _ops
 from .._ir import Register
-from .._memory import memory
 from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import cores
 from .._plan import Plan
-from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
+from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._jax_program import LIBRARY, Piece, block, pieces, programs
 
 
@@ -85,12 +84,12 @@ class Jax(Device):
     def memory(self) -> float:
         """The memory of the device that JAX may use."""
         stats = self._device().memory_stats()
-        return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else memory()
+        return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else super().memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """One block, no larger than the draws need; the numbers drawn do not depend on its size."""
         needed = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
-        return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, MIN_BLOCK_REPLICAS)))
+        return self.fits(plan, min(needed, self.largest_block(plan)))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]

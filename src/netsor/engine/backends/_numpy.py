@@ -18,9 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..._array_api import Array, one_blas_thread
-from .._cost_model import NUMPY, Prices
 from .._ir import ORTHANT_SIZES_PER_BATCH, Step
-from .._memory import memory
 from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
@@ -226,15 +224,6 @@ class Numpy(Backend):
 
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
-
-    @classmethod
-    def prices_on(cls, kind: str) -> Prices:
-        """Those of a CPU; replicas can draw different amounts of numbers."""
-        return NUMPY
-
-    def memory(self) -> float:
-        """The memory of the machine that this process may use."""
-        return memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """CHUNK replicas, for every plan."""

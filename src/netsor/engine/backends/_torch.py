@@ -24,10 +24,9 @@ from ..._array_api import Array
 from ...language._check_function import is_builtin, needs_spectrum
 from .. import _ops
 from .._ir import Register, Step
-from .._memory import memory
 from .._plan import RULES, Plan, run
 from .._rng_keys import key_words
-from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
+from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._batched_linalg import Library
 from ._chi import Chi, chi
 
@@ -121,14 +120,13 @@ class Torch(Device):
 
     def memory(self) -> float:
         """The memory of the device."""
-        if self.kind == "cuda":
-            return float(torch.cuda.get_device_properties(self.device).total_memory)
-        return memory()
+        if self.kind == "cpu":
+            return super().memory()
+        return float(torch.cuda.get_device_properties(self.device).total_memory)
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """The largest block of the plan on this device."""
-        least = 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS
-        return self.fits(plan, largest_block(plan, self.itemsize, self.kind, least))
+        return self.fits(plan, self.largest_block(plan, 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS))
 
     @property
     def fast_double(self) -> bool:
