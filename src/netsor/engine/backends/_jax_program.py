@@ -86,7 +86,7 @@ MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compi
 class JaxLibrary(Library):
     """Rules that JAX can compile."""
 
-    few = MAX_LOOPED_ROWS
+    few, wide = MAX_LOOPED_ROWS, False
 
     def cholesky(self, a: Array) -> Array:
         """JAX's own."""
@@ -106,7 +106,7 @@ class JaxLibrary(Library):
         def column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
             rest, made = state
             pivot = jax.lax.dynamic_index_in_dim(jnp.diagonal(rest, axis1=-2, axis2=-1), j, -1, keepdims=False)
-            fresh = pivot > jax.lax.dynamic_index_in_dim(floor, j, -1, keepdims=False)
+            fresh = pivot > jax.lax.dynamic_index_in_dim(floor[..., 0, :], j, -1, keepdims=False)
             inverse = jnp.where(fresh, 1.0 / jnp.sqrt(jnp.where(fresh, pivot, 1.0)), 0.0)
             below = jax.lax.dynamic_index_in_dim(rest, j, -1, keepdims=False) * inverse[..., None]
             below = jnp.where(jnp.arange(size) >= j, below, 0.0)

@@ -69,7 +69,6 @@ class TorchLibrary(Library):
 
     def __init__(self, device: str) -> None:
         super().__init__(OnDevice(device))
-        self.wide = True
         with LOADING:
             torch.linalg.cholesky(torch.eye(1, device=device))
 
