@@ -13,6 +13,7 @@ import numpy as np
 from .._array_api import Floats, one_blas_thread
 from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
+from ._draw_cost import Draw
 from ._memory import check_memory
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Tick, at_once, run
@@ -28,7 +29,7 @@ from ._quadrature_error import (
 )
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
-from .backends._numpy import Streams, block_bytes, block_of, blocks
+from .backends._numpy import Streams, block_of, blocks
 from .lower import PlanQuery
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     slots = at_once(sampling.threads, sampling.executor)
     rows = 9.0 * draws + 8.0 * min(draws, 2 * slots * work.size) + 8.0 * slots * min(draws, work.size)
     check_memory(
-        rows * (size + size**2) + slots * (BLOCK + block_bytes(plan, draws)),
+        rows * (size + size**2) + slots * (BLOCK + Draw.of(plan).block_bytes(draws)),
         f"draws={draws} of {size} outputs",
         "take fewer draws or outputs (of one output at a time, any number)",
     )

@@ -138,13 +138,13 @@ class Jax(Device):
     def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
         """The sums over cells, computed on the device, in double precision whatever the precision of the sampler."""
         with jax.enable_x64(True):
-            sums, outside = summed(cells)(mean, cov)
-            sums = np.asarray(sums)
-            strays = np.flatnonzero(np.asarray(outside)) if outside.any() else np.zeros(0, dtype=np.intp)
-        m, v = (self.numpy(a) for a in ((mean[:, 0], cov[:, 0, 0]) if len(strays) else (np.zeros(1), np.zeros(1))))
-        m, v = np.broadcast_arrays(m, v)
+            device_sums, outside = summed(cells)(mean, cov)
+            sums, strays = np.asarray(device_sums), bool(outside.any())
         found = np.flatnonzero(sums[0])
-        return BlockMoments(found, sums[:, found], m[strays], v[strays])
+        if not strays:  # so nothing else is copied from the device
+            return BlockMoments(found, sums[:, found], np.zeros(0), np.zeros(0))
+        m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
+        return BlockMoments(found, sums[:, found], m[np.asarray(outside)], v[np.asarray(outside)])
 
 
 @lru_cache(maxsize=4)
