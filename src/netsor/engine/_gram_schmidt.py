@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coe
 
 
 class LinalgBackend:
-    """How an array library factors many matrices, and solves for triangular ones; this class is numpy's."""
+    """How an array library factors many matrices, and solves for triangular ones; here with the array API alone."""
 
     wide = True  # whether rows of single precision that are nearly equal are factored in double precision
 
@@ -104,14 +104,14 @@ class LinalgBackend:
         return made
 
 
-NUMPY = LinalgBackend(np)
+_default_linalg = cache(LinalgBackend)  # of numpy, or of any other library
 
 
 def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
     """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones."""
     # 0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors,
     # the second time of rows that are orthonormal but for those; or vector by vector, see above.
-    linalg = linalg or NUMPY
+    linalg = linalg or _default_linalg(xp)
     made = project_out(xp, rows, known)
     square = squares(xp, made)
     real = square > zero_threshold(xp, rows)
@@ -130,7 +130,7 @@ def orthonormalise_from_factor(
 ) -> Array:
     """The same if nothing is known, times a number, given the factor of the rows' products."""
     # Once is enough if rows lean little.
-    linalg = linalg or NUMPY
+    linalg = linalg or _default_linalg(xp)
     lengths = squares(xp, lower)
     made = linalg.solve_lower(lower, rows)
     leans = _leans(xp, lower, lengths)
@@ -185,7 +185,7 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
     if xp is np and known:
         again = _leans(xp, known[0], squares(xp, known[0]))
         remake = partial(along, xp, by=by, own=own)
-        return NUMPY.recompute_where(known[0].copy(), again, remake, rows, directions)
+        return _default_linalg(np).recompute_where(known[0].copy(), again, remake, rows, directions)
     found = by * gram(xp, rows, directions)
     rounding = COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
     small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
@@ -197,7 +197,7 @@ def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None 
     """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own."""
     # By the products, and where these do not resolve how the rows differ, by the rows; in single precision by
     # `wide_factor`. numpy factors in double precision, which takes no time compared with the products.
-    linalg = linalg or NUMPY
+    linalg = linalg or _default_linalg(xp)
     single = linalg.wide and rows.dtype != xp.float64
     lower = linalg.try_factor(products.astype(np.float64) if single and xp is np else products)
 
@@ -227,7 +227,7 @@ def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array],
 
 def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBackend | None = None) -> Array:
     """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
-    linalg = linalg or NUMPY
+    linalg = linalg or _default_linalg(xp)
     found = linalg.solve(lower, gram(xp, others, rows))
 
     def again(rows: Array, others: Array) -> Array:

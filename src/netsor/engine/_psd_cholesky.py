@@ -1,7 +1,7 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
 A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix: no replica
-depends on the others. `linalg` is the `LinalgBackend` (in `_gram_schmidt`) of an array library; None is numpy.
+depends on the others. `linalg` is the `LinalgBackend` of an array library; without one the array API is enough.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: Any = N
 
     if linalg:
         made = linalg.recompute_where(made, grown, apart, rest, whole)
+    elif xp is not np:
+        made = xp.where(grown[..., None, None], apart(rest, whole), made)
     elif grown.any():
         made[grown] = apart(rest[grown], np.broadcast_to(whole, rest.shape)[grown])
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
@@ -196,9 +198,9 @@ def basis(xp: Any, rows: Array, linalg: Any = None) -> Array:
     # It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
     if linalg:
         return linalg.basis(rows)
-    q, r = np.linalg.qr(np.matrix_transpose(rows))
-    one = np.ones((), rows.dtype)
-    return np.matrix_transpose(q) * np.where(np.linalg.diagonal(r) < 0, -one, one)[..., None]
+    q, r = xp.linalg.qr(xp.matrix_transpose(rows))
+    one = xp.ones((), dtype=rows.dtype)
+    return xp.matrix_transpose(q) * xp.where(xp.linalg.diagonal(r) < 0, -one, one)[..., None]
 
 
 def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: Any = None) -> Array:
