@@ -14,7 +14,7 @@ import netsor as ns
 from netsor._validate import shown
 from netsor.cli import _subject
 from netsor.cli._output import echo_error
-from netsor.engine import _parallel
+from netsor.engine import _memory, _parallel
 from netsor.studies import _cost
 from netsor_papers.paper._experiments import figures
 from netsor_papers.paper._reproduce import PaperStudy, Request
@@ -26,7 +26,7 @@ from .command import netsor
 def machine(monkeypatch):
     """Two cores and 16 GiB: what is refused does not depend on the machine."""
     monkeypatch.setattr(_subject, "cores", lambda: 2)
-    for module in (_parallel, _cost):
+    for module in (_memory, _cost):
         monkeypatch.setattr(module, "memory", lambda: 2.0**34)
 
 
@@ -250,7 +250,7 @@ def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
 
     found = []
     monkeypatch.setattr(_subject, "announce", announced)
-    monkeypatch.setattr(_parallel, "memory", lambda: 1e15)
+    monkeypatch.setattr(_memory, "memory", lambda: 1e15)
     assert netsor("law", *words).returncode == 2
     assert (found[0] > 60) == long
 

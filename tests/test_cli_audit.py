@@ -13,7 +13,7 @@ import pytest
 
 from netsor import audit
 from netsor.cli import _run_study
-from netsor.engine import NoLimitError, _parallel
+from netsor.engine import NoLimitError, _memory
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
 from netsor.studies.audit import CHEAPER, AuditStudy, _plots, _request
@@ -322,7 +322,7 @@ def unplanned(monkeypatch):
 
 def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
     """GPT-2 on 1,024 tokens: the covariances of its scores at infinite width, 12 blocks of 12 · 1,024² of them."""
-    monkeypatch.setattr(_parallel, "memory", lambda: 2.0**34)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**34)
     result = netsor("audit", "gpt2", "--tokens", "1024")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("netsor: 1,024 tokens of gpt2 (width 768, 12 heads, hidden 3,072")

@@ -8,7 +8,7 @@ import pytest
 
 import netsor as ns
 from netsor.cli import _program_commands, _subject
-from netsor.engine import _parallel
+from netsor.engine import _memory
 
 from .command import netsor
 
@@ -16,7 +16,7 @@ from .command import netsor
 @pytest.fixture(autouse=True)
 def sixteen_gigabytes(monkeypatch):
     """What is refused does not depend on the machine."""
-    monkeypatch.setattr(_parallel, "memory", lambda: 2.0**34)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**34)
 
 
 PROGRAMS = """

@@ -16,7 +16,7 @@ import pytest
 import netsor as ns
 import netsor_papers
 from netsor._validate import shown
-from netsor.engine import _parallel
+from netsor.engine import _memory
 from netsor_papers.paper._reproduce import Request
 
 from .keep import keep
@@ -142,7 +142,7 @@ def check(name, function, arguments, named=""):
 @pytest.fixture(autouse=True)
 def two_gigabytes(monkeypatch):
     """What is refused does not depend on the machine."""
-    monkeypatch.setattr(_parallel, "memory", lambda: 2.0**31)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**31)
 
 
 def many(area, seed, count):

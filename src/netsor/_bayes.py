@@ -22,7 +22,8 @@ import scipy
 from ._array_api import Ints, one_blas_thread
 from ._validate import ArgumentError, whole
 from .engine._latent import Latent, matched
-from .engine._parallel import Progress, check_memory, in_bytes, on_terminal
+from .engine._memory import check_memory, in_bytes
+from .engine._parallel import Progress, on_terminal
 from .engine._plan import in_time
 from .engine._rng_keys import generator
 from .engine.backends import Device

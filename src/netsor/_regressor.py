@@ -25,7 +25,8 @@ from ._decorator import program
 from ._program import Program
 from ._validate import SCALE, ArgumentError, Positive, as_number, check_fields, real, scale, shown, whole
 from .engine._latent import Latent, embedding
-from .engine._parallel import Progress, check_memory
+from .engine._memory import check_memory
+from .engine._parallel import Progress
 from .engine.backends import Backend, choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Provenance

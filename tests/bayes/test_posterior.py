@@ -263,7 +263,7 @@ def test_bad_and_odd_data(monkeypatch):
     assert np.all(found.law.var() > -1e-12)
     with pytest.raises(ns.LawError, match="give noise above 0"):
         net.posterior({0: 0.5, 3: 0.5}, n=ns.inf, draws=160)
-    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**20)
+    monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**20)
     with pytest.raises(
         ValueError, match=r"6 entries with a covariance for each of draws=80000 would need .* fewer draws"
     ):

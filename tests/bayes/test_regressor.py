@@ -200,7 +200,7 @@ def test_bad_input_is_refused_with_reasons(monkeypatch):
         ns.AttentionRegressor(lambda x: perceptron(x[:3, 0])).fit(X, Y)
     with pytest.raises(ValueError, match=r"X of shape \(2, 3, 3\) must be \(examples, 3\), as in fit"):
         ns.AttentionRegressor(flat).fit(X, Y).predict(np.zeros((2, 3, 3)))
-    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**34)
+    monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**34)
     with pytest.raises(ValueError, match=r"10,000 examples of 3 tokens, whose kernel has 30,000 rows, would need"):
         ns.AttentionRegressor().fit(np.zeros((10_000, 3)), np.zeros(10_000))
 
@@ -229,7 +229,7 @@ def test_every_misuse(step, monkeypatch):
 
     In a quick run every 27th, from another one each time.
     """
-    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**31)
+    monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**31)
     x = X[:4, :2]
 
     def fit(**given):

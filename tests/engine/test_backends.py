@@ -301,7 +301,7 @@ def test_a_backend_that_is_made_has_its_device_and_precision():
 
 
 def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
-    monkeypatch.setattr("netsor.engine.backends._jax.memory", lambda: 1000.0)
+    monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 1000.0)
     with pytest.raises(NoDeviceError, match=r"one with .* MiB for a replica, and has 0.000954 MiB: take fewer"):
         layer()[0].law(n=64, draws=100, **JAX)
 
@@ -311,7 +311,7 @@ def test_blocks_are_halved_until_they_fit(monkeypatch):
     plan = net.plan(n=64)
     whole = backend.chunk(plan, 2**30)
     need = 8 * plan.bytes * whole  # as much as is planned for
-    monkeypatch.setattr("netsor.engine.backends._jax.memory", lambda: 0.3 * need)
+    monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 0.3 * need)
     assert backend.chunk(plan, 2**30) == whole // 4
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _parallel
-from netsor.engine.backends._numpy import block_bytes
+from netsor.engine import _memory
+from netsor.engine._draw_cost import Draw
 from netsor.explore import Target, _law_views
 from netsor.explore._law_views import Slider, layer_view
 from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, table, ticks
@@ -145,7 +145,7 @@ def test_draws_that_are_quick(monkeypatch):
     monkeypatch.setattr(_law_views, "memory", lambda: 10.0)
     with pytest.raises(ValueError, match="of memory"):
         _law_views.afford([plan], None)
-    assert _parallel.memory() > 10.0
+    assert _memory.memory() > 10.0
 
 
 def test_replicas_that_are_computed_together_have_room(monkeypatch):
@@ -154,7 +154,7 @@ def test_replicas_that_are_computed_together_have_room(monkeypatch):
     for _ in range(12):
         x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
     plan = ns.Program(x[0]).plan()
-    block = _law_views.cores() * block_bytes(plan, 200)
+    block = _law_views.cores() * Draw.of(plan).block_bytes(200)
     assert block > 4 * _law_views.cores() * plan.bytes
     monkeypatch.setattr(_law_views, "memory", lambda: 2.0 * block)
     assert _law_views.afford([plan], 200) == (200, "")

@@ -14,7 +14,7 @@ from netsor.engine import _draw_cost
 from netsor.engine._draw_cost import BASE, Draw
 from netsor.engine.backends import Numpy, choose
 from netsor.engine.backends._jax import COMPILE_SECONDS
-from netsor.engine.backends._numpy import block_bytes
+from netsor.engine.backends._numpy import block_of
 from netsor.models import read
 from netsor.studies import _cost, _process_pool
 from netsor.studies._cost import Cost, overhead_seconds, worker_count
@@ -44,7 +44,8 @@ def stack(width):
 def test_a_worker_has_room_for_a_plan_and_for_the_draws_that_are_computed_together():
     plan = stack(64).plan()
     one = Draw.of(plan, planning_bytes=1e9)
-    assert [one.block_bytes(draws) for draws in (1, 10, 1000)] == [block_bytes(plan, draws) for draws in (1, 10, 1000)]
+    expected = [plan.bytes + (min(draws, block_of(plan)) - 1) * plan.held for draws in (1, 10, 1000)]
+    assert [one.block_bytes(draws) for draws in (1, 10, 1000)] == expected
     assert one.block_bytes(1000) > 4 * plan.bytes
     assert one.in_worker(1) == BASE + 1e9 + _draw_cost.MIN_DRAW_BYTES
     large = one._replace(bytes=2e9, held=2e9)
@@ -79,7 +80,7 @@ def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypa
     monkeypatch.setattr(_draw_cost, "MIN_DRAW_BYTES", 0.0)
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
     every = [subject for rule in request.checks for subject in request.cases(rule)]
-    sizes = [2 * block_bytes(c.plan, 64) + max(c.draw(Numpy()).planning_bytes, c.plan.bytes) for c in every]
+    sizes = [2 * Draw.of(c.plan).block_bytes(64) + max(c.draw(Numpy()).planning_bytes, c.plan.bytes) for c in every]
     found = CoordCheckStudy(request).estimate()
     assert found.bytes == max(sizes)
     assert found.random_numbers == 64 * sum(c.plan.random_numbers for c in every)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import netsor.studies as studies
 from netsor._validate import ArgumentError, Positive, check_fields, choice, whole
-from netsor.engine._parallel import check_memory, in_bytes
+from netsor.engine._memory import check_memory, in_bytes
 from netsor.engine.backends import Backend
 from netsor.studies import Cost, Document, Draw, Run, Store, Study, to_csv, worker_count
 

@@ -13,7 +13,7 @@ from click import UsageError
 
 from .._document import wrap
 from .._validate import real, shown
-from ..engine._parallel import in_bytes
+from ..engine._memory import in_bytes
 from ..engine._plan import in_time
 from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings

@@ -19,7 +19,8 @@ from .._executors import threads_start
 from .._program import Program
 from .._validate import shown
 from ..engine._draw_cost import BASE, Draw, planning_bytes
-from ..engine._parallel import check_memory, cores
+from ..engine._memory import check_memory
+from ..engine._parallel import cores
 from ..engine._plan import in_time
 from ..engine._sampler import MAX_STORED_REPLICAS
 from ..engine.backends import Backend, Numpy

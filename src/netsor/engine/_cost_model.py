@@ -49,3 +49,8 @@ ACCELERATOR = Prices(
     factor_entry=0.0,
     factor_row=3e-8,
 )
+
+
+def prices_on(backend: str, kind: str) -> Prices:
+    """The prices of a backend on a device of this kind, whether there is one here or not."""
+    return NUMPY if backend == "numpy" else CPU if kind == "cpu" else ACCELERATOR

@@ -1,8 +1,7 @@
 """Scores with correlated factors: where E[Z^x Z^y] ≠ 0, the score n^(−1/2) ⟨x, y⟩ grows like n^(1/2).
 
-The engine computes the limit of ⟨x, y⟩/n in a few replicas, with every width at infinity. Scores inside x and y are
-replaced by random scalars: in the limit scores are random and independent of the variables Z, so what is not 0 for
-random scalars is not 0 for them.
+The engine computes the limit of ⟨x, y⟩/n in a few replicas, with every width at infinity. Scores inside x and y become
+random scalars: in the limit they are random and independent of the variables Z, so what is not 0 for these is not 0.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     """Of each ⟨x_i, y_j⟩/n asked for, whether its limit is certainly not 0."""
     scalars: list[Scalar] = []
     for x, y, asked in products:
-        squares = [Scalar(Dot(v[..., None], v[..., None], 1.0), (*v.shape, 1, 1)) for v in (x, y)]
-        scalars += [Scalar(Dot(x, y, 1.0), asked.shape), *squares]
+        scalars.append(Scalar(Dot(x, y, 1.0), asked.shape))
+        scalars += (Scalar(Dot(v[..., None], v[..., None], 1.0), (*v.shape, 1, 1)) for v in (x, y))
     bound = {w.name: np.inf for w in widths_of(topological_order(scalars)) if w.name is not None}
     ends = np.cumsum([p.size for p in scalars])[:-1]
 

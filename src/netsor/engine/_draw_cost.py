@@ -12,6 +12,7 @@ from ._plan import Plan
 from .backends import Backend, Numpy
 from .backends._numpy import replicas_per_block
 
+NUMPY = Numpy()
 BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
 MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, however small they are
 VECTOR_BYTES, TAKE_BYTES, SCALAR_BYTES = 600.0, 34.0, 75.0  # to plan an entry; scalars count at infinite width alone
@@ -31,31 +32,19 @@ class Draw(NamedTuple):
     steps: float
 
     @classmethod
-    def of(
-        cls, plan: Plan, backend: Backend = Numpy(), planning: float = 0.0, planning_bytes: float = 0.0  # noqa: B008
-    ) -> Draw:  # fmt: skip
+    def of(cls, plan: Plan, backend: Backend = NUMPY, planning: float = 0.0, planning_bytes: float = 0.0) -> Draw:
         """As a plan says it."""
         compiling = backend.seconds(plan, 0)
-        return cls(
-            backend.seconds(plan, 1) - compiling,
-            compiling,
-            planning,
-            planning_bytes,
-            plan.random_numbers,
-            plan.long_numbers,
-            plan.bytes,
-            plan.held,
-            len(plan.steps),
-        )
+        before = backend.seconds(plan, 1) - compiling, compiling, planning, planning_bytes
+        return cls(*before, plan.random_numbers, plan.long_numbers, plan.bytes, plan.held, len(plan.steps))
 
     def block_bytes(self, draws: int) -> float:
         """The bytes of the arrays of so many draws, as far as numpy computes them together."""
-        block = replicas_per_block(
-            self.bytes, self.held, self.seconds, self.steps, 2 * self.long_numbers > self.numbers
-        )
+        long = 2 * self.long_numbers > self.numbers
+        block = replicas_per_block(self.bytes, self.held, self.seconds, self.steps, long)
         return self.bytes + (min(draws, block) - 1) * self.held
 
-    def in_worker(self, draws: int, backend: Backend = Numpy()) -> float:  # noqa: B008 (it is frozen)
+    def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
         """The bytes of a process that makes a plan, keeps it, and draws so many by it.
 
         Steps have temporary arrays of their own, so that a block takes up to twice the bytes of its arrays.
@@ -66,11 +55,10 @@ class Draw(NamedTuple):
 
 def planning_bytes(values: Iterable[Value], infinite: bool) -> float:
     """About the memory that it takes to plan a program, and to keep it; entries that are taken have their positions."""
-    total = 0.0
-    for value in values:
+
+    def each(value: Value) -> float:
         if isinstance(value, Vector):
-            each = VECTOR_BYTES
-        else:
-            each = TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
-        total += math.prod(value.shape) * each
-    return total
+            return VECTOR_BYTES
+        return TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
+
+    return sum(each(value) * math.prod(value.shape) for value in values)

@@ -1,10 +1,10 @@
 """Gaussian expectations as instructions of a plan: the Gram matrices of nonlinearities at infinite width.
 
 Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
-the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the
-others for covariance. A law is computed again with every expectation moved by its own error, to see how much the law
-moves: `shift` 0 is without, 1 moves all upward, 2 with alternating signs like a chessboard (so that a Gram matrix stays
-positive). Shifts 3 to 5 leave them; they have quasi-random nodes of their own: a quarter as many, or four times.
+the space has means. Each coordinate is Gaussian: with the first entry for mean, and the products of the others for
+covariance. To see what errors of expectations do to a law, `shift` 1 moves all of them upward by their errors, and 2
+with alternating signs like a chessboard (a Gram matrix stays positive). Shifts 3 to 5 have other quasi-random nodes: a
+quarter as many, or four times.
 """
 
 from __future__ import annotations
@@ -44,20 +44,26 @@ def kernel(
     """E[f(u_i) g(v_j)] for all pairs (…, i, j), u (…, i, r, directions); the first `given` params belong to f."""
     from . import expect  # it has much to import, and finite widths need none of it
 
-    if xp is not np:
-        return _native(xp, u, v, f, g, constant or bool(params))
+    if xp is not np:  # a closed form, if there is one; its error is 0, so no shift moves it
+        x, y = u[..., 0, :], v[..., 0, :]
+        gaussian = 0.0, 0.0, squares(xp, x)[..., :, None], gram(xp, x, y), squares(xp, y)[..., None, :]
+        single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
+        found = expect.closed_form(f, g, *gaussian) if single else None
+        if found is None:
+            raise HostOnly
+        return found
     own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
     mu, a = _law(u, constant)
     nu, b = (mu, a) if own else _law(v, constant)
-    x = expect.BatchedFunction(f, mu, params[:given])
-    y = x if own else expect.BatchedFunction(g, nu, params[given:])  # if own, half of a symmetric kernel is computed
+    p = expect.BatchedFunction(f, mu, params[:given])
+    q = p if own else expect.BatchedFunction(g, nu, params[given:])  # if own, half of a symmetric kernel is computed
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
         yy = xx if own else b @ np.swapaxes(b, -1, -2)
         xy = (a[..., 0, :] @ np.swapaxes(b[..., 0, :], -1, -2))[..., None, None]
-        value, error = expect.kernel(x, y, xx, xy, yy)
+        value, error = expect.kernel(p, q, xx, xy, yy)
     else:
-        value, error = expect.kernel_of_several(x, y, a, b)
+        value, error = expect.kernel_of_several(p, q, a, b)
     _check_known(value, error, (f, g), a)
     return _shifted(value, error, shift)
 
@@ -81,19 +87,6 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
     of_slope = np.where(length > 0, 1.0 / np.where(length > 0, length, 1.0), 0.0)
     per_error = np.concatenate([np.ones((*length.shape[:-1], 1)), of_slope], axis=-1)
     return _shifted(both, np.asarray(error)[..., None] * per_error, int(shift in (1, 2)))
-
-
-def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -> Array:
-    """A kernel in closed form, in any array library; its error is 0, so no shift moves it."""
-    from .expect import closed_form  # as above
-
-    if more or u.shape[-2] != 1 or v.shape[-2] != 1:
-        raise HostOnly
-    x, y = u[..., 0, :], v[..., 0, :]
-    found = closed_form(f, g, 0.0, 0.0, squares(xp, x)[..., :, None], gram(xp, x, y), squares(xp, y)[..., None, :])
-    if found is None:
-        raise HostOnly
-    return found
 
 
 def _check_known(value: Array, error: Array, functions: tuple[Function, ...], a: Array) -> None:

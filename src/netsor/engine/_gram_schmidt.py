@@ -1,16 +1,15 @@
 """Gram–Schmidt orthonormalisation of vectors (docs/theory.md, equations 5 and 6).
 
-A Gram matrix loses parts below 3e-7 of a vector's norm, the square root of the machine epsilon. The vectors themselves
-resolve parts down to the machine epsilon; those below 1e-12 of a vector count as 0. Gram matrices cost less, so their
-Cholesky factor is used where every pivot is well above rounding, and the other matrices are recomputed vector by vector
-(each vector projected twice). The choice is made for each matrix: no replica depends on the others.
+A Gram matrix loses parts below 3e-7 of a vector's norm; the vectors themselves resolve parts down to 1e-12. Gram
+matrices cost less, so their Cholesky factor is used where every pivot is well above rounding, and the other matrices
+are recomputed vector by vector (each projected twice). The choice is made for each matrix.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,12 @@ COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coe
 
 
 class LinalgBackend:
-    """How an array library factors many matrices, and solves for triangular ones; here with the array API alone.
+    """How an array library factors many matrices, and solves for triangular ones; here with the array API alone."""
 
-    `wide`: whether rows of single precision that are nearly equal are factored in double precision.
-    """
+    wide = True  # whether rows of single precision that are nearly equal are factored in double precision
 
     def __init__(self, xp: Any) -> None:
-        self.xp, self.wide = xp, xp is np
+        self.xp = xp
 
     def factor(self, gram: Array, floor: Array) -> Array:
         """C with C C^T = gram: 0 are the pivots whose squares are at most the floor."""
@@ -106,7 +104,7 @@ class LinalgBackend:
         return made
 
 
-_default_linalg = cache(LinalgBackend)
+_default_linalg = cache(LinalgBackend)  # of numpy, or of any other library
 
 
 def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
@@ -181,15 +179,13 @@ def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
 def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.0, own: bool = False) -> Array:
     """Coefficients of rows along `by` times directions, which are orthonormal; those like rounding errors are 0.
 
-    `own`: the last directions are those that `orthonormalise` found for these rows, one each. None has a part along a
-    later one. If the factor of the products of the rows is given, there are no other directions, and it is the factor
-    that `orthonormalise_from_factor` used.
+    `own`: the last directions are those that `orthonormalise` found for these rows, one each, and no row has a part
+    along a later one. `known` is the factor of the rows' products, if `orthonormalise_from_factor` used it.
     """
-    if type(rows) is np.ndarray and known:
+    if xp is np and known:
         again = _leans(xp, known[0], squares(xp, known[0]))
-        return _default_linalg(xp).recompute_where(
-            known[0].copy(), again, lambda *some: along(xp, *some, by=by, own=own), rows, directions
-        )
+        remake = partial(along, xp, by=by, own=own)
+        return _default_linalg(np).recompute_where(known[0].copy(), again, remake, rows, directions)
     found = by * gram(xp, rows, directions)
     rounding = COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
     small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
@@ -198,12 +194,9 @@ def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.
 
 
 def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None = None) -> Array:
-    """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
-
-    By the products, and where these do not resolve how the rows differ, by the rows; or, in single precision, by
-    `wide_factor` where the library has it. numpy factors in double precision, which takes no time
-    compared with the products.
-    """
+    """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own."""
+    # By the products, and where these do not resolve how the rows differ, by the rows; in single precision by
+    # `wide_factor`. numpy factors in double precision, which takes no time compared with the products.
     linalg = linalg or _default_linalg(xp)
     single = linalg.wide and rows.dtype != xp.float64
     lower = linalg.try_factor(products.astype(np.float64) if single and xp is np else products)

@@ -106,18 +106,16 @@ def matched(small: Latent, large: Latent) -> Ints | None:
 
     The first entries along every axis are the same ones. None if there is no such draw.
     """
-    of = {step.params["key"]: step for step in large.places}
+    of = {(step.kind, step.params["key"]): step for step in large.places}
     places = [np.zeros(0, dtype=np.intp)]
     for step in small.places:
-        other = of.get(step.params["key"])
-        shape = small.shape(step)
-        if other is None or other.kind != step.kind or len(large.shape(other)) != len(shape):
+        other, shape = of.get((step.kind, step.params["key"])), small.shape(step)
+        if other is None or len(large.shape(other)) != len(shape):
             return None
-        at = large.places[other]
-        whole = np.arange(at.start, at.stop).reshape(large.shape(other))
-        if any(a > b for a, b in zip(shape, whole.shape, strict=True)):
+        some = np.arange(large.size)[large.places[other]].reshape(large.shape(other))[tuple(map(slice, shape))]
+        if some.shape != shape:
             return None
-        places.append(whole[tuple(slice(k) for k in shape)].ravel())
+        places.append(some.ravel())
     return np.concatenate(places)
 
 

@@ -17,7 +17,7 @@ from .._array_api import Floats, Ints
 from ..language._array import Value
 from ..language._graph import narrow, topological_order, weights_of, widths_of
 from ..language._operation import Apply, Concat, Constant, Data, Dot, Gaussian, MatMul, Mix, Take
-from ..language._parameters import Weight, weight
+from ..language._parameters import weight
 from ..language._softmax import MASKED_SOFTMAX, SOFTMAX
 from ..language._vector import Vector
 from ..laws._correction import MAX_TOKENS, Correction, LayerFluctuations, correction
@@ -40,7 +40,6 @@ class Recognised:
 
 def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
     """The layer that makes the one output, at infinite widths; None if there is no such layer, or it is left out."""
-    # A shortcut: the general path is the mixture over replicas that the engine draws.
     if "recognise" in without:
         return None
     if len(outputs) != 1 or outputs[0].size != 1 or any(width < np.inf for width in widths.values()):
@@ -60,17 +59,15 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
             pass
         case _:
             return None
-    parts: list[Weight] = [wo, wq, wk, wv]
     uses = Counter(w.source for w in weights_of(topological_order([output])))
     heads = wq.members.size
     fits = x.shape == (1,) and y.ndim == z.ndim == 1 and all(w.batch == (heads,) for w in (wq, wk, wv))
     named = all(w.in_width.name and w.out_width.name for w in (wq, wk, wv)) and wo.in_width.name
-    if not fits or not named or any(uses[w.source] > 1 for w in parts) or wo.batch:
+    if not fits or not named or any(uses[w.source] > 1 for w in (wo, wq, wk, wv)) or wo.batch:
         return None
-    kernels = [_kernel(tokens, widths, without) for tokens in (x, y, z)]
-    if any(k is None for k in kernels):
+    query, keys, values = (_kernel(tokens, widths, without) for tokens in (x, y, z))
+    if query is None or keys is None or values is None:
         return None
-    query, keys, values = (np.asarray(k) for k in kernels)
     allowed = np.ones(len(keys), dtype=bool)
     if mask:
         if not isinstance(mask[0].op, Constant) or mask[0].ndim > 2:  # one that differs between heads
@@ -82,9 +79,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
         return None
     temperature = (wq.std * wk.std) ** 2
     one_width = len(widths) == 1 and y is z and x.op.inputs == (y,) and isinstance(x.op, Take)
-    first = None
-    if one_width:
-        first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale)
+    first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale) if one_width else None
     return Recognised(temperature * query[0, 0] * keys[box], values[box], heads, scale, first)
 
 
@@ -98,8 +93,7 @@ def _correction(
     uses = Counter(w.source for w in weights_of(ordered))
     if tokens.size > MAX_TOKENS or any(count > 1 for count in uses.values()):
         return None
-    found = _fluctuations(same)
-    if found is None:
+    if (found := _fluctuations(same)) is None:
         return None
     assert isinstance(query.op, Take)
     return correction(LayerFluctuations(*found, int(query.op.flat[0]), allowed, temperature, heads, scale))

@@ -2,8 +2,7 @@
 
 The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells of log v and, where conditional
 means vary, of m/√v; each cell keeps its count and a few moments, and becomes two Gaussians with its mean and covariance
-of (m, v) in the law. Moments are sums of integers (positions within a cell in units of 2^(−26)), which do not depend on
-the order in which chunks are added: the law of many draws has the same bits for any number of workers.
+of (m, v) in the law. Moments are sums of integers, which do not depend on the order in which chunks are added.
 """
 
 from __future__ import annotations
@@ -150,16 +149,14 @@ class MomentAccumulator:
     def add(self, found: BlockMoments) -> None:
         """The sums of one block."""
         self.total[:, found.cells] += found.sums.astype(np.int64)
-        mean, var = found.mean, found.var
-        if len(mean):
-            if not (np.isfinite(mean).all() and np.isfinite(var).all()):
-                raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
-            self.stray.update(zip(mean.tolist(), var.tolist(), strict=True))
-            if len(self.stray) > STRAY:
-                raise ValueError(
-                    f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
-                    "take fewer, which are kept one by one"
-                )
+        if not (np.isfinite(found.mean).all() and np.isfinite(found.var).all()):
+            raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
+        self.stray.update(zip(found.mean.tolist(), found.var.tolist(), strict=True))
+        if len(self.stray) > STRAY:
+            raise ValueError(
+                f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
+                "take fewer, which are kept one by one"
+            )
 
     def nodes(self) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians (points, where the variance is 0) that make the law."""
@@ -180,8 +177,7 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
     y = centre + reach * np.linspace(-6.0, 6.0, 49)
     exact = _density(y, mean[kept], var[kept])
-    off = np.abs(_density(y, at[alive], width[alive], count[alive]) - exact)
-    return float(off.max() / exact.max())
+    return float(np.abs(_density(y, at[alive], width[alive], count[alive]) - exact).max() / exact.max())
 
 
 def _density(y: Floats, mean: Floats, var: Floats, count: Floats | float = 1.0) -> Floats:

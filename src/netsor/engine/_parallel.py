@@ -1,4 +1,4 @@
-"""Running work in chunks: threads or any executor, progress, cancellation, and checks of memory and arguments.
+"""Running work in chunks: threads or any executor, progress, and cancellation.
 
 Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
 """
@@ -6,7 +6,6 @@ Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import pickle
 import queue
@@ -14,8 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from .._executors import InlineExecutor, threads_start
@@ -38,56 +35,45 @@ class Cancelled(Exception):
     """Raised in a worker whose result is no longer wanted."""
 
 
-class Silent:
-    """A no-op progress callback."""
-
-    def __call__(self, draws: int) -> None: ...
-
-
 class Tick:
     """The progress callback of a worker, called after each block: counts the draws done, and raises once cancelled.
 
-    Pickled for another process it becomes `Silent`, because counts made there do not come back.
+    Another process gets a copy that nobody reads: counts made there do not come back.
     """
 
     def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.draws: dict[int, int] = {}  # done so far in the chunks that each thread is working on
+        self.cancelled, self.lock, self.draws = threading.Event(), threading.Lock(), 0
 
     def __call__(self, draws: int) -> None:
         if self.cancelled.is_set():
             raise Cancelled
-        thread = threading.get_ident()
-        self.draws[thread] = self.draws.get(thread, 0) + draws
+        with self.lock:
+            self.draws += draws
 
-    def __reduce__(self) -> tuple[type[Silent], tuple[()]]:
-        return Silent, ()
+    def __reduce__(self) -> tuple[type[Tick], tuple[()]]:
+        return Tick, ()
 
 
-class _Threads(Executor):
+class _DaemonThreads(Executor):
     """A pool of daemon threads: the interpreter does not wait for them when it exits."""
 
     def __init__(self, workers: int) -> None:
-        self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
         for thread in self.threads:
             thread.start()
 
     def _serve(self) -> None:
-        while (task := self.tasks.get()) is not None:
-            task()
-
-    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        future: Future[T] = Future()
-
-        def task() -> None:
+        for future, work, args, kwargs in iter(self.tasks.get, None):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work(*args, **kwargs))
                 except BaseException as error:
                     future.set_exception(error)
 
-        self.tasks.put(task)
+    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        self.tasks.put((future, work, args, kwargs))
         return future
 
     def leave(self) -> None:
@@ -96,34 +82,6 @@ class _Threads(Executor):
             self.tasks.put(None)
         for thread in self.threads:
             thread.join(PATIENCE / len(self.threads))
-
-
-def memory() -> float:
-    """The bytes that this process may use: of the machine, of its container, or as its limits say."""
-    known = [math.inf]
-    with suppress(ValueError, OSError, AttributeError):
-        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
-        with suppress(OSError, ValueError):
-            known.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    with suppress(ImportError):  # on Windows, and in a browser
-        import resource
-
-        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if soft != resource.RLIM_INFINITY:
-            known.append(soft)
-    return min(known)
-
-
-def check_memory(size: float, what: str, remedy: str) -> None:
-    """Refuse, before any work, what does not fit in memory."""
-    if size > memory():
-        raise ValueError(f"{what} would need {in_bytes(size)} of memory, and there are {in_bytes(memory())}; {remedy}")
-
-
-def in_bytes(size: float) -> str:
-    """A size in bytes as text, in MiB or GiB."""
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
 
 
 def run(
@@ -148,7 +106,7 @@ def run(
     check_executor(executor, "threads")
     slots = at_once(workers, executor)
     ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
-    own = _Threads(min(slots, len(parts))) if executor is None and threads_start() else None
+    own = _DaemonThreads(min(slots, len(parts))) if executor is None and threads_start() else None
     pool = own or executor or InlineExecutor()
     together = 1 if executor is None else max(1, min(together, len(parts) // (4 * slots)))
     waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
@@ -173,7 +131,7 @@ def run(
                 break
             done = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED).done
             finished += sum(len(part) for future in done for part in pending[future])
-            now = min(total, max(shown, finished + sum(tick.draws.copy().values())))
+            now = min(total, max(shown, finished, tick.draws))
             if bar is not None:
                 bar.update(now - shown)
             if callable(progress) and now > shown:
@@ -235,9 +193,4 @@ def at_once(workers: int | None, executor: Executor | None) -> int:
 def _parts(
     work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], tick: Callable[[int], None]
 ) -> list[T]:
-    """The results of some parts. Their ticks are dropped afterwards: `run` counts finished parts as a whole."""
-    try:
-        return [work(part, tick) for part in parts]
-    finally:
-        if isinstance(tick, Tick):
-            tick.draws.pop(threading.get_ident(), None)
+    return [work(part, tick) for part in parts]

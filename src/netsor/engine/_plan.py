@@ -45,7 +45,9 @@ WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spann
 
 IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
-LATE = 2**18  # numbers of a replica beyond which a draw that one function alone reads is made as it reads them
+# Numbers of a replica beyond which a draw that one function alone reads (the noise of all logits, say) is made late: as
+# the function reads them
+LATE = 2**18
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
 # a few hundred draws of a usual law, and enough of them for a standard error
 DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16
@@ -82,13 +84,6 @@ def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set
         read.update(step.args)
         read_memory.update([owner.get(arg, arg) for arg in step.args])
     return found[::-1]
-
-
-def read_once(steps: list[Step]) -> set[Step]:
-    """Large draws that one function alone reads: the noise of all logits, say."""
-    readers = Counter(arg for step in steps for arg in step.args)
-    given = {arg for step in steps if step.kind == "apply" for arg in step.args if readers[arg] == 1}
-    return {step for step in steps if step.out in given and step.numbers >= LATE}
 
 
 MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
@@ -139,12 +134,12 @@ class Plan:
 
     title: str
     steps: list[Step]
-    mean: Register  # (entries,): conditional mean of one coordinate of each output, given all that is drawn
-    columns: Register  # (entries, ·): its coefficients of independent N(0, 1) variables that are never drawn
+    mean: Register
+    columns: Register
     notes: tuple[str, ...] = ()
-    expects: bool = False  # whether Gaussian expectations are among its steps or constants
-    nodes: bool = False  # whether some of them are means over quasi-random nodes
-    tried: tuple[str, ...] = ()  # functions whose expectations use values at points alone
+    expects: bool = False
+    nodes: bool = False
+    tried: tuple[str, ...] = ()
     place: str = CPU.place
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)  # see `_ir_builder`
 
@@ -152,7 +147,9 @@ class Plan:
         results = self.mean, self.columns
         self.steps = needed(self.steps, results)
         self.live = liveness(self.steps, results)
-        self.late = read_once(self.steps)
+        readers = Counter(arg for step in self.steps for arg in step.args)
+        once = {arg for step in self.steps if step.kind == "apply" for arg in step.args if readers[arg] == 1}
+        self.late = {step for step in self.steps if step.out in once and step.numbers >= LATE}
         late = {step.out for step in self.late}
         size = stored = 0  # numbers of a replica, and of each further one: late draws are made one after the other
         self.bytes = self.held = 0  # the most of them, in bytes
@@ -225,11 +222,11 @@ class Plan:
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
-        wrapped = (textwrap.fill(line, 80, subsequent_indent=4 * " ") for line in self._summary())
-        lines = [textwrap.fill(self.title, 80, subsequent_indent=4 * " "), *(f"  {line}" for line in wrapped)]
+        head, *lines = (textwrap.fill(line, 80, subsequent_indent=4 * " ") for line in (self.title, *self._summary()))
         rows = _rows(self.steps, self.loops)
         width = max((len(words) for words, *_ in rows), default=0)
-        return "\n".join([*lines, *(f"  {words:{width}}  {numbers:>12}  {shape}" for words, numbers, shape in rows)])
+        lines += (f"{words:{width}}  {numbers:>12}  {shape}" for words, numbers, shape in rows)
+        return "\n  ".join([head, *lines])
 
     def _summary(self) -> list[str]:
         """What it costs, in lines."""

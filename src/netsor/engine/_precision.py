@@ -2,23 +2,11 @@
 
 Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, and differences of nearly equal
 numbers lose their digits. No array library reports that as an error. So some replicas are first computed in both
-precisions from the same random numbers, and compared output by output.
-
-If replicas are nearly the same in both, so is the law: the paired differences bound how far its mean and its standard
-deviation move, and the replicas that cross a point how far its distribution function does. The law may also be right
-although replicas differ: rounding decides the direction in which nearly equal vectors differ, and deep networks can be
-chaotic. So if replicas differ, as many as the law has must not tell the precisions apart.
-
-An audit reports draws, and five digits of them are enough. If no precision was requested, it uses single precision
-where all outputs of a few replicas agree to five digits or to a hundredth of their spread. Positive outputs can range
-over orders of magnitude, like gradients behind a saturated softmax, and the smallest must be right too: the spread of
-such an output is that of its logarithm, and the observed error must be small compared with an output two spreads lower.
-
-GPUs of data centres compute in double precision about as fast. If few draws are requested there, comparing would take
-longer than double precision, which is then used, with the random numbers of single precision.
-
-Single precision has so few numbers that draws of a continuous law coincide. A value that occurs twice is an atom of the
-law only if draws in double precision coincide there too.
+precisions from the same random numbers, and compared output by output. If replicas are nearly the same in both, so is
+the law: the paired differences bound how far its mean and its standard deviation move, and the replicas that cross a
+point how far its distribution function does. The law may also be right although replicas differ: rounding decides the
+direction in which nearly equal vectors differ, and deep networks can be chaotic. So if replicas differ, as many as the
+law has must not tell the precisions apart.
 """
 
 from __future__ import annotations
@@ -32,7 +20,7 @@ import numpy as np
 
 from .._array_api import Bools, Floats
 from .._validate import ArgumentError
-from ._parallel import Silent
+from ._parallel import Tick
 from ._plan import Plan
 from ._rng_keys import chunks
 from .backends import AUTO, Backend, NoDeviceError, Numpy
@@ -67,14 +55,16 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 
         return replace(backend, precision="float32" if single else "float64", chosen=single), 0.0
     if backend.precision != "float32" or backend.chosen or plan.constant:
         return backend, 0.0
+    # GPUs of data centres are about as fast in double precision, and comparing a few draws would take longer.
     if _runs_long(plan, backend) and draws <= FIRST_BLOCKS * backend.first_block(plan) and backend.fast_double:
         return _in_double(backend), 0.0
     return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
-    """Whether single precision gives the draws of a plan, and pays: it has many coordinates in long rows."""
-    # Gaussian expectations, at infinite width, stay in double precision: so are their errors known.
+    """Whether single precision gives five digits of the draws of a plan, or a hundredth of their spread, and pays."""
+    # It pays where a plan has many coordinates in long rows. Gaussian expectations, at infinite width, stay in double
+    # precision: so are their errors known.
     replicas = min(LEAST, draws // SHARE)
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
@@ -84,29 +74,26 @@ def float32_suffices(plan: Plan, draws: int) -> bool:
     except TOO_LARGE:
         return False
     exact = _outputs(plan, replicas, Numpy())
-    return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * _spread(exact)).all())  # no NaN is
-
-
-def _spread(exact: Floats) -> Floats:
-    """The spread of each output for each of its replicas (replicas, outputs), as described above."""
-    made = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
+    spread = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
+    # Positive outputs can range over orders of magnitude, like gradients behind a saturated softmax, and the smallest
+    # must be right too: their spread is that of the logarithm, at an output two spreads lower.
     positive = (exact > 0).all(axis=0)
-    values = exact[:, positive]
-    orders = np.log(values).std(axis=0)
-    made[:, positive] = np.minimum(made[:, positive], values * orders * np.exp(-2 * orders))
-    return made
+    orders = np.log(exact[:, positive]).std(axis=0)
+    spread[:, positive] = np.minimum(spread[:, positive], exact[:, positive] * orders * np.exp(-2 * orders))
+    return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * spread).all())  # False for NaN
 
 
 def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     """The means and then the variances of the outputs, for the first replicas of a seed."""
     found = []
-    for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Silent()):
+    for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Tick()):
         variance = np.square(backend.numpy(columns)).sum(axis=-1)
         found.append(np.concatenate(np.broadcast_arrays(backend.numpy(mean), variance), axis=1))
     return np.concatenate(found)
 
 
 def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) -> float:
+    """The error of the law in single precision; an error if it is too large."""
     affordable = int(min(PATIENCE / plan.seconds(2), NUMBERS / plan.mean.size))
     replicas = max(LEAST, min(draws // SHARE, SHARE), min(max(FEW, draws // SHARE), TRIED, affordable))
     found = _compared(plan, backend, replicas)
@@ -117,18 +104,19 @@ def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) ->
         error = np.minimum(np.minimum(error, found.error(draws, digits)), found.insignificant)
     if np.isinf(error).any():
         k = int(np.argmax(np.where(np.isinf(error), found.off, -1.0)))
-        differs = (
-            f"differs from double precision by {found.off[k]:.2g} standard deviations, and its distribution function "
-            f"by {found.crossed[k]:.2g}"
-        )
-        raise ArgumentError(
-            "precision",
-            "float32",
-            f"'float64': single precision is not accurate enough: in {found.replicas} draws from the same random "
-            f"numbers an output {differs if np.isfinite(found.off[k]) else 'is not finite'}",
-        )
+        differs = "is not finite"
+        if np.isfinite(found.off[k]):
+            differs = (
+                f"differs from double precision by {found.off[k]:.2g} standard deviations, and its distribution "
+                f"function by {found.crossed[k]:.2g}"
+            )
+        raise _inaccurate(f"in {found.replicas} draws from the same random numbers an output {differs}")
     largest = float(error.max())
     return largest if largest > DIGITS else 0.0
+
+
+def _inaccurate(why: str) -> ArgumentError:
+    return ArgumentError("precision", "float32", f"'float64': single precision is not accurate enough: {why}")
 
 
 class _Compared(NamedTuple):
@@ -182,7 +170,7 @@ def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
 def _difference(exact: Floats, single: Floats) -> _Compared:
     """Of means and variances of the same replicas (replicas, 2 outputs)."""
     replicas = len(exact)
-    (mean, variance), (other_mean, other_variance) = (np.split(found, 2, axis=1) for found in (exact, single))
+    (mean, variance), (other_mean, other_variance) = (np.split(each, 2, axis=1) for each in (exact, single))
     size, centre = np.abs(mean).max(axis=0), mean.mean(axis=0)
     squares, other_squares = variance + (mean - centre) ** 2, other_variance + (other_mean - centre) ** 2
     spread = np.sqrt(squares.mean(axis=0))
@@ -209,16 +197,9 @@ def _difference(exact: Floats, single: Floats) -> _Compared:
         crossed[k], significance = _crossed(y[:, k], other[:, k])
         same[k] &= significance <= SIGNIFICANT
     both = (other_mean - mean) / unit, (np.sqrt(other_variance) - np.sqrt(variance)) / unit
-    off = np.sqrt(sum(np.mean(np.square(part), axis=0) for part in both))
+    off = np.nan_to_num(np.sqrt(sum(np.mean(part**2, axis=0) for part in both)), nan=np.inf, posinf=np.inf)
     digits = np.max(np.where(far > 0, far / np.abs(y), 0.0), axis=0)
-    return _Compared(
-        replicas,
-        np.nan_to_num(off, nan=np.inf, posinf=np.inf),
-        moved,
-        crossed,
-        digits,
-        np.where(same, seen, np.inf),
-    )
+    return _Compared(replicas, off, moved, crossed, digits, np.where(same, seen, np.inf))
 
 
 def _crossed(one: Floats, other: Floats) -> tuple[float, float]:
@@ -234,10 +215,10 @@ def _crossed(one: Floats, other: Floats) -> tuple[float, float]:
 
 def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backend: Backend) -> Floats:
     """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused."""
-    # A value without variance that several replicas share is an atom if two draws in double precision are equal there,
-    # or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
-    # random number among those that round to it, at the same relative position for all outputs of the replica, so that
-    # equal outputs stay equal.
+    # Single precision has so few numbers that draws of a continuous law coincide. A value without variance that several
+    # replicas share is an atom if two draws in double precision are equal there, or so near that rounding parts them,
+    # and then has their value. If not, it was rounded: each of its replicas gets a random number among those that round
+    # to it, at the same relative position for all outputs of the replica, so that equal outputs stay equal.
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
@@ -282,11 +263,9 @@ def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats,
     excess = share * draws - count - SIGNIFICANT * np.sqrt(2.0 * (count + 1))
     k = int(np.argmax(excess))
     if excess[k] > 0:
-        raise ArgumentError(
-            "precision",
-            "float32",
-            f"'float64': single precision is not accurate enough: an output is {values[k]:.3g} in {share[k]:.2g} of "
-            f"its draws, and near it in {count[k] / draws:.2g} of those in double precision",
+        raise _inaccurate(
+            f"an output is {values[k]:.3g} in {share[k]:.2g} of its draws, and near it in {count[k] / draws:.2g} of "
+            "those in double precision"
         )
 
 
@@ -297,6 +276,6 @@ def _means_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Flo
     size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())  # no block for more draws than these
     found = []
     for part in chunks(draws, size):
-        for mean, columns in exact.sample(plan, seed, part, size, Silent()):
+        for mean, columns in exact.sample(plan, seed, part, size, Tick()):
             found.append(np.where(exact.numpy(columns).any(axis=-1), np.nan, exact.numpy(mean)))
     return np.concatenate(found)

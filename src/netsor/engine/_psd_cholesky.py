@@ -1,13 +1,11 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
-A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix, so that the
-result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` (in
-`_gram_schmidt`) as `linalg` to get the same results.
+A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix: no replica
+depends on the others. `linalg` is the `LinalgBackend` of an array library; without one the array API is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -40,35 +38,30 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: Any = N
     # A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
     # row. With a `shift`, residuals of the size of those errors are added, and those that were dropped: a law that
     # depends on what rounding hides then changes visibly (see `_expectation_ops`).
-    lengths = xp.linalg.diagonal(whole)
-    floor = tolerance(xp, rest.dtype) * lengths
+    lengths, small = xp.linalg.diagonal(whole), tolerance(xp, rest.dtype)
     make = linalg.factor if linalg else partial(lower_factor, xp)
-    made = make(rest, floor)
+    made = make(rest, small * lengths)
     left = xp.linalg.diagonal(rest) - squares(xp, made)
-    # Rounding errors grow where rows are nearly dependent: rows are then longer than they should be. A matrix whose
-    # rows have a part of their own is stable.
-    grown = xp.any(left < -GROWN * tolerance(xp, rest.dtype) * lengths, axis=-1)
-    if type(grown) is not np.ndarray or grown.any():
-        remake = partial(_apart, xp, make)
-        if linalg:
-            made = linalg.recompute_where(made, grown, remake, rest, whole)
-        elif type(grown) is np.ndarray:
-            made[grown] = remake(rest[grown], np.broadcast_to(whole, rest.shape)[grown])
-        else:
-            made = xp.where(grown[..., None, None], remake(rest, whole), made)
+    # Rounding errors grow where rows are nearly dependent: rows are then longer than they should be.
+    grown = xp.any(left < -GROWN * small * lengths, axis=-1)
+
+    def apart(rest: Array, whole: Array) -> Array:
+        """Stable: every row gets a part of its own, well above rounding."""
+        lengths, one = xp.linalg.diagonal(whole), xp.eye(rest.shape[-1], dtype=rest.dtype)
+        return make(rest + one * (APART * rest.shape[-1] * small * lengths)[..., None, :], 0.0 * lengths)
+
+    if linalg:
+        made = linalg.recompute_where(made, grown, apart, rest, whole)
+    elif xp is not np:
+        made = xp.where(grown[..., None, None], apart(rest, whole), made)
+    elif grown.any():
+        made[grown] = apart(rest[grown], np.broadcast_to(whole, rest.shape)[grown])
     if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
         left = xp.abs(xp.linalg.diagonal(rest) - squares(xp, made))
         own = xp.linalg.diagonal(made)
         more = xp.sqrt(own**2 + xp.maximum(HIDDEN * lengths, left)) - own
         made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
     return made
-
-
-def _apart(xp: Any, make: Callable[[Array, Array], Array], rest: Array, whole: Array) -> Array:
-    """The factor of matrices whose rows have a part of their own, well above rounding."""
-    lengths = xp.linalg.diagonal(whole)
-    part = APART * rest.shape[-1] * tolerance(xp, rest.dtype) * lengths
-    return make(rest + xp.eye(rest.shape[-1], dtype=rest.dtype) * part[..., None, :], 0.0 * lengths)
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -85,7 +78,7 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
     """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast."""
     # The choice is made for each matrix, so that the result for one replica does not depend on the others. A row of
     # zeros (the gradient of a token that no loss depends on) gets a pivot of 1 for LAPACK, and has none after it.
-    if type(gram) is not np.ndarray or gram.shape[-1] < LAPACK:
+    if xp is not np or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
     none = np.linalg.diagonal(gram) == 0
     if none.any():
@@ -191,8 +184,7 @@ def solve(xp: Any, lower: Array, b: Array, linalg: Any = None) -> Array:
 def inverse(lower: Any) -> Any:
     """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there."""
     # Rows may differ by any factor: they are scaled first, so that rounding errors of one do not reach another.
-    none = np.linalg.diagonal(lower) <= 0
-    size = np.abs(lower).max(axis=-1)
+    none, size = np.linalg.diagonal(lower) <= 0, np.abs(lower).max(axis=-1)
     if not none.any():
         return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]
     # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
@@ -207,9 +199,8 @@ def basis(xp: Any, rows: Array, linalg: Any = None) -> Array:
     if linalg:
         return linalg.basis(rows)
     q, r = xp.linalg.qr(xp.matrix_transpose(rows))
-    signs = xp.linalg.diagonal(r)
-    one = xp.ones_like(signs)
-    return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
+    one = xp.ones((), dtype=rows.dtype)
+    return xp.matrix_transpose(q) * xp.where(xp.linalg.diagonal(r) < 0, -one, one)[..., None]
 
 
 def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: Any = None) -> Array:

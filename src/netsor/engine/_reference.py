@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from .._array_api import Floats, one_blas_thread
-from .._validate import shown, whole
+from .._validate import shown
 from ..language import _operation as ops
 from ..language._array import Operation, Source, Value, rule_for
 from ..language._graph import narrow, topological_order, weights_of
@@ -25,7 +25,8 @@ from ..language._rotary import Rotate
 from ..language._score import Pool
 from ..language._vector import Vector
 from ..optim import Rates, orthogonalised
-from ._parallel import check_memory, cores, memory
+from ._memory import check_memory, memory
+from ._parallel import at_once
 from ._rng_keys import chunks, generator
 from ._sampler import Sampling
 
@@ -43,21 +44,20 @@ def simulate(
     coordinates: Coordinates = None,
 ) -> list[Floats]:
     """Draws of the outputs: an array (draws, *shape, coordinates) for vectors, (draws, *shape) for scalars."""
-    narrowed, draws, workers = narrow(outputs), sampling.draws, sampling.workers
+    narrowed, draws = narrow(outputs), sampling.draws
     work = _Chunk(narrowed, topological_order(narrowed), sources, widths, sampling.seed, coordinates)
-    check_memory(
-        16.0 * work.numbers(),  # a batch of matrices is held twice while it acts
-        f"one draw at {', '.join(f'{name}={width}' for name, width in widths.items())}, every matrix of it,",
-        "take smaller widths, or net.law, which draws no matrix",
-    )
+    bytes_held = 16.0 * work.numbers()  # of a draw: a batch of matrices is held twice while it acts
+    bound = ", ".join(f"{name}={width}" for name, width in widths.items())
+    remedy = "take smaller widths, or net.law, which draws no matrix"
+    check_memory(bytes_held, f"one draw at {bound}, every matrix of it,", remedy)
     shapes = work.shapes()
-    numbers = draws * sum(math.prod(shape) for shape in shapes)
-    check_memory(8.0 * numbers, f"draws={draws} of {numbers // draws} numbers", "take fewer draws, or coordinates=0")
+    numbers = sum(math.prod(shape) for shape in shapes)
+    check_memory(8.0 * draws * numbers, f"draws={draws} of {numbers} numbers", "take fewer draws, or coordinates=0")
     if sampling.executor is None:  # no more at a time than there is memory for
-        room = max(1, int(memory() // (16 * work.numbers() * work.size())))
-        workers = min(cores() if workers is None else whole(workers, "workers"), room)
+        room = max(1, int(memory() // (bytes_held * work.size())))
+        sampling = replace(sampling, workers=min(at_once(sampling.workers, None), room))
     results: list[Floats] = [np.empty((draws, *shape)) for shape in shapes]
-    for part, arrays in replace(sampling, workers=workers).run(work, chunks(draws, work.size())):
+    for part, arrays in sampling.run(work, chunks(draws, work.size())):
         for result, array in zip(results, arrays, strict=True):
             result[part.start : part.stop] = array
     return results
@@ -76,10 +76,9 @@ class _Chunk:
 
     def numbers(self) -> int:
         """The numbers that one replica holds: matrices and vectors."""
-        numbers = sum(math.prod(self._full(value)) for value in self.values)
-        for w in weights_of(self.values):
-            numbers += int(w.out_width.bind(self.widths)) * int(w.in_width.bind(self.widths)) * w.members.size
-        return numbers
+        bind = self.widths
+        matrices = (w.out_width.bind(bind) * w.in_width.bind(bind) * w.members.size for w in weights_of(self.values))
+        return int(sum(matrices)) + sum(math.prod(self._full(value)) for value in self.values)
 
     def size(self) -> int:
         """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
@@ -105,26 +104,27 @@ class _Chunk:
         return (..., self.coordinates)
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> list[Floats]:
-        chunk = part.start // self.size()
         with one_blas_thread():
-            literal = _Literal(self.sources, self.widths, self.seed, chunk, replicas=len(part))
+            literal = _Literal(self.sources, self.widths, self.seed, part.start // self.size(), len(part))
             for value in self.values:
                 literal.evaluate(value)
                 tick(0)  # a chunk may be one huge replica
             return [literal.drawn[value][self._picked(value)] for value in self.outputs]
 
 
+@dataclass
 class _Literal:
     """One chunk: the arrays drawn so far, by value and by matrix."""
 
-    def __init__(
-        self, sources: Mapping[Source, int], widths: Mapping[str, float], seed: int, chunk: int, replicas: int
-    ) -> None:
-        self.sources, self.widths, self.seed, self.chunk, self.replicas = sources, widths, seed, chunk, replicas
-        self.drawn: dict[Value, Floats] = {}
-        self.matrices: dict[tuple[Source, int], Floats] = {}
-        self.after: dict[tuple[object, ...], _Moved] = {}  # matrices, by the steps that they have made
-        self.states: dict[Value, Mapping[Any, Any]] = {}  # what optimisers remember of initial vectors
+    sources: Mapping[Source, int]
+    widths: Mapping[str, float]
+    seed: int
+    chunk: int
+    replicas: int
+    drawn: dict[Value, Floats] = field(default_factory=dict)
+    matrices: dict[tuple[Source, int], Floats] = field(default_factory=dict)
+    after: dict[tuple[object, ...], _Moved] = field(default_factory=dict)  # matrices, by the steps that they have made
+    states: dict[Value, Mapping[Any, Any]] = field(default_factory=dict)  # what optimisers remember of initial vectors
 
     def normals(self, source: Source, member: int, *shape: int) -> Floats:
         stream = generator(self.seed, self.sources[source], member, self.chunk)
@@ -148,10 +148,10 @@ class _Literal:
         found: _Moved = (self.matrix(op.weight.drawn, member), {})
         for number, rule in enumerate(op.steps):
             key = (*key, rule)
-            gradient = None if key in self.after else self._gradient(op, member, number)
-            if gradient is not None:
-                self.after[key] = _updated(found, gradient, op, number, self)
-            found = self.after.setdefault(key, found)
+            if key not in self.after:
+                gradient = self._gradient(op, member, number)
+                self.after[key] = found if gradient is None else _updated(found, gradient, op, number, self)
+            found = self.after[key]
         return found[0]
 
     def _gradient(self, op: SteppedMatMul, member: int, number: int) -> Floats | None:
@@ -236,8 +236,8 @@ def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Floats:
 
 
 def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Floats:
-    end_to_end = np.moveaxis(run.drawn[op.x], 1 + op.axis, -2)
-    return end_to_end.reshape(*end_to_end.shape[:-2], -1)
+    blocks = np.moveaxis(run.drawn[op.x], 1 + op.axis, -2)
+    return blocks.reshape(*blocks.shape[:-2], -1)
 
 
 def _split(run: _Literal, op: ops.Split, value: Vector) -> Floats:
@@ -249,8 +249,7 @@ def _rotate(run: _Literal, op: Rotate, value: Vector) -> Floats:
     """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f."""
     x = run.drawn[op.x]  # (replicas, …, tokens, width)
     angles = op.angles(x.shape[-1])
-    cos, sin = np.cos(angles), np.sin(angles)
-    half = angles.shape[-1]
+    cos, sin, half = np.cos(angles), np.sin(angles), angles.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([cos * first - sin * second, sin * first + cos * second, x[..., 2 * half :]], axis=-1)
 

@@ -2,11 +2,9 @@
 
 Each array that a plan draws has a stream with the key (place of the value in the program as written, a count, which of
 its groups, purpose, a count); the purpose is one of the constants below. numpy's generator is keyed by (seed, *key,
-chunk). Chunks depend on neither the workers nor the number of draws: any number of workers gives the same bits, and 100
-draws are the first 100 of 1,000. JAX and PyTorch hash the same keys.
-
-χ have streams of their own, because their generator consumes a number of random bits that depends on the width. So laws
-at two widths share their normals, and differences between them have little noise (docs/theory.md, equation 8).
+chunk). Chunks depend on neither the workers nor the number of draws. JAX and PyTorch hash the same keys. χ have streams
+of their own: their generator consumes random bits that depend on the width, and laws at two widths share their normals,
+so that their difference has little noise (docs/theory.md, equation 8).
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ import numpy as np
 from .._array_api import Floats, one_blas_thread
 from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
+from ._draw_cost import Draw
+from ._memory import check_memory
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
-from ._parallel import Progress, Silent, at_once, check_memory, run
+from ._parallel import Progress, Tick, at_once, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, remove_rounding_ties, resolve_precision
 from ._quadrature_error import (
@@ -27,7 +29,7 @@ from ._quadrature_error import (
 )
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
-from .backends._numpy import Streams, block_bytes, block_of, blocks
+from .backends._numpy import Streams, block_of, blocks
 from .lower import PlanQuery
 
 T = TypeVar("T")
@@ -59,11 +61,6 @@ class Sampling:
     def threads(self) -> int | None:
         """How many chunks are worked on at a time."""
         return self.workers if self.backend.threads else AHEAD
-
-    @property
-    def at_once(self) -> int:
-        """How many chunks can be under way, an executor's included."""
-        return at_once(self.threads, self.executor)
 
     def run(
         self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
@@ -118,12 +115,11 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if size == 1 and draws > MAX_STORED_REPLICAS:
         return _sample_binned(plan, replace(sampling, backend=where), error)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
-    # the law, and a byte a number that says whether it is finite; chunks that are under way or wait to be taken; and
-    # what each one at work has in hand
-    slots = sampling.at_once
+    # the law, with a byte a number that says whether it is finite; chunks under way or finished; those being computed
+    slots = at_once(sampling.threads, sampling.executor)
     rows = 9.0 * draws + 8.0 * min(draws, 2 * slots * work.size) + 8.0 * slots * min(draws, work.size)
     check_memory(
-        rows * (size + size**2) + slots * (BLOCK + block_bytes(plan, draws)),
+        rows * (size + size**2) + slots * (BLOCK + Draw.of(plan).block_bytes(draws)),
         f"draws={draws} of {size} outputs",
         "take fewer draws or outputs (of one output at a time, any number)",
     )
@@ -173,12 +169,11 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))
     where, _ = resolve_precision(plan, sampling.backend, draws)
+    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
+    parts = chunks(draws, work.size)
     if where.threads:
-        most = block_of(plan, where.itemsize)
-        work, parts = _Chunk(plan, seed, where, 1), merge_chunks(growing_chunks(draws), most, sampling.at_once)
-    else:
-        work = _Chunk(plan, seed, where, where.chunk(plan, draws))
-        parts = chunks(draws, work.size)
+        slots = at_once(sampling.workers, sampling.executor)
+        parts = merge_chunks(growing_chunks(draws), block_of(plan, where.itemsize), slots)
     for part, values in sampling.run(work.draws, parts):
         found[part.start : part.stop] = values
     _check_finite(plan, seed, found)
@@ -198,7 +193,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     if draws > MAX_DRAWS:
         raise ArgumentError("draws", draws, "at most 2^34")
     size = where.chunk(plan, draws)
-    mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Silent())
+    mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Tick())
     _check_finite(plan, seed, mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
     tally = MomentAccumulator(cells)
@@ -247,11 +242,10 @@ class _Chunk:
         means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
         done = 0
         for mean, columns in self.backend.sample(self.plan, self.seed, part, self.size, tick):
-            cov = self.backend.numpy(self.backend.cov(columns))
-            mean = self.backend.numpy(mean)
-            replicas = max(len(mean), len(cov))
-            means[done : done + replicas], covs[done : done + replicas] = mean, cov
-            done += replicas
+            mean, cov = self.backend.numpy(mean), self.backend.numpy(self.backend.cov(columns))
+            stop = done + max(len(mean), len(cov))
+            means[done:stop], covs[done:stop] = mean, cov
+            done = stop
         return means, covs
 
     def moments(self, part: range, tick: Callable[[int], None]) -> list[BlockMoments]:
@@ -262,25 +256,19 @@ class _Chunk:
 
     def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
         """Draws: mean + coefficients · N(0, I), the normals from a stream of their own."""
-        # If single precision was chosen by looking at other draws, and one of these overflows it, all of the part are
-        # computed in double precision.
-        if not self.backend.chosen:
-            return self._draws(part, tick)
-        try:
-            with np.errstate(**RAISED):
-                return self._draws(part, tick)
-        except TOO_LARGE:
-            exact = replace(self.backend, precision="float64", chosen=False)
-            return replace(self, backend=exact)._draws(part, tick)
-
-    def _draws(self, part: range, tick: Callable[[int], None]) -> Floats:
+        if self.backend.chosen:  # by looking at other draws: if one of these overflows, the part is drawn in double
+            known = replace(self.backend, chosen=False)
+            try:
+                with np.errstate(**RAISED):
+                    return replace(self, backend=known).draws(part, tick)
+            except TOO_LARGE:
+                return replace(self, backend=replace(known, precision="float64")).draws(part, tick)
         chunks = [chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start]
         streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
-        made = (
-            blocks(self.plan, streams, len(part), tick)
-            if self.backend.threads
-            else self.backend.sample(self.plan, self.seed, part, self.size, tick)
-        )
+        if self.backend.threads:
+            made = blocks(self.plan, streams, len(part), tick)
+        else:
+            made = self.backend.sample(self.plan, self.seed, part, self.size, tick)
         found = np.empty((len(part), self.plan.mean.shape[0]))
         done = 0
         for mean, columns in made:

@@ -16,7 +16,8 @@ import numpy as np
 from .._program import Program
 from ..engine import ExactError, NoLimitError, Plan
 from ..engine._draw_cost import Draw
-from ..engine._parallel import cores, in_bytes, memory
+from ..engine._memory import in_bytes, memory
+from ..engine._parallel import cores
 from ..language import inf
 from ..laws import Estimate, HeadSum, Law, kl
 from ..models._metric_program import ProgramModel

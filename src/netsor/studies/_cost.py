@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from .._validate import ArgumentError
 from ..engine._draw_cost import SCALAR_BYTES, VECTOR_BYTES, Draw
-from ..engine._parallel import check_memory, cores, memory
+from ..engine._memory import check_memory, memory
+from ..engine._parallel import cores
 from ..engine.backends import Backend
 from ..models import Transformer
 

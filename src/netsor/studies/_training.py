@@ -20,7 +20,7 @@ from .._program import Program
 from .._validate import ArgumentError, Positive, check_fields, choice, one_of, whole
 from ..engine import Plan
 from ..engine._draw_cost import Draw, planning_bytes
-from ..engine._parallel import check_memory
+from ..engine._memory import check_memory
 from ..engine._precision import LEAST, PATIENCE, resolve_precision
 from ..engine._quadrature_error import FEW
 from ..engine.backends import Backend, Numpy

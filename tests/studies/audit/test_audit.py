@@ -422,7 +422,7 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
-    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**27)
+    monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**27)
     with pytest.raises(ValueError, match=r"3 tokens on 1 worker would need 16\d MiB of memory, and there are 128 MiB"):
         ns.audit(TINY, workers=1, **SMALL)
     with pytest.raises(ValueError, match=r"layers=5000 must be at most 2000 for an audit of gpt2"):

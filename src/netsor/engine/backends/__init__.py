@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..._validate import ArgumentError, shown
-from .._cost_model import Prices
+from .._cost_model import Prices, prices_on
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._numpy import Numpy
 
@@ -38,7 +38,11 @@ def choose(
     name, device = _named(backend, device)
     if name == "numpy":
         return Numpy("cpu", precision)
-    kind = _loaded(name)
+    try:
+        import_module(name)
+    except ImportError:
+        raise NoDeviceError("backend", name, f"installed: pip install {name}") from None
+    kind: type[Backend] = getattr(import_module(f"{__name__}._{name}"), name.capitalize())
     precision = "float64" if precision == AUTO else precision
     if device is not None:
         return kind(device, precision)
@@ -53,22 +57,7 @@ def prices(backend: object = "numpy", device: object = None) -> Prices:
     if device is None or isinstance(backend, Backend):
         return choose(backend, device).prices
     name, place = _named(backend, device)
-    return (Numpy if name == "numpy" else Backend).prices_on((place or "").partition(":")[0])
-
-
-def _loaded(name: str) -> type[Backend]:
-    """The backend of an array library, which is loaded now."""
-    try:
-        import_module(name)
-    except ImportError:
-        raise NoDeviceError("backend", name, f"installed: pip install {name}") from None
-    if name == "jax":
-        from ._jax import Jax
-
-        return Jax
-    from ._torch import Torch
-
-    return Torch
+    return prices_on(name, str(place).partition(":")[0])
 
 
 def _named(backend: object, device: object) -> tuple[str, str | None]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..._array_api import Array
 from ..._validate import ArgumentError
-from .._cost_model import ACCELERATOR, CPU, Prices
+from .._cost_model import Prices, prices_on
 from .._ir import Register
+from .._memory import in_bytes, memory
 from .._moment_histogram import BlockMoments, MomentGrid, summed
-from .._parallel import in_bytes
 from .._plan import Plan
 
 PRECISIONS = ("float64", "float32")
@@ -68,16 +68,11 @@ class Backend(ABC):
     @property
     def prices(self) -> Prices:
         """What work takes on its device: plans are made for that."""
-        return self.prices_on(self.kind)
+        return prices_on(self.name, self.kind)
 
-    @classmethod
-    def prices_on(cls, kind: str) -> Prices:
-        """What work takes on a device of this kind, whether there is one here or not."""
-        return CPU if kind == "cpu" else ACCELERATOR
-
-    @abstractmethod
     def memory(self) -> float:
         """The bytes that the device has in all."""
+        return memory()
 
     @abstractmethod
     def chunk(self, plan: Plan, draws: int) -> int:
@@ -125,15 +120,18 @@ class Backend(ABC):
         one = self.working * plan.bytes * self.itemsize / 8
         room = self.memory()
         if one > room:
-            raise NoDeviceError(
-                "device",
-                self.device,
-                f"one with {in_bytes(one)} for a replica, and has {in_bytes(room)}: take fewer tokens or heads, a "
-                "smaller width, or the backend numpy",
-            )
+            sizes = f"one with {in_bytes(one)} for a replica, and has {in_bytes(room)}"
+            remedy = "take fewer tokens or heads, a smaller width, or the backend numpy"
+            raise NoDeviceError("device", self.device, f"{sizes}: {remedy}")
         while replicas * one > room:
             replicas //= 2
         return replicas
+
+    def largest_block(self, plan: Plan, least: int = MIN_BLOCK_REPLICAS) -> int:
+        """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES: it depends on the plan alone."""
+        replicas = DEVICE_BLOCK_BYTES[self.kind] * 8 // (self.itemsize * max(plan.bytes, 1))
+        most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MAX_BLOCK_REPLICAS
+        return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))
 
     def __str__(self) -> str:
         drawn = " from random numbers in float32" if self.rounded else ""
@@ -149,10 +147,3 @@ class Device(Backend):
 
         It returns `what(library, mean, columns)`, with the outputs of the plan (see `_plan.run`), on the device.
         """
-
-
-def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:
-    """The number of replicas, a power of 2, whose arrays take ROOM bytes: it depends on the plan alone."""
-    replicas = DEVICE_BLOCK_BYTES[kind] * 8 // (itemsize * max(plan.bytes, 1))
-    most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MAX_BLOCK_REPLICAS
-    return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))

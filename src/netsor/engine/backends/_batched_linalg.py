@@ -1,8 +1,8 @@
 """Factors of many matrices at once by an array library's own Cholesky factors and triangular solutions.
 
-Accelerators do these in a few calls, whatever the size; a loop over columns would be a call for each. The library's
-factor fails on singular matrices. Those are factored again, without the rows that depend on earlier ones, in three
-calls more, and the few matrices for which rounding leaves that undecided column by column.
+Accelerators do these in a few calls, where a loop over columns is a call for each. The library's factor fails on
+singular matrices. Those are factored again, without the rows that depend on earlier ones, and the few matrices for
+which rounding leaves that undecided column by column.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Library(_gram_schmidt.LinalgBackend):
         """X with X C^T = b; no pivot of C is 0."""
 
     def columns(self, gram: Array, floor: Array) -> Array:
-        """The factor of any Gram matrix, given pivots that count as 0, slowly."""
-        return by_columns(self.xp, gram, floor)
+        """The factor of any Gram matrix, slowly; the floor, pivots that count as 0, is a row of a matrix."""
+        return by_columns(self.xp, gram, floor[..., 0, :])
 
     def singly(self, rows: Array, *known: Array) -> Array:
         """`gram_schmidt`, slowly."""
@@ -63,11 +63,9 @@ class Library(_gram_schmidt.LinalgBackend):
     def _singular(self, gram: Array, floor: Array) -> Array:
         """The same of matrices with rows that depend on earlier ones; the floor is a row of a matrix."""
         if gram.shape[-1] <= self.few:
-            return self.columns(gram, floor[..., 0, :])
+            return self.columns(gram, floor)
         made = self._dependent(gram, floor[..., 0, :])
-        return self.recompute_where(
-            made, self._failed(made), lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor
-        )
+        return self.recompute_where(made, self._failed(made), self.columns, gram, floor)
 
     def _failed(self, made: Array) -> Array:
         """Which factors are NaN."""
@@ -103,22 +101,20 @@ class Library(_gram_schmidt.LinalgBackend):
             regular = self._cholesky(gram, floor[..., 0, :] == 0, floor[..., 0, :])
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
             made = xp.where(self._failed(made)[..., None, None], regular, made)
-            return self.recompute_where(
-                made, self._failed(made), lambda gram, floor: self.factor(gram, floor[..., 0, :]), gram, floor
-            )
+            return self.recompute_where(made, self._failed(made), certain, gram, floor)
+
+        def certain(gram: Array, floor: Array) -> Array:
+            return self.factor(gram, floor[..., 0, :])
 
         lower = self.try_factor(gram)
         weak = xp.any(~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0), axis=-1)
         return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
 
     def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
-        """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones.
-
-        What is left of a row that does is at most `slack` times the floor.
-
-        Gram matrices with a little more on the diagonal, the floor, are `regular`: their factors tell which rows add a
-        direction. Those among themselves are regular; the others have coefficients along the directions before them.
-        """
+        """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones."""
+        # Gram matrices with a little more on the diagonal, the floor, are `regular`: their factors tell which rows add
+        # a direction. Those among themselves are regular; the others have coefficients along the directions before
+        # them, and what is left of them is at most `slack` times the floor.
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         regular = self._cholesky(gram, floor == 0, floor) if regular is None else regular

@@ -1,10 +1,9 @@
 """χ of many degrees of freedom from one normal: for libraries whose gamma generators are slow.
 
 χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The map is smooth, and after Wilson and Hilferty (1931) the cube root
-of χ²/ν is nearly linear in it: √(9ν/2) ((χ²/ν)^(1/3) − 1) = z + small, a polynomial in z of low degree for every z
-that a generator can give. It is fitted to the quantiles when a plan is made ready, to 1e-12 of a standard deviation.
-No number is rejected, and one normal gives the χ of every width: with one seed, laws of two widths are closer together
-than with a gamma generator. Below SMALL degrees of freedom χ² is the sum of as many squares.
+of χ²/ν is nearly linear in it: √(9ν/2) ((χ²/ν)^(1/3) − 1) = z + small, a polynomial in z of low degree. It is fitted to
+the quantiles to 1e-12 of a standard deviation. One normal gives the χ of every width, so that laws of two widths with
+one seed are close together. Below MIN_QUANTILE_DOF degrees of freedom χ² is the sum of as many squares.
 """
 
 from __future__ import annotations
@@ -63,19 +62,14 @@ def chi(freedom: Array, precision: str) -> Chi:
 
 @lru_cache(maxsize=1024)
 def _row(degrees: tuple[int, ...], precision: str) -> Chi:
-    large = [j for j, f in enumerate(degrees) if f >= MIN_QUANTILE_DOF]
-    small = [j for j, f in enumerate(degrees) if f < MIN_QUANTILE_DOF]
-    polynomial = _polynomials(np.array([degrees[j] for j in large], dtype=float), precision)
-    counts = [degrees[j] for j in small]
-    squares = np.repeat(np.eye(len(small)), counts, axis=0)
-    place = {j: k for k, j in enumerate([*large, *small])}
-    return Chi(
-        len(large) + sum(counts),
-        np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0))),  # so that similar widths share one compiled program
-        np.sqrt([float(degrees[j]) for j in large]),
-        squares,
-        tuple(place[j] for j in range(len(degrees))),
-    )
+    freedom = np.array(degrees)
+    is_large = freedom >= MIN_QUANTILE_DOF
+    large, counts = freedom[is_large].astype(float), freedom[~is_large]
+    polynomial = _polynomials(large, precision)
+    polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))  # similar widths share one compiled program
+    order = np.argsort(np.argsort(~is_large, kind="stable")).tolist()  # large ones first
+    squares = np.repeat(np.eye(len(counts)), counts, axis=0)
+    return Chi(len(large) + int(counts.sum()), polynomial, np.sqrt(large), squares, tuple(order))
 
 
 def _polynomials(freedom: Array, precision: str) -> Array:
@@ -83,7 +77,7 @@ def _polynomials(freedom: Array, precision: str) -> Array:
     series = np.empty((DEGREE + 1, len(freedom)))
     many = freedom > MAX_QUANTILE_DOF
     series[:, ~many] = _fitted(freedom[~many])
-    if many.any():  # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤ LARGE
+    if many.any():  # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤ MAX_QUANTILE_DOF
         epsilon = np.concatenate([[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)])
         known = np.column_stack([np.eye(DEGREE + 1)[1] * MAX_NORMAL, _fitted(epsilon[1:] ** -2)])
         at = 1 / np.sqrt(freedom[many])
@@ -114,7 +108,7 @@ def _degree(series: Array, precision: str) -> Array:
 
 
 def _fitted(freedom: Array) -> Array:
-    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ REACH, (DEGREE + 1, ν)."""
+    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ MAX_NORMAL, (DEGREE + 1, ν)."""
     x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]  # from 1 down to −1
     half, middle = freedom / 2, (DEGREE + 1) // 2
     above = scipy.special.gammainccinv(half, scipy.special.ndtr(-MAX_NORMAL * x[:middle]))

@@ -17,9 +17,9 @@ from ..._array_api import Array
 from .. import _ops
 from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid
-from .._parallel import cores, memory
+from .._parallel import cores
 from .._plan import Plan
-from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
+from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._jax_program import LIBRARY, Piece, block, pieces, programs
 
 
@@ -84,12 +84,12 @@ class Jax(Device):
     def memory(self) -> float:
         """The memory of the device that JAX may use."""
         stats = self._device().memory_stats()
-        return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else memory()
+        return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else super().memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """One block, no larger than the draws need; the numbers drawn do not depend on its size."""
         needed = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
-        return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, MIN_BLOCK_REPLICAS)))
+        return self.fits(plan, min(needed, self.largest_block(plan)))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
@@ -138,13 +138,13 @@ class Jax(Device):
     def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
         """The sums over cells, computed on the device, in double precision whatever the precision of the sampler."""
         with jax.enable_x64(True):
-            sums, outside = summed(cells)(mean, cov)
-            sums = np.asarray(sums)
-            strays = np.flatnonzero(np.asarray(outside)) if outside.any() else np.zeros(0, dtype=np.intp)
-        m, v = (self.numpy(a) for a in ((mean[:, 0], cov[:, 0, 0]) if len(strays) else (np.zeros(1), np.zeros(1))))
-        m, v = np.broadcast_arrays(m, v)
+            device_sums, outside = summed(cells)(mean, cov)
+            sums, strays = np.asarray(device_sums), bool(outside.any())
         found = np.flatnonzero(sums[0])
-        return BlockMoments(found, sums[:, found], m[strays], v[strays])
+        if not strays:  # so nothing else is copied from the device
+            return BlockMoments(found, sums[:, found], np.zeros(0), np.zeros(0))
+        m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
+        return BlockMoments(found, sums[:, found], m[np.asarray(outside)], v[np.asarray(outside)])
 
 
 @lru_cache(maxsize=4)

@@ -1,11 +1,8 @@
 """Some steps of a plan, compiled by JAX into one program for a block of replicas; its generator, and its factors.
 
-Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw): JAX's own counter-based generator,
-called with explicit counters. So a number depends neither on the size of a block nor on the process that draws it, and
-laws of two widths with one seed are coupled. Pairs of uniforms become pairs of normals (Box and Muller 1958).
-
-Widths, constants and seeds are arguments of the compiled program: for steps of the same structure at another width or
-with another seed nothing is compiled again.
+Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw). So a number depends neither on the
+size of a block nor on the process that draws it, and laws of two widths with one seed are coupled. Widths, constants
+and seeds are arguments of the compiled program: at another width or seed nothing is compiled again.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache, cached_property, partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +24,7 @@ from jax.extend.random import threefry2x32_p
 
 from ..._array_api import Array
 from .. import _gram_schmidt
-from .._ir import Register, Step, key_of
+from .._ir import FUNCTIONS, Register, Step, key_of
 from .._ops import squares
 from .._plan import RULES, Plan
 from .._rng_keys import key_words
@@ -39,10 +36,13 @@ PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity
 
 
 def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
-    """Pairs of normals (replicas, numbers), with a key for each number."""
+    """Pairs of normals (replicas, numbers), with a key for each number (Box and Muller 1958)."""
 
     def words(count: Array) -> tuple[Array, ...]:
-        return (_of_jax if on_gpu() else threefry)(keys[:, 0], keys[:, 1], replica[:, None], count)
+        given = keys[:, 0], keys[:, 1], replica[:, None], count
+        if on_gpu():  # where JAX has one kernel for it
+            return tuple(threefry2x32_p.bind(*jnp.broadcast_arrays(*given)))
+        return threefry(*given)
 
     if precision == "float32":
         one, two = (w.astype(jnp.float32) * np.float32(2**-32) for w in words(number))
@@ -57,7 +57,7 @@ def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> 
 
 def threefry(first_key: Array, second_key: Array, first: Array, second: Array) -> tuple[Array, Array]:
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits."""
-    # JAX has the same, on a CPU as a loop: that is compiled into many functions, and takes twice as long to compile.
+    # JAX has the same, on a CPU as a loop: draws of the paper's layer take 1.5 times as long with it.
     keys = first_key, second_key, first_key ^ second_key ^ PARITY
     x, y = first + keys[0], second + keys[1]
     for four in range(5):
@@ -66,12 +66,6 @@ def threefry(first_key: Array, second_key: Array, first: Array, second: Array) -
             y = ((y << np.uint32(bits)) | (y >> np.uint32(32 - bits))) ^ x
         x, y = x + keys[(four + 1) % 3], y + (keys[(four + 2) % 3] + np.uint32(four + 1))
     return x, y
-
-
-def _of_jax(*words: Array) -> tuple[Array, ...]:
-    """The same by JAX, which has one kernel for it on a GPU."""
-    shape = jnp.broadcast_shapes(*(word.shape for word in words))
-    return tuple(threefry2x32_p.bind(*(jnp.broadcast_to(word, shape) for word in words)))
 
 
 def on_gpu() -> bool:
@@ -86,7 +80,7 @@ MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compi
 class JaxLibrary(Library):
     """Rules that JAX can compile."""
 
-    few = MAX_LOOPED_ROWS
+    few, wide = MAX_LOOPED_ROWS, False
 
     def cholesky(self, a: Array) -> Array:
         """JAX's own."""
@@ -106,7 +100,7 @@ class JaxLibrary(Library):
         def column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
             rest, made = state
             pivot = jax.lax.dynamic_index_in_dim(jnp.diagonal(rest, axis1=-2, axis2=-1), j, -1, keepdims=False)
-            fresh = pivot > jax.lax.dynamic_index_in_dim(floor, j, -1, keepdims=False)
+            fresh = pivot > jax.lax.dynamic_index_in_dim(floor[..., 0, :], j, -1, keepdims=False)
             inverse = jnp.where(fresh, 1.0 / jnp.sqrt(jnp.where(fresh, pivot, 1.0)), 0.0)
             below = jax.lax.dynamic_index_in_dim(rest, j, -1, keepdims=False) * inverse[..., None]
             below = jnp.where(jnp.arange(size) >= j, below, 0.0)
@@ -150,17 +144,6 @@ _programs: dict[Any, Any] = {}  # compiled, the one that was used last at the en
 _lock = threading.Lock()
 
 
-class Inputs(NamedTuple):
-    """What a compiled program is called with, for one block."""
-
-    first: Any  # the number of the first replica, below 2^32
-    keys: Any  # (draws, 2): of the generator, one for each draw
-    tables: list[tuple[Any, Any, Any]]  # polynomial, scale and squares of each χ (see `_chi`)
-    factors: list[Any]  # the number of each `scale` step: functions of widths, mostly
-    constants: list[Any]
-    arrays: list[Any]  # made by earlier pieces
-
-
 class Piece:
     """Consecutive steps of a plan that are compiled together, or one step that numpy does on the host."""
 
@@ -176,17 +159,19 @@ class Piece:
         self.writes = [step.out for step in steps if step.out in after]
         self.needed = (after - made) | set(self.reads)  # arrays that are read from it on
 
-    def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
-        """The inputs for one seed and a block that begins with replica `start`."""
+    def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> tuple[Any, ...]:
+        """What the compiled program is called with, for one seed and a block that begins with replica `start`.
+
+        The first replica, the keys of all draws (draws, 2), what is fixed, and the arrays made by earlier pieces.
+        """
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
         keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
-        made = np.array(keys, dtype=np.uint32).reshape(-1, 2)
-        tables, factors, constants = self._fixed
         earlier = [arrays[register] for register in self.reads]
-        return Inputs(np.uint32(first), made, tables, factors, constants, earlier)
+        return np.uint32(first), np.array(keys, dtype=np.uint32).reshape(-1, 2), self._fixed, earlier
 
     @cached_property
     def _fixed(self) -> tuple[Any, ...]:
+        """The tables of each χ (see `_chi`), the numbers of `scale` steps (functions of widths), and constants."""
         number = partial(np.asarray, dtype=self.precision)
         table = partial(np.asarray, dtype=self.drawn)
         tables = [(table(c.polynomial), table(c.scale), table(c.squares)) for c in self.chi.values()]
@@ -258,19 +243,20 @@ def _older_emitters() -> dict[str, Any]:
     return options
 
 
-def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
-    """The function that is compiled: the steps of a piece, for the replicas from `inputs.first` on."""
-    place = {step: k for k, step in enumerate(piece.draws)}
-    table = dict(zip(piece.chi, inputs.tables, strict=True))
-    arrays = dict(zip([*piece.constants, *piece.reads], [*inputs.constants, *inputs.arrays], strict=True))
+def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]:
+    """The function that is compiled: the steps of a piece, for the replicas from the first on."""
+    first_replica, keys, (tables, factors, constants), earlier = inputs
+    key = dict(zip(piece.draws, keys, strict=True))
+    table = dict(zip(piece.chi, tables, strict=True))
+    arrays = dict(zip([*piece.constants, *piece.reads], [*constants, *earlier], strict=True))
     shape = {step: step.out.shape for step in piece.draws}
     shape |= {step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()}
-    counted = inputs.first + jnp.arange(replicas, dtype=jnp.uint32)
+    counted = first_replica + jnp.arange(replicas, dtype=jnp.uint32)
 
     def normals(steps: Sequence[Step]) -> dict[Step, Array]:
         """The normals of some steps, from one call of the generator."""
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
-        keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
+        keys = jnp.concat([jnp.broadcast_to(key[step], (m, 2)) for step, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
         first, second = normal_pairs(keys, counted, number, piece.drawn)
         made = {}
@@ -281,18 +267,16 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
 
     small = [step for step in piece.draws if math.prod(shape[step]) <= MAX_SHARED_NORMALS]
     known = normals(small) if small else {}
-    factors = iter(inputs.factors)
+    numbers = iter(factors)
     for step in piece.steps:
-        if step in place:
+        if step in key:
             z = known[step] if step in known else normals([step])[step]
             made = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
             arrays[step.out] = made.astype(piece.precision)
+        elif step.kind == "scale":
+            arrays[step.out] = arrays[step.args[0]] * next(numbers)
         else:
-            args = [arrays[arg] for arg in step.args]
-            if step.kind == "scale":
-                arrays[step.out] = args[0] * next(factors)
-            else:
-                arrays[step.out] = LIBRARY.compute(step, args)
+            arrays[step.out] = LIBRARY.compute(step, [arrays[arg] for arg in step.args])
     # what depends on hyperparameters alone has one replica
     return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 
@@ -332,7 +316,7 @@ def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
 
 
 def _native(step: Step, precision: str) -> bool:
-    if step.kind not in ("apply", "kernel", "moments", "nodes"):
+    if step.kind not in FUNCTIONS:
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
     try:

@@ -1,8 +1,7 @@
 """numpy, the default: starts at once, draws fastest on a CPU, and reuses the memory of arrays that are read no more.
 
-Normals and χ come from a stream of their own for each draw of the plan, keyed by (seed, draw, chunk), so the numbers
-depend neither on the order of the steps nor on how a chunk is cut into blocks. They are drawn in double precision and
-rounded to single where that is asked for: with one seed both precisions have the same numbers, up to rounding.
+Each draw of the plan has a stream, keyed by (seed, draw, chunk), so numbers depend neither on the order of the steps
+nor on how a chunk is cut into blocks. Numbers of single precision are those of double precision, rounded.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..._array_api import Array, one_blas_thread
-from .._cost_model import NUMPY, Prices
 from .._ir import ORTHANT_SIZES_PER_BATCH, Step
-from .._parallel import memory
 from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
@@ -33,10 +30,8 @@ def positive_products(
 ) -> Array:
     """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory.
 
-    From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. A replica takes its
-    numbers from streams of their own for the counts, and for the sizes of each vector in each pattern, so that they do
-    not depend on how replicas are divided into blocks.
-
+    From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. Counts, and sizes of
+    each vector in each pattern, have streams of their own: they do not depend on how replicas are divided into blocks.
     `following(key, array)` are the generators of a stream for the next replicas, and these replicas of an array.
     """
     made = np.zeros((vectors, vectors, replicas), dtype)
@@ -121,8 +116,11 @@ class Streams:
         for rng, some in self.next(key, made):
             if made.dtype == np.float64:
                 rng.standard_normal(out=some)
-            else:
-                _rounded_normals(rng, some.reshape(-1))
+                continue
+            row = some.reshape(-1)
+            for start in range(0, len(row), ROUNDED):
+                part = row[start : start + ROUNDED]
+                part[:] = rng.standard_normal(len(part))
         return made
 
     def next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
@@ -139,14 +137,6 @@ class Streams:
             yield rng, made[done : done + count]
             done, left = done + count, left - count
             self._under_way[key] = rng, chunk, left
-
-
-def _rounded_normals(rng: np.random.Generator, made: Array) -> None:
-    """Normals of double precision, written into a row of another."""
-    room = np.empty(min(ROUNDED, len(made)))
-    for start in range(0, len(made), ROUNDED):
-        some = made[start : start + ROUNDED]
-        some[:] = rng.standard_normal(out=room[: len(some)])
 
 
 def _laid_out(a: Array) -> Array:
@@ -191,11 +181,6 @@ def replicas_per_block(size: float, held: float, seconds: float, steps: float, l
     return int(max(1, few, min(CHUNK, room // max(size, 1))))
 
 
-def block_bytes(plan: Plan, replicas: int) -> int:
-    """The bytes of a block's arrays, if there are so many replicas."""
-    return plan.bytes + (min(replicas, block_of(plan)) - 1) * plan.held
-
-
 def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]) -> Iterator[tuple[Array, Array]]:
     """The next replicas, block by block."""
     hold_memory()
@@ -226,15 +211,6 @@ class Numpy(Backend):
 
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
-
-    @classmethod
-    def prices_on(cls, kind: str) -> Prices:
-        """Those of a CPU; replicas can draw different amounts of numbers."""
-        return NUMPY
-
-    def memory(self) -> float:
-        """The memory of the machine that this process may use."""
-        return memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """CHUNK replicas, for every plan."""

@@ -1,9 +1,8 @@
 """PyTorch, step by step, on a CPU or a CUDA device: an alternative to JAX.
 
 The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin depends on
-the plan, and on the device only if it has too little memory for the plan's blocks. So the same seed gives the same
-draws. Laws of two widths with one seed are coupled where their blocks begin at the same replicas (in JAX and numpy,
-always).
+the plan, and on the device only if it has too little memory. Laws of two widths with one seed are coupled where their
+blocks begin at the same replicas.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from array_api_compat import torch as xp
 from ..._array_api import Array
 from ...language._check_function import is_builtin, needs_spectrum
 from .. import _ops
-from .._ir import Register, Step
-from .._parallel import memory
+from .._ir import FUNCTIONS, Register, Step
 from .._plan import RULES, Plan, run
 from .._rng_keys import key_words
-from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError, largest_block
+from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._batched_linalg import Library
 from ._chi import Chi, chi
 
@@ -70,7 +68,6 @@ class TorchLibrary(Library):
 
     def __init__(self, device: str) -> None:
         super().__init__(OnDevice(device))
-        self.wide = True
         with LOADING:
             torch.linalg.cholesky(torch.eye(1, device=device))
 
@@ -92,9 +89,6 @@ BEGIN = 2e-4  # seconds of a step in the first block of an accelerator: twice as
 FASTER = 2000.0  # times that it is as fast as the one core for which plans estimate seconds (800 to 3,000 on one H200)
 PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
 MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
-OF_FUNCTIONS = ("apply", "kernel", "moments", "nodes")  # kinds of steps that call functions of the program
-
-
 SIDE = ThreadPoolExecutor(1)  # for steps that leave a GPU room for others: eigenvalues, and what is made of them
 
 # PyTorch loads its linear algebra at the first call, which fails if two threads make it at once.
@@ -112,23 +106,20 @@ class Torch(Device):
 
     def __post_init__(self) -> None:
         """Refuse a device that PyTorch does not see."""
-        if self.kind == "cuda":
-            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            if int(self.device.partition(":")[2] or 0) >= count:
-                raise NoDeviceError(
-                    "device", self.device, f"'cpu', or one of the {count} CUDA devices that PyTorch sees here"
-                )
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.kind == "cuda" and int(self.device.partition(":")[2] or 0) >= count:
+            allowed = f"'cpu', or one of the {count} CUDA devices that PyTorch sees here"
+            raise NoDeviceError("device", self.device, allowed)
 
     def memory(self) -> float:
         """The memory of the device."""
-        if self.kind == "cuda":
-            return float(torch.cuda.get_device_properties(self.device).total_memory)
-        return memory()
+        if self.kind == "cpu":
+            return super().memory()
+        return float(torch.cuda.get_device_properties(self.device).total_memory)
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """The largest block of the plan on this device."""
-        least = 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS
-        return self.fits(plan, largest_block(plan, self.itemsize, self.kind, least))
+        return self.fits(plan, self.largest_block(plan, 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS))
 
     @property
     def fast_double(self) -> bool:
@@ -213,19 +204,17 @@ class _Block:
     def draw(self, step: Step) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
         (key,) = key_words(self.seed, *step.params["key"], self.start, count=1, dtype=np.uint64)
-        generator = torch.Generator(device=self.backend.device)
+        device, precision = self.backend.device, "float32" if self.backend.rounded else self.backend.precision
+        generator = torch.Generator(device=device)
         generator.manual_seed(int(key))
 
-        precision = "float32" if self.backend.rounded else self.backend.precision
-
         def normals(*shape: int) -> Array:
-            dtype = getattr(torch, precision)
-            whole = torch.randn((self.replicas, *shape), generator=generator, dtype=dtype, device=self.backend.device)
-            return whole[: self.needed]
+            shape, dtype = (self.replicas, *shape), getattr(torch, precision)
+            return torch.randn(shape, generator=generator, dtype=dtype, device=device)[: self.needed]
 
         if step.kind == "normals":
             return normals(*step.out.shape).to(self.dtype)
-        made, tables = _tables(tuple(step.params["freedom"]), precision, self.backend.device)
+        made, tables = _tables(tuple(step.params["freedom"]), precision, device)
         return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables).to(self.dtype)
 
     def compute(self, step: Step, inputs: Sequence[Array | Future[Array]], _: int | None) -> Array | Future[Array]:
@@ -247,7 +236,7 @@ class _Block:
 
     def _computed(self, step: Step, inputs: Sequence[Array]) -> Array:
         """A user function in numpy, or a kernel by quadrature, on the host."""
-        if step.kind not in OF_FUNCTIONS:
+        if step.kind not in FUNCTIONS:
             return self.library.compute(step, inputs)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None
         if made is None:

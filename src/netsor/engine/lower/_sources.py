@@ -17,7 +17,7 @@ from ...language._vector import Vector
 from .. import _cost_model
 from .._exceptions import ExactError
 from .._ir import Register
-from .._parallel import check_memory
+from .._memory import check_memory
 from .._rng_keys import SAMPLE
 from ..passes._operations import MaterialisedMatMul, Span
 from ..passes._orders import CONSTANT, Bools, Sets, mixed

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..._program import Program
 from ..._validate import ArgumentError, Rng
-from ...engine._parallel import Progress, check_memory, cores
+from ...engine._memory import check_memory
+from ...engine._parallel import Progress, cores
 from ...engine._plan import in_time
 from ...engine._precision import DIGITS, resolve_precision
 from ...engine._quadrature_error import FEW

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from ..._validate import ArgumentError, check_fields, choice, whole
 from ...engine._draw_cost import planning_bytes
-from ...engine._parallel import check_memory
+from ...engine._memory import check_memory
 from ...engine._precision import DIGITS, resolve_precision
 from ...engine.backends import AUTO, PRECISIONS, Backend, Numpy
 from ...models import Transformer

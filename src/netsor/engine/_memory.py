@@ -1,0 +1,36 @@
+"""The memory that this process may use, and the refusal of work that does not fit in it."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def memory() -> float:
+    """The bytes that this process may use: of the machine, of its container, or as its limits say."""
+    known = [math.inf]
+    with suppress(ValueError, OSError, AttributeError):
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
+        with suppress(OSError, ValueError):
+            known.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    with suppress(ImportError):  # on Windows, and in a browser
+        import resource
+
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY:
+            known.append(soft)
+    return min(known)
+
+
+def check_memory(size: float, what: str, remedy: str) -> None:
+    """Refuse, before any work, what does not fit in memory."""
+    if size > memory():
+        raise ValueError(f"{what} would need {in_bytes(size)} of memory, and there are {in_bytes(memory())}; {remedy}")
+
+
+def in_bytes(size: float) -> str:
+    """A size in bytes as text, in MiB or GiB."""
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
