@@ -41,7 +41,7 @@ class Breakpoints(NamedTuple):
 
     breaks: Array = NONE  # (breaks,)
     jumps: bool = False
-    poles: Array = NONE  # those breaks at which the function is infinite
+    poles: Array = NONE  # where it is infinite, declared as a break or not
     left: Array = NONE  # (intervals,), sorted
     right: Array = NONE
     noise: float = 0.0  # rounding noise of its values, relative to their size: large if it computes in low precision
@@ -72,9 +72,9 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     """The features that halving shows, with more edges than those of the grid."""
     search, breaks = _search(f), np.array(sorted(f.breaks or ()), dtype=float)
     edges = np.unique(np.concatenate([GRID, breaks, more]))
+    found = _clusters(search.halved(edges)[1])
     if f.breaks is None:
-        breaks = _clusters(search.halved(edges)[1])
-        edges = np.unique(np.concatenate([edges, breaks]))
+        breaks, edges = found, np.union1d(edges, found)
     kept = search.halved(edges)[0]
     long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
     kept = np.unique(np.concatenate([kept[long], breaks, more]))
@@ -82,7 +82,8 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     with np.errstate(all="ignore"):  # a jump changes the function as much very near a break as near it
         near, very_near = (np.abs(f(breaks + h * around) - f(breaks - h * around)) for h in (1e-5, 1e-10))
     jumps = bool(np.any(~(very_near <= 0.3 * near)))
-    poles = NONE if f.smoothed is not None else np.array([b for b in breaks if _is_pole(f, b, breaks)])
+    places = np.union1d(breaks, found) if f.smoothed is None else NONE
+    poles = np.array([b for b in places if _is_pole(f, b, places)])
     return Breakpoints(breaks, jumps, poles, kept[:-1], kept[1:], search.noise)
 
 
