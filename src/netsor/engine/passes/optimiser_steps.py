@@ -118,11 +118,6 @@ class _OuterProducts(TrainedWeight):
         """With its order in the infinite ones."""
         return number_at(rate, self.context.bound, self.value, self.op.steps[0].name)
 
-    def gain(self, widths: Mapping[str, float]) -> float:
-        """√(in/fan): the matrix that acts is that times one with entries N(0, σ²/in)."""
-        weight = self.op.weight
-        return float((weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5)
-
     def sides(self, left: Vector, right: Vector) -> tuple[Vector, Vector]:
         """l and r of the matrices as they act."""
         left, right = (rows_at(v, self.places) for v in (left, right))
@@ -137,11 +132,7 @@ class _OuterProducts(TrainedWeight):
     def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
         """g/(|g| + ε̂), entry by entry."""
         if not (isinstance(f, partial) and f.func is unit) or any(isinstance(t, _Initial) for t, _ in given[0].terms):
-            raise ExactError(
-                self.value,
-                f"the moments of Adam for {self.op.steps[0].name} at width inf",
-                instead="finite widths have an exact law",
-            )
+            raise ExactError(self.value, f"the moments of Adam for {self.op.steps[0].name} at width inf")
         return single(_Signs(*self._summands(given[0], absolute=f.keywords["eps"] > 0)[:3], f.keywords["eps"]))
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
@@ -300,11 +291,7 @@ class _Leaf:
         is_sign = f.func is unit
         if self.infinite:
             if not is_sign:
-                raise ExactError(
-                    self.value,
-                    "the moments of Adam for an initial vector at width inf",
-                    instead="finite widths have an exact law",
-                )
+                raise ExactError(self.value, "the moments of Adam for an initial vector at width inf")
             # a sign forgets a factor: the largest coefficient becomes one of order 1
             top = max((powers for _, powers in given[0].terms), key=lambda powers: sum(power for _, power in powers))
             given = (given[0] * Combination({(None, tuple((name, -power) for name, power in top)): 1.0}),)

@@ -39,6 +39,7 @@ from ._operations import AdjointCorrection, Append, Coefficients, Span
 from ._orders import Orders, SmallParts
 from ._rewrite import (
     Context,
+    alike,
     asked,
     asked_together,
     by_classes,
@@ -69,10 +70,14 @@ def _eliminated(
     found: set[Side] = set()
     uses = uses_of(context.ordered(outputs))
     met = _met(outputs, uses, context)
-    alike = {source: _alike(many) for source, many in uses.items() if len(many) > 1 or source in met}
+    classes = {  # of members that act in the same uses
+        source: alike((value, value.op.weight.members.ravel().tolist()) for value in many)  # type: ignore[attr-defined]
+        for source, many in uses.items()
+        if len(many) > 1 or source in met
+    }
     matrices: dict[tuple[Source, int], _Matrices] = {}
     orders = None
-    if alike and any(reads_small_parts(v, context) for v in context.ordered(outputs)):
+    if classes and any(reads_small_parts(v, context) for v in context.ordered(outputs)):
         orders = Orders(lambda x: math.isinf(context.width(x)))
     small = SmallParts(orders) if orders is not None and split else None
 
@@ -81,8 +86,8 @@ def _eliminated(
         match new.op:
             case MatMul(weight, x, each) as op:
                 gain = _gain(new, weight, context)
-                if weight.source in alike:
-                    made = by_classes(op, alike[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
+                if weight.source in classes:
+                    made = by_classes(op, classes[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
                 elif weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
                     own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
                     made = own.each(x) if each else own @ x
@@ -138,15 +143,6 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
             found |= new
             pending += new
     return found
-
-
-def _alike(uses: Sequence[Value]) -> list[list[int]]:
-    """The members of a weight in classes of those that act in the same uses."""
-    acting = [set(value.op.weight.members.ravel().tolist()) for value in uses if isinstance(value.op, MatMul)]
-    classes: dict[tuple[bool, ...], list[int]] = {}
-    for member in sorted(set[int]().union(*acting)):
-        classes.setdefault(tuple(member in members for members in acting), []).append(member)
-    return list(classes.values())
 
 
 class _Matrices:
