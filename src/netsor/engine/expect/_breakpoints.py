@@ -1,4 +1,4 @@
-"""The breakpoints of a function of one argument: kinks, jumps, poles, and structure too narrow for an integral's panels.
+"""The breakpoints of a function of one argument: kinks, jumps, poles, and what is too narrow for an integral's panels.
 
 On a grid that is uniform near 0 and geometric far out, every interval on which the function is not a polynomial is
 halved; intervals that never become smooth close in on a kink or a jump. A much finer grid, of 25,600 points in an

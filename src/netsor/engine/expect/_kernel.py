@@ -363,6 +363,7 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
     rows = single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params)
     for pole in rows.features.poles[rows.near_poles(reach(terms=3)).any(axis=0)]:
         raise InfiniteError(
-            f"{x.f.name} is infinite at u = {pole + 0.0:.6g}; expectations of functions with poles are not supported: bound it"
+            f"{x.f.name} is infinite at u = {pole + 0.0:.6g}; expectations of functions with poles are not supported: "
+            "bound the function"
         )
     return rows, lead

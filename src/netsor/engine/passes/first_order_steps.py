@@ -55,9 +55,9 @@ class _Perturbed:
         if isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD):
             for y, other in (op.inputs, op.inputs[::-1]):
                 match other.op:
-                    case Scale(Value(op=Root((), under)), by) | Apply(_, (Value(op=Root((), under)), by), 0) if (
-                        [str(width) for width in under] == [self.unit]
-                    ):
+                    case Scale(Value(op=Root((), under)), by) | Apply(_, (Value(op=Root((), under)), by), 0) if [
+                        str(width) for width in under
+                    ] == [self.unit]:
                         made = replace(new, op=Take(y, np.arange(y.size).reshape(y.shape)), shape=y.shape)
                         made = made.broadcast_to(new.shape) if made.shape != new.shape else made
                         self.moved[made] = by.broadcast_to(new.shape)
@@ -91,7 +91,7 @@ class _Perturbed:
         return p + mix(stack(found).reshape(*p.shape, size), axes)
 
     def _seen(self, old: Value, p: Value, seed: Value, seen: list[Value]) -> Any:
-        """Σ_j ⟨∂p/∂y_j, n^(−1/2) Δ_j⟩ = Σ_j √(width/n) ⟨δ_j, Δ_j⟩/width; of scalars and in finite spaces it vanishes."""
+        """Σ_j ⟨∂p/∂y_j, n^(−1/2) Δ_j⟩ = Σ_j √(width/n) ⟨δ_j, Δ_j⟩/width; 0 for scalars and finite spaces."""
         try:
             reverse = Reverse([(p, seed)], seen, constants=self.scores)
         except TraceError as error:
