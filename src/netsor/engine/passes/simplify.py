@@ -18,19 +18,7 @@ from ...activations import Function
 from ...language import _operation as ops
 from ...language._array import Value
 from ...language._graph import widths_of
-from ...language._operation import (
-    Apply,
-    Constant,
-    Dot,
-    Gaussian,
-    Hyperparameter,
-    MatMul,
-    Mix,
-    Nonlin,
-    Root,
-    Source,
-    Take,
-)
+from ...language._operation import Constant, Dot, MatMul, Mix, Nonlin, Root, Take
 from ...language._parameters import Weight
 from ...language._scalar import MULTIPLY, Scalar, applied, constant
 from ...language._score import join, mean_dot
@@ -139,7 +127,7 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     def is_chosen(x: Value) -> bool:
         sources = made[x]
-        private = all(isinstance(s.op, Gaussian | MatMul) and points[s] == 1 for s in sources)
+        private = all(isinstance(s.op, ops.Gaussian | MatMul) and points[s] == 1 for s in sources)
         # a concatenation takes more than each of its parts
         own, parts = x.size * x.width.factor, sum(s.size * s.width.factor for s in sources)  # type: ignore[attr-defined]
         return private and x not in outputs and x not in sources and own < parts
@@ -164,7 +152,7 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
     """The program with numbers instead of the hyperparameters that are known."""
 
     def change(old: Value, new: Value) -> Value:
-        return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, Hyperparameter) else new
+        return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, ops.Hyperparameter) else new
 
     return rewritten(outputs, context, change)
 
@@ -242,7 +230,7 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
     if count == 1:
         return root[..., 0] * x
     members = np.arange(w.members.size * count).reshape(*w.batch, count)
-    copies = replace(w, source=Source(w.source.name), members=members, count=members.size)
+    copies = replace(w, source=ops.Source(w.source.name), members=members, count=members.size)
     each = z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
     y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
     axes = tuple(range(y.ndim))
@@ -324,7 +312,7 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
             return Size(float(np.abs(mean).max()), float((factor**2).sum(-1).max(initial=0.0)), 1)
         case ops.Data(given):
             return Size(float(np.abs(given).max()), 0.0, 0)
-        case ops.MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
+        case MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
             return Size(0.0, (std := most.fixed + math.sqrt(most.variance)) * std, most.factors + 1).times(weight.std)
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
@@ -336,10 +324,10 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
             return Size(sum(v.fixed for v in found), total * total, most.factors)
         case ops.Scale(Value(op=Constant(numbers))):
             return most.times(float(np.abs(numbers).max()))
-        case ops.Mix(Value(op=Constant(numbers))):
+        case Mix(Value(op=Constant(numbers))):
             return most.times(float(np.abs(numbers).sum(-1).max()))
-        case ops.Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
+        case Mix(Value(op=ops.Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
             return most
-        case ops.Take() | ops.Join() | ops.Concat() | ops.Split():
+        case Take() | ops.Join() | ops.Concat() | ops.Split():
             return most
     return None
