@@ -2,15 +2,10 @@
 
 Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
 with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last
-D is what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
-E = g + Σ_k (what makes ⟨B_k, E⟩ agree with ⟨U_k, D⟩) B_k with g a fresh matrix on D; W^T with the roles exchanged.
-
-At infinite width the same form serves a matrix that made both factors of a score: what counts there are coefficients c
-of order n^(−1/2).
-
-Here W has entries N(0, 1/in) and W^T, as a matrix of its own, N(0, 1/out), so that all directions have coordinates of
-order 1. Then in^(−1/2) ⟨U_k, D⟩ = out^(−1/2) ⟨B_k, E⟩, and
-E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k.
+D is what x adds to the directions before. So W x = Σ_j c_j E_j. Here W has entries N(0, 1/in) and W^T, as a matrix of
+its own, N(0, 1/out), so that all directions have coordinates of order 1. Given all that is known of W, W D for a new D
+is E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k with g a fresh matrix on D; W^T likewise. At
+infinite width the same form serves a matrix that made both factors of a score: its c are of order n^(−1/2).
 
 After this pass no matrix acts twice, which lowering relies on: it cannot be switched off.
 """
@@ -85,7 +80,15 @@ def _eliminated(
         made = new
         match new.op:
             case MatMul(weight, x, each) as op:
-                gain = _gain(new, weight, context)
+                gain = weight.gain(context.bound)  # of a matrix with entries N(0, 1/in)
+                if not math.isfinite(gain):
+                    known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
+                    ratio = f"{weight.in_width}/{weight.fan}"
+                    raise ExactError(
+                        new,
+                        f"W.T @ x grows with the ratio of widths {ratio} of W, and at these widths {known}",
+                        instead="write both widths as multiples of one symbol, or bind one of them to a number",
+                    )
                 if weight.source in classes:
                     made = by_classes(op, classes[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
                 elif weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
@@ -160,18 +163,15 @@ class _Matrices:
 
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
         """W x, or W^T x, with entries N(0, gain²/in) of a matrix of its own: (matrices, vectors)."""
-        known, images = self.directions[side], self.images[side]
         self.left -= 1
         wide = any(math.isinf(w.bind(context.bound)) for w in (self.weight.in_width, self.weight.out_width))
-        if known is None and not self.left and not wide:  # nobody asks for directions: the correction is linear in D
+        x, known = self._known(x, side)
+        if not known and not self.left and not wide:  # nobody asks for directions: the correction is linear in D
             return self._corrected(self.fresh(x, side, gain), x, side, gain)
-        if known is not None and known.ndim != x.ndim:
-            known, x = self._apart(known), self._apart(x)
-        new = Vector(Span(x, () if known is None else (known,)), x.shape, x.width)
+        new = Vector(Span(x, known), x.shape, x.width)
         made = self._corrected(self.fresh(new, side), new, side)
-        every = new if known is None else _extended(known, new)
-        self.directions[side] = every
-        self.images[side] = images = made if images is None else _extended(images, made)
+        self.directions[side] = every = _extended(known[0] if known else None, new)
+        self.images[side] = images = _extended(self.images[side], made)
         along = Scalar(Coefficients(x, every), (*x.shape, every.shape[-1]))
         if wide:
             made = mix(along, images)
@@ -180,19 +180,19 @@ class _Matrices:
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
         """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
-        known = self.directions[side]
         self.small[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
         one_rate = len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1  # else refused later
         if not self.small[side] or not one_rate:
             return False
-        if known is not None and known.ndim != x.ndim:
-            known, x = self._apart(known), self._apart(x)
-        return not orders.adds_direction(x, () if known is None else (known,)).all()
+        return not orders.adds_direction(*self._known(x, side)).all()
 
-    def _apart(self, x: Vector) -> Vector:
-        """Vectors that are the same for all matrices, for each of them."""
-        return x if x.ndim == 2 else x.broadcast_to((self.weight.members.size, *x.shape))
+    def _known(self, x: Vector, side: int) -> tuple[Vector, tuple[Vector, ...]]:
+        """x, and the directions before it, if there are any: if one is for each matrix, both are."""
+        both = [x] if (known := self.directions[side]) is None else [x, known]
+        if len({v.ndim for v in both}) > 1:
+            both = [v if v.ndim == 2 else v.broadcast_to((self.weight.members.size, *v.shape)) for v in both]
+        return both[0], tuple(both[1:])
 
     def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
         """g: matrices of their own on new directions, with entries N(0, gain²/in)."""
@@ -211,30 +211,16 @@ class _Matrices:
         return g + mix(Scalar(change, (*g.shape, known.shape[-1])), known)  # (matrices, new, known)
 
 
-def _gain(value: Value, weight: Weight, context: Context) -> float:
-    """By what a matrix with entries N(0, 1/in) is to be multiplied, for entries N(0, std²/fan)."""
-    gain = weight.gain(context.bound)
-    if not math.isfinite(gain):
-        known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
-        raise ExactError(
-            value,
-            f"W.T @ x grows with the ratio of widths {weight.in_width}/{weight.fan} of W, and at these widths {known}",
-            instead="write both widths as multiples of one symbol, or bind one of them to a number",
-        )
-    return gain
-
-
-def _extended(known: Vector, new: Vector) -> Vector:
-    shape = (*new.shape[:-1], known.shape[-1] + new.shape[-1])
-    return Vector(Append((known, new)), shape, new.width)
+def _extended(known: Vector | None, new: Vector) -> Vector:
+    if known is None:
+        return new
+    return Vector(Append((known, new)), (*new.shape[:-1], known.shape[-1] + new.shape[-1]), new.width)
 
 
 # A matrix that acts on many vectors, in several places or also as W^T, is drawn: its entries become numbers of the
-# plan. Without that it would be drawn along the directions of all that it acts on, and W^T along those of what that
-# acts on. With about as many directions as W has columns or rows, these are more numbers than W has entries, and each
-# has to be made to agree with all before it. Conditions: finite widths; everything that the matrix makes is asked for
-# products or coordinates (what only an output needs is never drawn otherwise); and the entries of all such matrices fit
-# in memory.
+# plan. With about as many directions as W has columns or rows, what it makes along these is more numbers than W has
+# entries, and each has to agree with all before it. Conditions: finite widths; everything that the matrix makes is
+# asked for products or coordinates (what only an output needs is never drawn otherwise); all entries fit in memory.
 
 ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
 
@@ -258,8 +244,13 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
     """The matrices that are to be drawn."""
-    known = asked_together(values, linear_sources(values))
-    rooms, left = _rooms(values), ENTRIES
+    known, left = asked_together(values, linear_sources(values)), ENTRIES
+    rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
+    for value in values:
+        if value.op.acts is not None and value.op.acts.asks_coordinates:
+            rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
+        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
+            rooms[value.width] += value.size
     for source, acts in uses.items():
         weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
         members = len(np.unique(np.concatenate([weight.members.ravel() for weight in weights])))
@@ -272,24 +263,12 @@ def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], con
             yield source
 
 
-def _rooms(values: Sequence[Value]) -> Counter[Width]:
-    """How many directions vectors of each width can have: as many as sources, or all that there are if so asked."""
-    rooms: Counter[Width] = Counter()
-    for value in values:
-        if value.op.acts is not None and value.op.acts.asks_coordinates:
-            rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
-        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
-            rooms[value.width] += value.size
-    return rooms
-
-
 def _cheaper(weight: Weight, on: Sequence[float], rooms: Mapping[Width, int], context: Context) -> bool:
     """Whether all entries cost less than sources for the directions of what a matrix and its transpose act on."""
-    prices, vectors = context.prices, sum(on)
-    widths = weight.in_width, weight.out_width
-    sizes = [width.bind(context.bound) for width in widths]
-    reach = [min(size, rooms[width]) for size, width in zip(sizes, widths, strict=True)]
+    prices, vectors, widths = context.prices, sum(on), (weight.in_width, weight.out_width)
+    rows, columns = sizes(weight, context)
+    reach = [min(size, rooms[width]) for size, width in zip((rows, columns), widths, strict=True)]
     each = prices.normal + vectors * prices.product
     sources = (on[0] * reach[1] + on[1] * reach[0]) * each
     factors = prices.factor(1, on[0], reach[0]) + prices.factor(1, on[1], reach[1])
-    return vectors >= _cost_model.FEWEST and sizes[0] * sizes[1] * each < _cost_model.PREFERENCE * (sources + factors)
+    return vectors >= _cost_model.FEWEST and rows * columns * each < _cost_model.PREFERENCE * (sources + factors)
