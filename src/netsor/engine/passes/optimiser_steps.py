@@ -34,17 +34,7 @@ from ._rewrite import Context, key_of, rewritten, uses_of
 from .adam_first_step import eps_error
 from .first_order_steps import expand_first_order
 from .simplify import vanishing_ratio
-from .step_arithmetic import (
-    Combination,
-    Order,
-    WidthFunction,
-    largest,
-    number_at,
-    orthogonalised,
-    rates_of,
-    single,
-    value_of,
-)
+from .step_arithmetic import Combination, Order, WidthFunction, largest, number_at, orthogonalised, rates_of, value_of
 from .trained_weights import DrawnWeight, TrainedWeight, Uses, is_drawn, rows_at
 
 
@@ -124,7 +114,7 @@ class _OuterProducts(TrainedWeight):
 
     def initial(self, weight: Weight, own: Sequence[int]) -> Combination:
         """The matrix before all steps."""
-        return single(self._initial_act)
+        return Combination.of(self._initial_act)
 
     def _initial_act(self, x: Vector, by: Combination) -> list[Vector]:
         op, weight = self.op, self.op.weight
@@ -136,7 +126,7 @@ class _OuterProducts(TrainedWeight):
         """G = Σ_i l_i r_i^T, in which every pair has a size."""
         term = partial(self._gradient_act, uses)
         self.uses[term] = uses
-        return single(term)
+        return Combination.of(term)
 
     def _gradient_act(self, uses: Uses, x: Vector, by: Combination) -> list[Vector]:
         """Σ_i ⟨r_i, x⟩ l_i."""
@@ -156,7 +146,7 @@ class _OuterProducts(TrainedWeight):
             raise ExactError(self.value, f"the moments of Adam for {self.op.steps[0].name} at width inf")
         eps = f.keywords["eps"]
         left, right, sizes, _ = self._summands(given[0], absolute=eps > 0)
-        return single(partial(self._signs_act, left, right, sizes, eps))
+        return Combination.of(partial(self._signs_act, left, right, sizes, eps))
 
     def _signs_act(
         self, left: Vector, right: Vector, sizes: tuple[float, ...], eps: float, x: Vector, by: Combination
@@ -182,7 +172,7 @@ class _OuterProducts(TrainedWeight):
         f = Function("polar", partial(orthogonalised, sizes=sizes, steps=iterations, eps=least), lipschitz=False)
         grams = mean_dot(left, left), mean_dot(right, right)
         middle = applied(f, grams, (max(map(len, grams)), *grams[0].shape[1:]), axes=2)
-        return single(partial(self._polar_act, left, right, middle))
+        return Combination.of(partial(self._polar_act, left, right, middle))
 
     def _polar_act(self, left: Vector, right: Vector, middle: Scalar, x: Vector, by: Combination) -> list[Vector]:
         """Σ_ij ⟨r_j, x⟩ M_ij l_i."""
@@ -238,11 +228,13 @@ class _Leaf(Arithmetic):
         def at_widths(rate: WidthFunction) -> Combination:
             return number_at(rate, self.context.bound, self.value, op.rule.name)
 
-        gradients = [single(d) * at_widths(lambda w, k=k: op.sizes(w)[k]) for k, d in enumerate(op.d)]  # type: ignore[misc]
+        gradients = [Combination.of(d) * at_widths(lambda w, k=k: op.sizes(w)[k]) for k, d in enumerate(op.d)]  # type: ignore[misc]
         rates = rates_of(op, 0, self.context.bound, at_widths)
         if rates.eps and self.infinite:
             raise eps_error(self.value, rates.eps)
-        w, state = optimiser._update(self, single(op.x), reduce(operator.add, gradients), states.get(optimiser), rates)
+        w, state = optimiser._update(
+            self, Combination.of(op.x), reduce(operator.add, gradients), states.get(optimiser), rates
+        )
         return self._realised(w), {**states, optimiser: state}
 
     def _realised(self, total: Combination, small: bool = True) -> Any:
@@ -270,8 +262,8 @@ class _Leaf(Arithmetic):
         g = Function(f.func.__name__.strip("_"), f, bounded=is_sign, lipschitz=is_sign and eps > 0, parameters=named)
         values = tuple(self._realised(each, small=False) for each in given)
         if isinstance(values[0], Vector):
-            return single(Vector(Nonlin(g, values, ()), values[0].shape, values[0].width))
-        return single(applied(g, values, values[0].shape))
+            return Combination.of(Vector(Nonlin(g, values, ()), values[0].shape, values[0].width))
+        return Combination.of(applied(g, values, values[0].shape))
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
         """No matrix: `ns.step` refuses it."""

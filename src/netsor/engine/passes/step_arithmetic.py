@@ -58,6 +58,11 @@ class Combination:
 
     terms: Mapping[tuple[Any, Powers], Number]
 
+    @classmethod
+    def of(cls, term: Any) -> Combination:
+        """One term, once."""
+        return cls({(term, ()): 1.0})
+
     def __add__(self, other: Combination | Number) -> Combination:
         made = dict(self.terms)
         for key, number in _combination(other).terms.items():
@@ -107,11 +112,6 @@ class Combination:
             if not powers or total == -0.5:
                 made.append(Order(number, powers[0][0] if powers else None))
         return made
-
-
-def single(term: Any) -> Combination:
-    """One term, once."""
-    return Combination({(term, ()): 1.0})
 
 
 def _combination(given: Combination | Number) -> Combination:

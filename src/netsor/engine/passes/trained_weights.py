@@ -14,18 +14,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..._array_api import array_namespace
+from ..._validate import LARGEST
 from ...activations import Function
-from ...language._array import Source, Value
-from ...language._operation import Acting, GradientTerm, Normal, OptimiserStep, SteppedMatMul, steps_of
+from ...language._array import Source, Value, VectorAccess
+from ...language._operation import Acting, GradientTerm, MatMul, Normal, OptimiserStep, SteppedMatMul, steps_of
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied
 from ...language._score import Pool
 from ...language._tangent_kernel import pooled
 from ...language._vector import Vector
+from ...language._width import Width
 from ...optim import Arithmetic, Coefficients, orthogonalised
+from .. import _cost_model
 from ._operations import MaterialisedMatMul
-from ._rewrite import Context, alike, by_classes
+from ._rewrite import Context, alike, asked, asked_together, by_classes, linear_sources, rewritten, uses_of
 from .step_arithmetic import WidthFunction, rates_of
 
 
@@ -215,3 +220,60 @@ def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
     xp = array_namespace(right, left)
     by = xp.asarray(sizes, dtype=right.dtype)
     return xp.matrix_transpose(right * by[:, None]) @ left
+
+
+# A matrix that is not trained, but acts on many vectors in several places or also as W^T, is drawn too: with about as
+# many directions as it has columns or rows, what it makes along these is more numbers than its entries, and each has to
+# agree with all before it. Conditions: finite widths; everything that the matrix makes is asked for products or
+# coordinates (what only an output needs is never drawn otherwise); and the entries of all such matrices fit in memory.
+
+ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
+
+
+def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with the entries of matrices that act often as scalars."""
+    values = context.ordered(outputs)
+    many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
+    if math.inf in context.bound.values() or not many:
+        return list(outputs)
+    drawn = {source: DrawnWeight(many[source], context) for source in _chosen(values, many, context)}
+
+    def change(old: Value, new: Value) -> Value:
+        match new.op:
+            case MatMul(weight) as op if weight.source in drawn:
+                return drawn[weight.source].act(new, op)
+        return new
+
+    return rewritten(outputs, context, change) if drawn else list(outputs)
+
+
+def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
+    """The matrices that are to be drawn."""
+    known, left = asked_together(values, linear_sources(values)), ENTRIES
+    rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
+    for value in values:
+        if value.op.acts is not None and value.op.acts.asks_coordinates:
+            rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
+        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
+            rooms[value.width] += value.size
+    for source, acts in uses.items():
+        weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
+        members = len(np.unique(np.concatenate([weight.members.ravel() for weight in weights])))
+        on = [0.0, 0.0]  # vectors for each member, of W and of W^T
+        for value, weight in zip(acts, weights, strict=True):
+            on[weight.transposed] += value.size / members
+        entries = members * math.prod(sizes(weights[0], context))
+        if known.keys() >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
+            left -= entries
+            yield source
+
+
+def _cheaper(weight: Weight, on: Sequence[float], rooms: Mapping[Width, int], context: Context) -> bool:
+    """Whether all entries cost less than sources for the directions of what a matrix and its transpose act on."""
+    prices, vectors, widths = context.prices, sum(on), (weight.in_width, weight.out_width)
+    rows, columns = sizes(weight, context)
+    reach = [min(size, rooms[width]) for size, width in zip((rows, columns), widths, strict=True)]
+    each = prices.normal + vectors * prices.product
+    sources = (on[0] * reach[1] + on[1] * reach[0]) * each
+    factors = prices.factor(1, on[0], reach[0]) + prices.factor(1, on[1], reach[1])
+    return vectors >= _cost_model.FEWEST and rows * columns * each < _cost_model.PREFERENCE * (sources + factors)

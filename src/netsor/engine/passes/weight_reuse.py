@@ -1,4 +1,4 @@
-"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once, or is drawn.
+"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
 
 Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
 with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last
@@ -13,37 +13,22 @@ After this pass no matrix acts twice, which lowering relies on: it cannot be swi
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ..._validate import LARGEST
-from ...language._array import Value, VectorAccess
+from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import Dot, MatMul, Source
+from ...language._operation import Dot, MatMul, Root, Source
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
 from ...language._vector import Vector, mix
-from ...language._width import Width
-from .. import _cost_model
 from .._exceptions import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, Span
 from ._orders import Orders, SmallParts
-from ._rewrite import (
-    Context,
-    alike,
-    asked,
-    asked_together,
-    by_classes,
-    linear_sources,
-    reads_small_parts,
-    rewritten,
-    uses_of,
-)
-from .trained_weights import DrawnWeight, sizes
+from ._rewrite import Context, alike, by_classes, linear_sources, reads_small_parts, rewritten, uses_of
 
 Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
 
@@ -113,7 +98,7 @@ def _eliminated(
             found.add(acts)
         if small is not None and acts in split and (rest := small.small(x)) is not None:
             main, rest = (both.act(v, side, gain, context) for v in (small.main(x), small.main(rest)))
-            return main + small.scaled(rest, x)
+            return main + Scalar(Root((), (x.width,)), ()) * rest
         return both.act(x, side, gain, context) if again else both.fresh(x, side, gain)
 
     return rewritten(outputs, context, change), frozenset(found)
@@ -215,60 +200,3 @@ def _extended(known: Vector | None, new: Vector) -> Vector:
     if known is None:
         return new
     return Vector(Append((known, new)), (*new.shape[:-1], known.shape[-1] + new.shape[-1]), new.width)
-
-
-# A matrix that acts on many vectors, in several places or also as W^T, is drawn: its entries become numbers of the
-# plan. With about as many directions as W has columns or rows, what it makes along these is more numbers than W has
-# entries, and each has to agree with all before it. Conditions: finite widths; everything that the matrix makes is
-# asked for products or coordinates (what only an output needs is never drawn otherwise); all entries fit in memory.
-
-ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
-
-
-def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with the entries of matrices that act often as scalars."""
-    values = context.ordered(outputs)
-    many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
-    if math.inf in context.bound.values() or not many:
-        return list(outputs)
-    drawn = {source: DrawnWeight(many[source], context) for source in _chosen(values, many, context)}
-
-    def change(old: Value, new: Value) -> Value:
-        match new.op:
-            case MatMul(weight) as op if weight.source in drawn:
-                return drawn[weight.source].act(new, op)
-        return new
-
-    return rewritten(outputs, context, change) if drawn else list(outputs)
-
-
-def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
-    """The matrices that are to be drawn."""
-    known, left = asked_together(values, linear_sources(values)), ENTRIES
-    rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
-    for value in values:
-        if value.op.acts is not None and value.op.acts.asks_coordinates:
-            rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
-        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
-            rooms[value.width] += value.size
-    for source, acts in uses.items():
-        weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
-        members = len(np.unique(np.concatenate([weight.members.ravel() for weight in weights])))
-        on = [0.0, 0.0]  # vectors for each member, of W and of W^T
-        for value, weight in zip(acts, weights, strict=True):
-            on[weight.transposed] += value.size / members
-        entries = members * math.prod(sizes(weights[0], context))
-        if known.keys() >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
-            left -= entries
-            yield source
-
-
-def _cheaper(weight: Weight, on: Sequence[float], rooms: Mapping[Width, int], context: Context) -> bool:
-    """Whether all entries cost less than sources for the directions of what a matrix and its transpose act on."""
-    prices, vectors, widths = context.prices, sum(on), (weight.in_width, weight.out_width)
-    rows, columns = sizes(weight, context)
-    reach = [min(size, rooms[width]) for size, width in zip((rows, columns), widths, strict=True)]
-    each = prices.normal + vectors * prices.product
-    sources = (on[0] * reach[1] + on[1] * reach[0]) * each
-    factors = prices.factor(1, on[0], reach[0]) + prices.factor(1, on[1], reach[1])
-    return vectors >= _cost_model.FEWEST and rows * columns * each < _cost_model.PREFERENCE * (sources + factors)
