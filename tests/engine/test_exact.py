@@ -174,7 +174,7 @@ def _wrong_orientation(monkeypatch):
 
 
 def _members_never_distinct(monkeypatch):
-    monkeypatch.setattr("netsor.engine.passes.deduplicate_products", lambda outputs, context: list(outputs))
+    monkeypatch.setattr("netsor.engine.passes.simplify.deduplicate_products", lambda outputs, context: list(outputs))
 
 
 MUTATIONS = {

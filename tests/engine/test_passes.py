@@ -8,16 +8,9 @@ from hypothesis import given, settings
 
 import netsor as ns
 from netsor.engine import _cost_model
-from netsor.engine.passes import (
-    GRAPH,
-    bind_width_ratios,
-    deduplicate_products,
-    eliminate_reuse,
-    expand_outer_products,
-    expand_steps,
-    materialise,
-)
+from netsor.engine.passes import GRAPH, eliminate_reuse, expand_outer_products, expand_steps, materialise
 from netsor.engine.passes._rewrite import Context
+from netsor.engine.passes.simplify import bind_width_ratios, deduplicate_products
 from netsor.language import _operation as ops
 from netsor.language._graph import narrow, topological_order
 from netsor.language._operation import SteppedMatMul

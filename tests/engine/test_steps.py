@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 import netsor as ns
 from netsor.engine._reference import _Literal
-from netsor.engine.passes import optimiser_steps
+from netsor.engine.passes.optimiser_steps import _OuterProducts
 from netsor.engine.passes.step_arithmetic import orthogonalised
 from netsor.language._graph import topological_order
 from netsor.language._operation import Gaussian, SteppedMatMul, SteppedParameter, initial_value
@@ -136,9 +136,9 @@ OPTIONS = {"sgd": {}, "muon": {"newton_schulz": 5}, "adam": {}}
 def test_a_broken_rule_is_seen(monkeypatch, optimiser, broken):
     net = network(optimiser, **OPTIONS[optimiser])
     if broken:  # a step that is half as long again
-        term = {"sgd": optimiser_steps._Gradient, "muon": optimiser_steps._Polar, "adam": optimiser_steps._Signs}
-        act = term[optimiser].act
-        monkeypatch.setattr(term[optimiser], "act", lambda *given: [1.5 * change for change in act(*given)])
+        term = {"sgd": "_gradient_act", "muon": "_polar_act", "adam": "_signs_act"}[optimiser]
+        act = getattr(_OuterProducts, term)
+        monkeypatch.setattr(_OuterProducts, term, lambda *given: [1.5 * change for change in act(*given)])
     p = smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal_draws(net, 1000, n=5))
     assert p < 1e-8 if broken else p > 1e-4
 

@@ -1,4 +1,4 @@
-"""The breakpoints of a function of one argument: kinks, jumps, and structure too narrow for an integral's panels.
+"""The breakpoints of a function of one argument: kinks, jumps, poles, and what is too narrow for an integral's panels.
 
 On a grid that is uniform near 0 and geometric far out, every interval on which the function is not a polynomial is
 halved; intervals that never become smooth close in on a kink or a jump. A much finer grid, of 25,600 points in an
@@ -29,15 +29,22 @@ VISIBLE = 1e-9  # deviation from a polynomial on such an interval, relative to t
 MAX_NARROW_FEATURES = 2**10
 MAX_VALUE = 1e100  # larger values count as this: their squares are still doubles
 
+# Values at distances from a break that fall by factors of 2^6 tell whether it is a pole. The differences of powers
+# |u − b|^−a grow by factors of 2^(6a), while those of log |u − b| are equal, and those at kinks and jumps fall.
+HALVINGS = {True: np.arange(72, 91, 6), False: np.arange(22, 41, 6)}  # at 0, where u − b is exact, and elsewhere
+GROWTH = 1.4  # of these differences, at each step: poles with a < 0.08 are integrated like other functions
+NONE = np.empty(0)
+
 
 class Breakpoints(NamedTuple):
     """What the search has found; the function is a polynomial (to rounding) on each interval left … right."""
 
-    breaks: Array  # (breaks,)
-    jumps: bool
-    left: Array  # (intervals,), sorted
-    right: Array
-    noise: float  # rounding noise of its values, relative to their size: large if it computes in low precision
+    breaks: Array = NONE  # (breaks,)
+    jumps: bool = False
+    poles: Array = NONE  # where it is infinite, declared as a break or not
+    left: Array = NONE  # (intervals,), sorted
+    right: Array = NONE
+    noise: float = 0.0  # rounding noise of its values, relative to their size: large if it computes in low precision
 
 
 def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
@@ -51,110 +58,105 @@ def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
 @lru_cache(maxsize=1024)
 def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
     """The ends of the intervals of the fine grid, in an octave of |u| or across 0, with something narrow on them."""
-    level, steps = _level(f), np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
+    search, steps = _search(f), np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
     outward = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
     found = []
     for edges in [2.0**octave * np.linspace(-1.04, 1.03, 64)] if centre else [outward, -outward[::-1]]:
-        rough = _roughness(f, edges[:-1], edges[1:], level) > max(VISIBLE, 64 * level.noise)
+        rough = search.roughness(edges[:-1], edges[1:]) > max(VISIBLE, 64 * search.noise)
         found += edges[np.append(rough, False) | np.append(False, rough)].tolist()
     return found if len(found) <= MAX_NARROW_FEATURES else []
-
-
-def declared(f: Function) -> Breakpoints:
-    """The declared breaks alone: a function whose parameters differ by row is not searched."""
-    breaks = np.array(sorted(f.breaks or ()), dtype=float)
-    return Breakpoints(breaks, len(breaks) > 0, np.empty(0), np.empty(0), 0.0)
 
 
 @lru_cache(maxsize=256)
 def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     """The features that halving shows, with more edges than those of the grid."""
-    breaks, level = np.array(sorted(f.breaks or ()), dtype=float), _level(f)
+    search, breaks = _search(f), np.array(sorted(f.breaks or ()), dtype=float)
     edges = np.unique(np.concatenate([GRID, breaks, more]))
+    found = _clusters(search.halved(edges)[1])
     if f.breaks is None:
-        breaks = _clusters(_halved(f, edges, level)[1])
-        edges = np.unique(np.concatenate([edges, breaks]))
-    kept = _halved(f, edges, level)[0]
+        breaks, edges = found, np.union1d(edges, found)
+    kept = search.halved(edges)[0]
     long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
     kept = np.unique(np.concatenate([kept[long], breaks, more]))
-    jumps = False
-    if len(breaks):  # a jump changes the function as much very near a break as near it
-        with np.errstate(all="ignore"):
-            steps = [h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10)]
-            near, very_near = (np.abs(f(breaks + step) - f(breaks - step)) for step in steps)
-        jumps = bool(np.any(~(very_near <= 0.3 * near)))
-    return Breakpoints(breaks, jumps, kept[:-1], kept[1:], level.noise)
+    around = 1.0 + np.abs(breaks)
+    with np.errstate(all="ignore"):  # a jump changes the function as much very near a break as near it
+        near, very_near = (np.abs(f(breaks + h * around) - f(breaks - h * around)) for h in (1e-5, 1e-10))
+    jumps = bool(np.any(~(very_near <= 0.3 * near)))
+    places = np.union1d(breaks, found) if f.smoothed is None else NONE
+    poles = np.array([b for b in places if _is_pole(f, b, places)])
+    return Breakpoints(breaks, jumps, poles, kept[:-1], kept[1:], search.noise)
 
 
-def _on_panels(f: Function, left: Array, right: Array) -> Array:
-    u = 0.5 * (left + right)[:, None] + 0.5 * (right - left)[:, None] * POINTS
+def _is_pole(f: Function, b: float, breaks: Array) -> bool:
+    """Whether φ grows like a power on one side of a break."""
+    room = min(float(np.abs(breaks[breaks != b] - b).min(initial=np.inf)), abs(b) or 1.0)
+    near = room * 2.0 ** -HALVINGS[b == 0]
     with np.errstate(all="ignore"):
-        return np.clip(np.nan_to_num(np.broadcast_to(f(u), u.shape)), -MAX_VALUE, MAX_VALUE)
+        sizes = np.abs(np.broadcast_to(f(b + np.stack([near, -near])), (2, len(near))))
+        steps = np.diff(sizes, axis=1)
+        grows = (steps[:, 1:] > GROWTH * steps[:, :-1]) & (steps[:, :-1] > VISIBLE * sizes[:, :-2])
+    return bool(np.any(np.all(grows, axis=1)) or np.isinf(sizes).any())
 
 
-class _Level(NamedTuple):
-    """max |f(u')| over |u'| ≤ |u|: what counts as negligible at u, with the noise relative to it."""
+class _Search:
+    """A function with the size of its values, and the rounding noise of these relative to it."""
 
-    at: Array
-    value: Array
-    noise: float = 0.0
+    def __init__(self, f: Function) -> None:
+        self.f = f
+        outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))
+        order = np.argsort(outer)
+        size = np.abs(self._values(GRID[:-1], GRID[1:])).max(axis=1)
+        self.outer, self.size = outer[order], np.maximum.accumulate(size[order])  # max |f(u')| over |u'| ≤ |u|
+        points = np.sinh(np.linspace(-4.1, 4.1, 256))
+        short = 1e-6 * (1.0 + np.abs(points))  # on such intervals most roughness is noise
+        self.noise = float(np.quantile(self.roughness(points - short, points + short), 0.75))
 
-    def __call__(self, left: Array, right: Array) -> Array:
-        outer = np.maximum(np.abs(left), np.abs(right))
-        return self.value[np.minimum(np.searchsorted(self.at, outer), len(self.at) - 1)]
+    def _values(self, left: Array, right: Array) -> Array:
+        u = 0.5 * (left + right)[:, None] + 0.5 * (right - left)[:, None] * POINTS
+        with np.errstate(all="ignore"):
+            return np.clip(np.nan_to_num(np.broadcast_to(self.f(u), u.shape)), -MAX_VALUE, MAX_VALUE)
+
+    def roughness(self, left: Array, right: Array) -> Array:
+        """How far f is from a polynomial, relative to its size; the rounding of its argument does not count."""
+        values = self._values(left, right)
+        outer = np.searchsorted(self.outer, np.maximum(np.abs(left), np.abs(right)))
+        size = np.maximum(self.size[np.minimum(outer, len(self.size) - 1)], np.abs(values).max(axis=1, initial=0.0))
+        slope = np.abs(np.diff(values[:, :NODES], axis=1) / np.diff(NODE)).max(axis=1, initial=0.0) / (right - left)
+        rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
+        return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
+
+    def halved(self, edges: Array) -> tuple[Array, Array]:
+        """The edges after halving, and the intervals (·, 2) so short that only a kink or a jump can be in them."""
+        kept, short = [edges], [np.empty((0, 2))]
+        left, right = edges[:-1], edges[1:]
+        while len(left):
+            failing = self.roughness(left, right) > max(SMOOTH, 4 * self.noise)
+            size = (right - left) / (1.0 + np.abs(left))
+            short.append(np.stack([left, right], axis=1)[failing & (size < MIN_SMOOTH_INTERVAL)])
+            failing &= size > 4e-15
+            left, right = left[failing], right[failing]
+            nearest = np.argsort(np.abs(left + right))[:PANELS]
+            left, right = left[nearest], right[nearest]
+            middle = 0.5 * (left + right)
+            kept.append(middle)
+            left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
+        return np.unique(np.concatenate(kept)), np.concatenate(short)
 
 
-@lru_cache(maxsize=256)
-def _level(f: Function) -> _Level:
-    """From values on the grid; the noise is the upper quartile of the roughness on very short intervals."""
-    outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))
-    order = np.argsort(outer)
-    size = np.abs(_on_panels(f, GRID[:-1], GRID[1:])).max(axis=1)
-    level = _Level(outer[order], np.maximum.accumulate(size[order]))
-    points = np.sinh(np.linspace(-4.1, 4.1, 256))
-    short = 1e-6 * (1.0 + np.abs(points))
-    return level._replace(noise=float(np.quantile(_roughness(f, points - short, points + short, level), 0.75)))
-
-
-def _roughness(f: Function, left: Array, right: Array, level: _Level) -> Array:
-    """How far f is from a polynomial, relative to its size; the rounding of its argument does not count."""
-    values = _on_panels(f, left, right)
-    size = np.maximum(level(left, right), np.abs(values).max(axis=1, initial=0.0))
-    slope = np.abs(np.diff(values[:, :NODES], axis=1) / np.diff(NODE)).max(axis=1, initial=0.0) / (right - left)
-    rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
-    return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
-
-
-def _halved(f: Function, edges: Array, level: _Level) -> tuple[Array, Array]:
-    """The edges after halving, and the intervals (·, 2) so short that only a kink or a jump can be in them."""
-    kept = [edges]
-    left, right = edges[:-1], edges[1:]
-    short = np.empty((0, 2))
-    while len(left):
-        failing = _roughness(f, left, right, level) > max(SMOOTH, 4 * level.noise)
-        size = (right - left) / (1.0 + np.abs(left))
-        short = np.concatenate([short, np.stack([left, right], axis=1)[failing & (size < MIN_SMOOTH_INTERVAL)]])
-        failing &= size > 4e-15
-        left, right = left[failing], right[failing]
-        nearest = np.argsort(np.abs(left + right))[:PANELS]
-        left, right = left[nearest], right[nearest]
-        middle = 0.5 * (left + right)
-        kept.append(middle)
-        left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
-    return np.unique(np.concatenate(kept)), short
+_search = lru_cache(maxsize=256)(_Search)
 
 
 def _clusters(short: Array) -> Array:
     """The breaks: of each group of neighbouring intervals the centre of the shortest, or a round number within it."""
     if not len(short):
-        return np.empty(0)
+        return NONE
     short = short[np.argsort(short[:, 0])]
     apart = short[1:, 0] - short[:-1, 0] > 2 * MIN_SMOOTH_INTERVAL * (1.0 + np.abs(short[1:, 0]))
     groups = np.split(short, 1 + np.nonzero(apart)[0])
     shortest = np.array([group[np.argmin(group[:, 1] - group[:, 0])] for group in groups])
     centres, sizes = shortest.mean(axis=1), 4 * (shortest[:, 1] - shortest[:, 0])
     if len(centres) > 2 and np.median(np.diff(centres)) < 1e-3:
-        return np.empty(0)  # breaks everywhere: the function computes in low precision
+        return NONE  # breaks everywhere: the function computes in low precision
     for digits in range(12, -1, -1):
         rounded = np.round(centres, digits)
         centres = np.where(np.abs(rounded - centres) <= sizes, rounded, centres)

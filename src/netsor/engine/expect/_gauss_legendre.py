@@ -16,7 +16,7 @@ from ..._array_api import Array
 NODES = 16  # Gauss–Legendre nodes of a panel
 HALVINGS = 48  # of a panel at most: then its length is at the rounding of its edges
 ROUGH = 1e-6  # unresolved part of the values, over the largest on a panel, above which it is also counted in `rough`
-POLE = 1e-12  # length of a panel, relative to 1 + |x|, at which an infinite value is replaced by the largest next to it
+SHORT = 1e-12  # half of a panel, relative to 1 + |x|: there the largest value next to an infinite one replaces it
 
 NODE, WEIGHTS = scipy.special.roots_legendre(NODES)
 NEXT = 1.0 - 1e-6  # checked too: else a jump between the last node and the end would be missed
@@ -88,7 +88,7 @@ def resolve(
     """
     edges = np.sort(edges, axis=1)
     left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)
-    long = right - left > 1e-15 * np.abs(left)  # near 0, where poles may be, short ones count too
+    long = right - left > 1e-15 * np.abs(left)  # near 0 short ones count too
     row, left, right = np.nonzero(long)[0], left[long], right[long]
     error, rough = np.zeros(rows), np.zeros(rows)
     done: list[tuple[Array, ...]] = []
@@ -96,13 +96,13 @@ def resolve(
         half = 0.5 * (right - left)
         x = 0.5 * (left + right)[:, None] + half[:, None] * POINTS
         values = values_at(row, x)
+        known = np.isfinite(values)
+        some = known.any(axis=1)
+        if not known.all():  # a logarithm at 0, say
+            around = np.max(np.abs(values), axis=1, where=known, initial=0.0)
+            short = some & (half <= SHORT * (1.0 + np.abs(left)))
+            values = np.where(short[:, None] & ~known, around[:, None], values)
         finite = np.isfinite(values).all(axis=1)
-        pole = np.zeros_like(finite) if finite.all() else ~finite & np.isfinite(values).any(axis=1)
-        if pole.any():  # an infinite value at a node: the panel is halved, at last the value replaced (POLE)
-            short = pole & (half <= POLE * (1.0 + np.abs(left)))
-            around = np.max(np.abs(values), axis=1, where=np.isfinite(values), initial=0.0)
-            values = np.where(short[:, None] & ~np.isfinite(values), around[:, None], values)
-            finite = finite | short
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
             if scale is None:  # the root of the density first: squares of values that grow would overflow
@@ -116,7 +116,7 @@ def resolve(
                 missing = np.sqrt(2 * half) * missing * np.sqrt(density(left, right))
             else:
                 missing = missing * 2 * half * density(left, right)
-        halve = (missing > tolerance * scale[row]) & (finite | pole) & (halving < HALVINGS)
+        halve = (missing > tolerance * scale[row]) & some & (halving < HALVINGS)
         halve &= ~(np.bincount(row[halve], minlength=rows) > failing)[row]
         halve &= half > 1e-16 * (1.0 + np.abs(left))
         good = ~halve

@@ -16,7 +16,7 @@ from numpy.polynomial.chebyshev import chebvander
 from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODES, POINTS, WEIGHTS, largest_density, log_density, resolve, unresolved
-from ._univariate import FARTHEST, Single, between, ends, growing, poles, slices
+from ._univariate import FARTHEST, Single, between, ends, growing, single, slices
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
 VALUES = 2**21  # of the function computed at once, to bound memory
@@ -51,14 +51,15 @@ def _largest(left: Array, right: Array, terms: int) -> Array:
 
 
 def series(f: Single, terms: int) -> Series:
-    """The coefficients of rows, each by its own integral."""
+    """The coefficients of rows, each by its own integral; near a pole the error is infinite."""
     result = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
-    constant = f.std == 0
+    constant, pole = f.std == 0, f.near_poles(reach(terms)).any(axis=1)
     if constant.any():
         rows = np.nonzero(constant)[0]
         result.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
         result.square[rows] = result.coefficients[0, rows] ** 2
-    varied = np.nonzero(~constant)[0]
+    result.square[pole] = result.error[pole] = np.inf
+    varied = np.nonzero(~constant & ~pole)[0]
     if len(varied) == 0:
         return result
     panels = len(_common(terms)[0])
@@ -116,27 +117,22 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
 
 
 def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = False) -> None:
-    """For rows with panels of their own: with edges at the function's breaks, and its poles integrated separately.
+    """For rows with panels of their own: with edges at the function's breaks.
 
     With `far`, for a function that grows: as far out as φ² times the density is not negligible.
     """
     whole = FARTHEST if far else reach(terms)
     own = f.take(rows)
-    around = poles(own, whole, step(terms))
-    parts = [between(whole, step(terms))[None, :], f.edges(rows, whole, step(terms)), around.edges(whole, step(terms))]
-    edges = np.concatenate([np.broadcast_to(part, (len(rows), part.shape[1])) for part in parts], axis=1)
-
-    def values_at(some: Array, x: Array) -> Array:
-        return around.hide(some, x, own.at(some, x))
-
+    even = between(whole, step(terms))
+    edges = np.concatenate([np.tile(even, (len(rows), 1)), f.edges(rows, whole, step(terms))], axis=1)
     beyond: Array | float = 0.0
     if far:
         end, beyond = ends(f, rows)
         edges = np.clip(edges, -end[:, None], end[:, None])
-        panels = resolve(values_at, edges, largest_density, _tolerance(f), squares=True)
+        panels = resolve(own.at, edges, largest_density, _tolerance(f), squares=True)
     else:
         largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
-        panels = resolve(values_at, edges, largest, _tolerance(f), failing=failing)
+        panels = resolve(own.at, edges, largest, _tolerance(f), failing=failing)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         # for a function that grows, φ and h_k are each multiplied by √density, which underflows later
         density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
@@ -150,11 +146,6 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
         if f.f.smoothed is None:
             wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
             error = np.where(panels.rough > 0, wide, error)
-        for x, value, doubt, near, near_doubt in around.tails():
-            square += near
-            for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):
-                result.coefficients[k, rows] += h * value
-            error = error + doubt * np.exp(0.25 * x * x) + 0.5 * near_doubt / np.sqrt(square)
         lost = ~np.isfinite(square) | ~(panels.rough <= LOST * square)
     result.square[rows], result.error[rows] = square, np.where(lost, np.inf, error + beyond)
 
@@ -201,7 +192,7 @@ def _cell(f: Function, cell: int, terms: int) -> list[_Piece]:
 
 def _fitted(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
-    exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
+    exact = series(single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
     if not (np.isfinite(exact.error) & (exact.square > 0)).all():  # rows here get integrals of their own
         return [(left, right, np.zeros((terms + 1, DEGREE + 1)), np.inf)]
     norm = np.sqrt(exact.square)

@@ -5,6 +5,7 @@ Closed forms, (u, v) ~ N((μ, ν), [[a, c], [c, b]]); else a Hermite series, or 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from ... import activations as known
 from ..._array_api import Array, array_namespace
 from ...activations import Function
 from ...derivatives import base
+from .._exceptions import InfiniteError
 from ._gauss_legendre import largest_density, log_density, resolve
-from ._hermite_series import UNSETTLED, Series, series, tabulated
-from ._univariate import BatchedFunction, Single, between, ends, flattened, paired, slices
+from ._hermite_series import UNSETTLED, Series, reach, series, tabulated
+from ._univariate import BatchedFunction, Single, between, ends, flattened, paired, single, slices
 
 _IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
     base(f) for f in (known.IDENTITY, known.RELU, known.ABS, known.ERF, known.GELU, known.SIN, known.COS)
@@ -132,7 +134,7 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
             conditional = y.f.smoothed(m, s[:, None])  # E[ψ(m + s z)]
         else:
             params = tuple(np.repeat(p[pair], m.shape[1]) for p in y.params)
-            given = Single(y.f, m.ravel(), np.repeat(s, m.shape[1]), params, y.octaves)
+            given = replace(y, mean=m.ravel(), std=np.repeat(s, m.shape[1]), params=params)
             conditional = series(given, 1).coefficients[0].reshape(m.shape)
         with np.errstate(invalid="ignore", over="ignore"):
             return x.at(pair, at) * conditional
@@ -140,12 +142,12 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     rows = np.arange(len(rho))
     # where the mass of φ² and ψ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]
     far = [float(np.max(ends(f, rows)[0])) for f in (x, y) if f.f.smoothed is None]
-    reach = max([TRUNCATION_STD, *(end for end in far if end > BOUNDED)])
-    even = between(reach, STEP)
-    edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, reach, STEP)]
-    along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ(E[v | u])
-    edges.append(np.sign(rho)[:, None] * along.edges(rows, reach, STEP))
-    edges.append(_around(y, slope, rest, reach))
+    whole = max([TRUNCATION_STD, *(end for end in far if end > BOUNDED)])
+    even = between(whole, STEP)
+    edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, whole, STEP)]
+    along = replace(y, std=np.abs(slope))  # ψ(E[v | u])
+    edges.append(np.sign(rho)[:, None] * along.edges(rows, whole, STEP))
+    edges.append(_around(y, slope, rest, whole))
     with np.errstate(invalid="ignore", over="ignore"):
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
         panels = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
@@ -159,15 +161,15 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 
-def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
+def _around(y: Single, slope: Array, rest: Array, whole: float) -> Array:
     """Edges where E[ψ(v) | u] varies fast: at each break of ψ, and at the distances AROUND from it."""
     breaks = y.features.breaks
-    low, high = (np.min(y.mean - reach * y.std), np.max(y.mean + reach * y.std))
+    low, high = (np.min(y.mean - whole * y.std), np.max(y.mean + whole * y.std))
     breaks = breaks[(breaks > low) & (breaks < high)][:, None]
     offsets = np.concatenate([AROUND, -AROUND[1:]])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         edges = (breaks + offsets * rest[:, None, None] - y.mean[:, None, None]) / slope[:, None, None]
-    return np.clip(np.nan_to_num(edges, nan=reach), -reach, reach).reshape(len(rest), -1)
+    return np.clip(np.nan_to_num(edges, nan=whole), -whole, whole).reshape(len(rest), -1)
 
 
 # Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
@@ -348,14 +350,20 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] where φ is smooth (Stein). The error is that of the mean and of
     β √xx, whichever is larger.
     """
-    single, lead = _single(x, xx)
-    (mean, first), _, error = coefficients(single, 2)
+    rows, lead = _single(x, xx)
+    (mean, first), _, error = coefficients(rows, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(single.std > 0, first / single.std, 0.0)
+        slope = np.where(rows.std > 0, first / rows.std, 0.0)
     return mean.reshape(lead), slope.reshape(*lead, 1), error.reshape(lead)
 
 
 def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
-    """Flat rows, and the shape that they had."""
+    """Flat rows, and the shape that they had; an error if the function has a pole there."""
     lead, mean, variance, params = flattened(x, xx)
-    return Single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params), lead
+    rows = single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params)
+    for pole in rows.features.poles[rows.near_poles(reach(terms=3)).any(axis=0)]:
+        raise InfiniteError(
+            f"{x.f.name} is infinite at u = {pole + 0.0:.6g}; expectations of functions with poles are not supported: "
+            "bound the function"
+        )
+    return rows, lead

@@ -1,17 +1,16 @@
-"""Functions of one Gaussian argument, φ(μ + σ x; p_1, …) with x ~ N(0, 1): rows, values, panels, tails and poles."""
+"""Functions of one Gaussian argument, φ(μ + σ x; p_1, …) with x ~ N(0, 1): rows, values, panels and tails."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ..._array_api import Array
+from ..._array_api import Array, Bools
 from ...activations import Function
-from ._breakpoints import Breakpoints, declared, features
+from ._breakpoints import Breakpoints, features
 from ._gauss_legendre import log_density
 
 DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
@@ -26,32 +25,15 @@ class Single:
     f: Function
     mean: Array
     std: Array
-    params: tuple[Array, ...] = ()
-    window: tuple[int, int] | None = None  # log₂ |u| within which narrow features matter; None: that of the rows
+    params: tuple[Array, ...]
+    features: Breakpoints  # where φ is not smooth, or smooth on small intervals only
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def take(self, rows: Array) -> Single:
         """Some of the rows."""
-        return Single(self.f, self.mean[rows], self.std[rows], tuple(p[rows] for p in self.params), self.octaves)
-
-    @cached_property
-    def octaves(self) -> tuple[int, int]:
-        """The octaves of |u| that are searched for narrow features: from far below one standard deviation to eight."""
-        if self.window is not None:
-            return self.window
-        top = np.abs(self.mean) + 8.0 * self.std
-        top = top[(self.std > 0) & np.isfinite(top)]
-        if self.f.smoothed is not None or not len(top):
-            return 0, -1
-        lowest, highest = (int(np.floor(np.log2(np.clip(end, 1e-200, 1e200)))) for end in (top.min(), top.max()))
-        return max(lowest - DOWN, highest - OCTAVES), highest
-
-    @cached_property
-    def features(self) -> Breakpoints:
-        """Where φ is not smooth, or smooth on small intervals only."""
-        return declared(self.f) if self.params else features(self.f, *self.octaves)
+        return replace(self, mean=self.mean[rows], std=self.std[rows], params=tuple(p[rows] for p in self.params))
 
     @property
     def centred(self) -> bool:
@@ -68,13 +50,17 @@ class Single:
             values = self.f(u, *(p[rows][:, None] for p in self.params))
         return np.broadcast_to(values, u.shape)
 
+    def near_poles(self, reach: float) -> Bools:
+        """Which poles lie within ± reach, (rows, poles)."""
+        return np.asarray(np.abs(self.features.poles - self.mean[:, None]) < reach * self.std[:, None])
+
     def edges(self, rows: Array, reach: float, step: float) -> Array:
         """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges)."""
         # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
-        breaks, _, left, right, _ = self.features
+        breaks, left, right = self.features.breaks, self.features.left, self.features.right
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (right > low) & (left < high) & (right - left < step * np.max(std))
         left, right = left[short], right[short]
@@ -86,6 +72,20 @@ class Single:
             x = np.where(np.concatenate([right - left] * 2) < step * std, x, reach)
             x = np.concatenate([(breaks - mean) / std, x], axis=1)
         return np.clip(np.nan_to_num(x, nan=reach), -reach, reach)
+
+
+def single(f: Function, mean: Array, std: Array, params: tuple[Array, ...] = ()) -> Single:
+    """Rows with the features of their function; of one whose parameters differ by row, with its declared breaks."""
+    if params:
+        breaks = np.array(sorted(f.breaks or ()), dtype=float)
+        return Single(f, mean, std, params, Breakpoints(breaks, jumps=len(breaks) > 0))
+    # narrow features are searched from far below one standard deviation to eight
+    top = np.abs(mean) + 8.0 * std
+    top = top[(std > 0) & np.isfinite(top)]
+    if not len(top):
+        return Single(f, mean, std, params, features(f))
+    lowest, highest = (int(np.floor(np.log2(np.clip(end, 1e-200, 1e200)))) for end in (top.min(), top.max()))
+    return Single(f, mean, std, params, features(f, max(lowest - DOWN, highest - OCTAVES), highest))
 
 
 def between(reach: float, step: float) -> Array:
@@ -147,88 +147,6 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
         tail = np.where(np.isneginf(farther), 0.0, np.where(rate > SLOWEST, tail, np.inf))
         root = SAFETY * np.exp(0.5 * (top - FALL)) + np.where(reach >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0)
     return reach, np.where(overflown, np.inf, root)
-
-
-# Integrable poles. Within a small radius of a pole at b, φ counts as a power c |u − b|^−a. Its integral and that of its
-# square, follow from values at the radius and at two and four times that. Outside, panels double in length. If φ² is
-# not integrable (2a ≥ 1), the second moment is infinite.
-MAX_POLES = 64  # breaks of a function, above which none is taken for a pole
-NEAREST = 2.0**-110  # smallest radius, in standard deviations
-PLACE = 1e-14  # rounding error of u − b, relative to 1 + |b|, or to the mean
-RADIUS = 1e7  # radius over that rounding error
-GROWTH = 1.5  # factor by which φ must grow over OVER halvings for a break to count as a pole
-OVER = 15  # halvings
-STILL = 1.01  # factor by which it must also grow over the last three halvings
-HALVINGS = {True: 90, False: 22}  # towards a break where that is tried: at 0, where u − b is exact, and elsewhere
-INTEGRABLE = 0.999  # largest exponent of a power that counts as integrable
-FORMULA_RTOL = 1e-13  # of the integral of a power
-
-
-def _is_pole(f: Function, b: float, breaks: Array) -> bool:
-    """Whether φ grows without end on one side of a break."""
-    room = min(float(np.abs(breaks[breaks != b] - b).min(initial=np.inf)) / 2, abs(b) or 1.0)
-    near = room * 2.0 ** (np.array([0, 3, OVER]) - HALVINGS[b == 0])
-    with np.errstate(all="ignore"):
-        sizes = np.abs(np.broadcast_to(f(b + np.stack([near, -near])), (2, 3)))
-        return bool(np.any((sizes[:, 0] > GROWTH * sizes[:, 2]) & (sizes[:, 0] > STILL * sizes[:, 1])))
-
-
-class Poles(NamedTuple):
-    """The sides of the poles of a function, as rows see them: in standard deviations."""
-
-    f: Single
-    at: Array  # (sides, rows)
-    side: Array  # (sides, 1): −1 or 1
-    radius: Array  # (sides, rows): 0 where a pole is out of reach
-    rounding: Array  # (sides, rows): of a distance from the pole
-
-    def hide(self, rows: Array, x: Array, values: Array) -> Array:
-        """Values (rows, …) with 0 within the radius."""
-        for at, side, radius in zip(self.at, self.side, self.radius, strict=True):
-            away = side * (x - at[rows][:, None])
-            values = np.where((away >= 0) & (away < radius[rows][:, None]), 0.0, values)
-        return values
-
-    def edges(self, reach: float, step: float) -> Array:
-        """Edges of panels that double in length from the radius to a quarter of a step, (rows, edges)."""
-        smallest = np.min(self.radius, where=self.radius > 0, initial=step)
-        away = self.radius * 2.0 ** np.arange(np.ceil(np.log2(step / smallest)))[:, None, None]
-        edges = np.where(away < step / 4, self.at + self.side * away, self.at)
-        return np.clip(edges, -reach, reach).reshape(-1, len(self.f)).T
-
-    def tails(self) -> Iterator[tuple[Array, Array, Array, Array, Array]]:
-        """For each side: where it is, and E[φ] and E[φ²] within the radius, each with its error; a row each."""
-        every = np.arange(len(self.f))
-        for x, side, radius, rounding in zip(self.at, self.side, self.radius, self.rounding, strict=True):
-            with np.errstate(all="ignore"):
-                values = self.f.at(every, x[:, None] + side * radius[:, None] * np.array([1.0, 2.0, 4.0]))
-                exponents = np.log2(values[:, :2] / values[:, 1:])  # −a, at the radius and at twice that
-                inside = radius * np.exp(log_density(x))  # the density varies little within the radius
-                doubt = 4 * (rounding / radius + FORMULA_RTOL)
-                found = []
-                for power in (1, 2):
-                    left = 1.0 - power * exponents.T
-                    first, second = inside * values[:, 0] ** power / left
-                    relative = doubt / left[0] + radius * (np.abs(x) + radius)
-                    error = 4 * np.abs(first - second) + relative * np.abs(first)
-                    error = np.where(left[0] > 1 - INTEGRABLE, error, np.inf)
-                    nothing = (radius == 0) | (values[:, 0] == 0)
-                    found += [np.where(nothing | np.isinf(error), 0.0, first), np.where(nothing, 0.0, error)]
-            yield x, *found
-
-
-def poles(f: Single, reach: float, step: float) -> Poles:
-    """The poles of the rows of one function, with radii of at most a quarter of a step."""
-    breaks = f.features.breaks
-    some = not f.params and f.f.smoothed is None and len(breaks) < MAX_POLES
-    places = np.array([b for b in breaks if some and _is_pole(f.f, b, breaks)]).reshape(-1, 1)
-    with np.errstate(all="ignore"):
-        at = (places - f.mean) / f.std
-        rounding = PLACE * np.where(places == 0, np.abs(f.mean), 1 + np.abs(places)) / f.std
-    radius = np.maximum(NEAREST, RADIUS * rounding)
-    radius = np.where((np.abs(at) < reach) & (radius < step / 4), radius, 0.0)
-    side = np.repeat([[-1.0], [1.0]], len(places), axis=0)
-    return Poles(f, np.tile(at, (2, 1)), side, np.tile(radius, (2, 1)), np.tile(rounding, (2, 1)))
 
 
 class BatchedFunction(NamedTuple):

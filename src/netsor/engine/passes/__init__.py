@@ -9,51 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from ...language._array import Value
+from . import simplify
 from ._rewrite import Context
 from .adam_first_step import expand_outer_products
 from .batch_weights import stack_weights
 from .fuse_nonlinearities import compose_nonlinearities
 from .optimiser_steps import expand_steps
-from .simplify import (
-    bind_hyperparameters,
-    bind_width_ratios,
-    commute_mix,
-    condition_scores,
-    deduplicate_products,
-    drop_identities,
-    fuse_sources,
-)
-from .weight_reuse import eliminate_reuse, materialise
+from .trained_weights import materialise
+from .weight_reuse import eliminate_reuse
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
 GRAPH: dict[str, Pass] = {
-    "condition": condition_scores,
-    "linearise": drop_identities,
-    "commute": commute_mix,
+    "condition": simplify.condition_scores,
+    "linearise": simplify.drop_identities,
+    "commute": simplify.commute_mix,
     "compose": compose_nonlinearities,
-    "fuse": fuse_sources,
+    "fuse": simplify.fuse_sources,
 }
 # All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
-SHORTCUTS = (
-    "stacked",
-    "drawn",
-    *GRAPH,
-    "leaves",
-    "undrawn",
-    "turn",
-    "positive",
-    "apart",
-    "named",
-    "recognise",
-)
+SHORTCUTS = ("stacked", "drawn", *GRAPH, "leaves", "undrawn", "turn", "positive", "apart", "named", "recognise")
 
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
-    known = bind_hyperparameters(outputs, context) if context.numbers else outputs
+    known = simplify.bind_hyperparameters(outputs, context) if context.numbers else outputs
     expanded = expand_steps(known, context, draw_often_used="drawn" not in without)
-    made = deduplicate_products(bind_width_ratios(expanded, context), context)
+    made = simplify.deduplicate_products(simplify.bind_width_ratios(expanded, context), context)
     if "stacked" not in without:
         made = stack_weights(made, context)
     if "drawn" not in without:

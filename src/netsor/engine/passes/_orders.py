@@ -158,8 +158,7 @@ class Orders:
 
         As many can as have a basis function each: a bipartite matching of vectors with basis functions.
         """
-        rows = [_over_blocks(self.bits(v)) for v in (*known, x)]
-        rows = [np.broadcast_to(row, (*x.shape[:-1], row.shape[-1])) for row in rows]
+        rows = [np.broadcast_to(_over_blocks(self.bits(v)), (*x.shape[:-1], v.shape[-1])) for v in (*known, x)]
         every = np.concatenate(rows, axis=-1).reshape(math.prod(x.shape[:-1]), -1)
         found = np.zeros(every.shape, dtype=bool)
         for matrix, adds in zip(every.tolist(), found, strict=True):
@@ -212,8 +211,7 @@ class Orders:
         for sets in map(_over_blocks, given):
             # an output depends on the arguments that broadcast to it, or else on all
             reached = sets if isinstance(x.op, Entrywise) else np.asarray(union(sets), dtype=object)
-            alike = np.broadcast_to(reached, x.shape)
-            for atom, others in zip(made.ravel(), alike.ravel(), strict=True):
+            for atom, others in zip(made.ravel(), np.broadcast_to(reached, x.shape).ravel(), strict=True):
                 self._reach[atom] |= self._expanded(others)
         return made[..., None]
 
@@ -328,38 +326,30 @@ class SmallParts:
             self._small[x] = self._split(x) if self.orders.has_small_part(x) else None
         return self._small[x]
 
-    def scaled(self, small: Vector, width: Vector) -> Vector:
-        """ε times vectors, in units of the width of others."""
-        return Scalar(Root((), (width.width,)), ()) * small
-
     def _order_one(self, c: Value) -> Scalar:
         orders = self.orders.of(c)
         assert isinstance(c, Scalar)
         return c if (orders != SMALL).all() else constant((orders == ONE) * 1.0) * c
 
     def _split(self, x: Vector) -> Vector | None:
-        assert x.op.acts is VectorAccess.LINEARLY
-        assert not isinstance(x.op, Span)
+        assert _is_linear(x)
         inputs = x.op.inputs
-        parts = {v: self.small(v) for v in inputs if isinstance(v, Vector)}
-        known = [part for part in parts.values() if part is not None]
+        parts = [self.small(v) if isinstance(v, Vector) else None for v in inputs]
         found: list[Vector] = []
         if isinstance(x.op, Add):
-            found = [part.broadcast_to(x.shape) for v in (x.op.x, x.op.y) if (part := parts[v]) is not None]
-        elif known:
-            zero = constant(np.asarray(0.0))
-            small = {v: zero * v if part is None else _in_units(part, x) for v, part in parts.items()}
-            wide = (small[v] if isinstance(v, Vector) else self._order_one(v) for v in inputs)
+            found = [part.broadcast_to(x.shape) for part in parts if part is not None]
+        elif any(part is not None for part in parts):
+            wide: list[Value] = []
+            for v, part in zip(inputs, parts, strict=True):
+                if part is None:
+                    wide.append(constant(np.asarray(0.0)) * v if isinstance(v, Vector) else self._order_one(v))
+                else:  # in units of the width of x: a concatenation is wider than its parts
+                    ratio = math.sqrt(x.width.factor / part.width.factor)
+                    wide.append(part if ratio == 1 else constant(np.asarray(ratio)) * part)
             found.append(replace(x, op=x.op.with_inputs(*wide)))
         for c in inputs:
             if isinstance(c, Scalar) and (marks := self.orders.of(c) == SMALL).any():
                 by = constant(marks * 1.0) * Scalar(EpsilonPart(c, x.width), c.shape)
-                wide = (self.main(v) if isinstance(v, Vector) else by for v in inputs)
-                found.append(replace(x, op=x.op.with_inputs(*wide)))
+                main = (self.main(v) if isinstance(v, Vector) else by for v in inputs)
+                found.append(replace(x, op=x.op.with_inputs(*main)))
         return sum(found[1:], start=found[0]) if found else None
-
-
-def _in_units(small: Vector, x: Vector) -> Vector:
-    """x1 in units of the width of x: a concatenation is wider than its parts."""
-    by = math.sqrt(x.width.factor / small.width.factor)
-    return small if by == 1 else constant(np.asarray(by)) * small

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,6 +125,18 @@ def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
         if isinstance(value.op, MatMul | SteppedMatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
     return uses
+
+
+def alike(marked: Iterable[tuple[object, Iterable[int]]]) -> list[list[int]]:
+    """The members of a weight in classes of those with the same marks, from each mark and those that have it."""
+    marks: dict[int, set[object]] = {}
+    for mark, members in marked:
+        for member in members:
+            marks.setdefault(member, set()).add(mark)
+    classes: dict[frozenset[object], list[int]] = {}
+    for member in sorted(marks):
+        classes.setdefault(frozenset(marks[member]), []).append(member)
+    return list(classes.values())
 
 
 def by_classes(

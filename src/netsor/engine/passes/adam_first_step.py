@@ -1,13 +1,11 @@
 """Adam's first step, a function of the entries of an outer product: by coordinates, or in closed form.
 
-y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂).
+y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂) (docs/theory.md, "Adam's first step").
 
-At finite in all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the l_k,
-at infinite out of those at quasi-random nodes. Of one use, or of Gaussian l_k, y is a combination of vectors
-sign(Σ_k r_kβ l_k) there, with coefficients x_β/in.
-
-From an infinite in f = sign, and the mean over β is an expectation: in closed form for one use, and for Gaussian r and
-x of mean 0 (docs/theory.md, "Adam's first step"); else it is a mean over quasi-random nodes β.
+At finite in all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the l_k.
+At infinite out, of one use or of Gaussian l_k, it is a combination of vectors sign(Σ_k r_kβ l_k). From an infinite in
+f = sign, and the mean over β is an expectation: in closed form for one use, and for Gaussian r and x of mean 0; else it
+is a mean over quasi-random nodes β.
 
 After this pass no such product is left, which lowering relies on: it cannot be switched off.
 """
@@ -41,8 +39,7 @@ MEAN_NODES = 512  # that stand in for the coordinates β of an infinitely wide s
 
 def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without functions of the entries of outer products."""
-    values = context.ordered(outputs)
-    if not any(isinstance(value.op, Outer) for value in values):
+    if not any(isinstance(value.op, Outer) for value in context.ordered(outputs)):
         return list(outputs)
     orders, infinite = Orders(lambda x: math.isinf(context.width(x))), math.inf in context.bound.values()
     small = SmallParts(orders)
@@ -55,16 +52,18 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
 
     def _expanded(value: Value, op: Outer) -> Vector:
         op = replace(op, left=_of_order_one(op.left), right=_of_order_one(op.right))
-        if math.isinf(context.width(op.x)):
-            if op.right.shape[1] == 1:  # E[sign(r) x] sign(l)
-                left, right = (Vector(Nonlin(SIGN, (v,), ()), v.shape, v.width) for v in (op.left, op.right))
-                return mix(mean_dot(op.x, right), left)
+        width, one_use = context.width(op.x), op.right.shape[1] == 1
+        if math.isinf(width):
+            if one_use:  # E[sign(r) x] sign(l)
+                return mix(mean_dot(op.x, _signs(op.right)), _signs(op.left))
             if orders.is_gaussian(op.right) and orders.is_gaussian(op.x):
                 return _of_gaussians(op)
             if not orders.bits(op.right).any(axis=(-1, -2)).all():
                 raise ExactError(value, VANISHING)
-        elif math.isinf(context.width(op.left)) and (op.right.shape[1] == 1 or orders.is_gaussian(op.left)):
-            return _of_rows(op, int(context.width(op.x)))
+        elif math.isinf(context.width(op.left)) and (one_use or orders.is_gaussian(op.left)):
+            rights, inputs = coordinates(op.right, int(width)), coordinates(op.x, int(width))
+            rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
+            return mix(inputs / int(width), _signs(rows))
         return _summed(value, op, context)
 
     def _of_order_one(x: Vector) -> Vector:
@@ -77,16 +76,15 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
     return rewritten(outputs, context, change)
 
 
+def _signs(x: Vector) -> Vector:
+    return Vector(Nonlin(SIGN, (x,), ()), x.shape, x.width)
+
+
 def _summed(value: Value, op: Outer, context: Context) -> Vector:
     """All coordinates of r and x as scalars; those of an infinite width at some nodes of each block of coordinates."""
-    width, out = context.width(op.x), context.width(op.left)
-    nodes = math.isinf(width)
-    if nodes:
-        blocks = op.x.width.factor
-        width = blocks * max(1, MEAN_NODES >> (blocks - 1).bit_length())
-    width = int(width)
+    width, out, blocks = context.width(op.x), context.width(op.left), op.x.width.factor
+    width = int(width) if math.isfinite(width) else blocks * max(1, MEAN_NODES >> (blocks - 1).bit_length())
     given = coordinates(join([op.right.reshape(-1), op.x.reshape(-1)]), width).reshape(-1)
-    shapes = (*op.right.shape, width), (*op.x.shape, width)
     entries = value.shape[0] * width * out
     if ENTRIES < entries < math.inf:
         raise ExactError(
@@ -95,14 +93,8 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
             f"{entries:.1e} of them a replica",
             instead="take smaller widths; SGD and Muon take products of vectors alone",
         )
+    shapes = (*op.right.shape, width), (*op.x.shape, width)
     return Vector(OuterProductSum(op.left, given, op.sizes, op.eps, shapes), value.shape, op.left.width)
-
-
-def _of_rows(op: Outer, width: int) -> Vector:
-    """Σ_β x_β/in sign(Σ_k r_kβ l_k) for a finite in."""
-    rights, inputs = coordinates(op.right, width), coordinates(op.x, width)
-    rows = mix(rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left)  # (matrices, in)
-    return mix(inputs / width, Vector(Nonlin(SIGN, (rows,), ()), rows.shape, rows.width))
 
 
 def _of_gaussians(op: Outer) -> Vector:

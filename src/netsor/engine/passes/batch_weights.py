@@ -1,6 +1,4 @@
-"""Stacks matrices that act on the same vectors and whose transposes are summed, such as the heads of a layer.
-
-So are W^Q, W^K and W^V, and both first matrices of a gated perceptron.
+"""Stacks matrices that act on the same vectors and whose transposes are summed: heads of a layer, W^Q, W^K and W^V.
 
 Identity: with W = [W_1; …; W_B], the matrices on top of each other, W_b x are the parts of W x, and Σ_b W_b^T d_b is
 W^T d with d the vectors d_b set end to end. Entries stay as they are, or are brought to one size by factors of W_b x
@@ -11,7 +9,7 @@ the matrices are of these two kinds, at finite width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -33,7 +31,6 @@ class _Place(NamedTuple):
 
     whole: Source
     start: int
-    matrices: int  # of this source
     size: int  # of all that are in it
     std: float  # of its entries
 
@@ -44,6 +41,10 @@ class _Place(NamedTuple):
         members = np.zeros((), np.intp)
         return replace(weight, source=self.whole, in_width=into, out_width=out, std=self.std, members=members, count=1)
 
+    def scaled(self, weight: Weight, x: Vector) -> Vector:
+        """What one of the matrices makes, or is to act on, for entries of one size."""
+        return x if weight.std == self.std else constant(np.asarray(weight.std / self.std)) * x
+
 
 def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with one matrix instead of each batch, and of several weights, that allow it."""
@@ -52,24 +53,23 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     for output in outputs:  # an output stays: it counts as used more than once
         users[output] = [output] * 2 + users.get(output, [])
     places: dict[Source, _Place] = {}
-    sums: dict[Value, Value] = {}  # Σ_b W_b^T d_b, and the products that it is the sum of
+    sums: dict[Value | None, Value] = {}  # Σ_b W_b^T d_b, and the products that it is the sum of
     for many in uses.values():
         if _allowed(many, context):
-            found = {_summed(value, users): value for value in many if _transposed(value)}
+            found = {_summed(value, users): value for value in many if _weight(value).transposed}
             if None not in found:
-                sums |= {total: value for total, value in found.items() if total is not None}
-                _set_end_to_end([_weight(many[0])], places)
-    trees: dict[Value, tuple[list[list[Value]], list[Value]]] = {}  # sums of sums: products by weights, and the rest
+                sums |= found
+                places |= _set_end_to_end([_weight(many[0])])
+    trees: dict[Value | None, tuple[list[list[Value]], list[Value]]] = {}  # sums: products by weights, and the rest
     for root, leaves in _trees(values, users):
         alike: dict[object, list[tuple[Value, Value]]] = {}
         for leaf in leaves:
             product = _product(leaf, users, sums)
-            key = None if product is None else _both(product, uses, context)
-            if product is not None and key is not None:
+            if product is not None and (key := _both(product, uses, context)) is not None:
                 alike.setdefault((*key, leaf.shape), []).append((leaf, product))
         groups = [group for group in alike.values() if len(group) > 1]
         for group in groups:
-            _set_end_to_end([_weight(product) for _, product in group], places)
+            places |= _set_end_to_end([_weight(product) for _, product in group])
         if groups:
             merged = {leaf for group in groups for leaf, _ in group}
             trees[root] = [[p for _, p in group] for group in groups], [x for x in leaves if x not in merged]
@@ -80,28 +80,27 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     def back(products: Sequence[Value], shape: tuple[int, ...]) -> Value:
         """Σ_b W_b^T d_b over all matrices of one."""
-        parts = []
+        place, parts = places[_weight(products[0]).source], []
         for product in products:
             op = new[product].op
             assert isinstance(op, MatMul)
-            parts.append(_scaled(op.weight, places, op.x if op.each else op.x[None]))
-        first = _weight(products[0])
-        return (places[first.source].weight(first) @ concat(join(parts), 0)).reshape(*shape)
+            parts.append(place.scaled(op.weight, op.x if op.each else op.x[None]))
+        return (place.weight(_weight(products[0])) @ concat(join(parts), 0)).reshape(*shape)
 
     def change(old: Value, copy: Value) -> Value:
         new[old] = copy
-        if old in trees:
-            groups, rest = trees[old]
-            new[old] = reduce(add, [*(back(group, copy.shape) for group in groups), *(new[x] for x in rest)])
-        elif isinstance(copy.op, MatMul) and not copy.op.weight.transposed and copy.op.weight.source in places:
-            weight, x = copy.op.weight, copy.op.x
-            place = places[weight.source]
-            if (place.whole, x) not in made:
-                made[place.whole, x] = split(place.weight(weight) @ x, place.size, 0)
-            part = made[place.whole, x]
-            if place.matrices < place.size:
-                part = part[place.start : place.start + place.matrices].reshape(*copy.shape)
-            new[old] = _scaled(weight, places, part)
+        match copy.op:
+            case _ if old in trees:
+                groups, rest = trees[old]
+                new[old] = reduce(add, [*(back(group, copy.shape) for group in groups), *(new[x] for x in rest)])
+            case MatMul(weight, x) if not weight.transposed and weight.source in places:
+                place, count = places[weight.source], weight.members.size
+                if (place.whole, x) not in made:
+                    made[place.whole, x] = split(place.weight(weight) @ x, place.size, 0)
+                part = made[place.whole, x]
+                if count < place.size:
+                    part = part[place.start : place.start + count].reshape(*copy.shape)
+                new[old] = place.scaled(weight, part)
         return new[old]
 
     return rewritten(outputs, context, change)
@@ -112,32 +111,21 @@ def _weight(value: Value) -> Weight:
     return value.op.weight
 
 
-def _transposed(value: Value) -> bool:
-    return isinstance(value.op, MatMul) and value.op.weight.transposed
-
-
-def _scaled(weight: Weight, places: dict[Source, _Place], x: Vector) -> Vector:
-    std = places[weight.source].std
-    return x if weight.std == std else constant(np.asarray(weight.std / std)) * x
-
-
 def _allowed(uses: Sequence[Value], context: Context) -> bool:
     """One batch of several matrices, each time whole: on common vectors, or transposed on vectors of their own."""
-    first, transposed = _weight(uses[0]), set()
-    for value in uses:
-        assert isinstance(value.op, MatMul)
-        weight = value.op.weight
-        inner = weight.in_width if weight.transposed else weight.out_width
-        same = weight.members.tolist() == first.members.tolist() and value.op.each == weight.transposed
-        if not same or math.isinf(inner.bind(context.bound)):
-            return False
-        transposed.add(weight.transposed)
-    return len(first.batch) == 1 < first.members.size and len(transposed) == 2
+    weights, first = [_weight(value) for value in uses], _weight(uses[0])
+    inner = [weight.in_width if weight.transposed else weight.out_width for weight in weights]
+    return (
+        len(first.batch) == 1 < first.members.size
+        and {weight.transposed for weight in weights} == {False, True}
+        and all(weight.members.tolist() == first.members.tolist() for weight in weights)
+        and all(value.op.each == _weight(value).transposed for value in uses)  # type: ignore[attr-defined]
+        and all(math.isfinite(width.bind(context.bound)) for width in inner)
+    )
 
 
 def _summed(value: Value, users: dict[Value, list[Value]]) -> Value | None:
     """Σ_b of the products with each transposed matrix, if that is all that they are used for."""
-    assert isinstance(value.op, MatMul)
     turned = users.get(value, [])
     product = value
     if len(turned) == 1 and isinstance(turned[0].op, Take):
@@ -169,16 +157,18 @@ def _trees(values: Sequence[Value], users: dict[Value, list[Value]]) -> Iterator
             yield root, leaves
 
 
-def _product(leaf: Value, users: dict[Value, list[Value]], sums: dict[Value, Value]) -> Value | None:
+def _product(leaf: Value, users: dict[Value, list[Value]], sums: Mapping[Value | None, Value]) -> Value | None:
     """What a term is in another shape, if that is a product with a transposed matrix, or the sum over heads."""
     while len(users[leaf]) == 1:
-        if leaf in sums:
-            return sums[leaf]
-        if _transposed(leaf) and not _weight(leaf).batch:
-            return leaf
-        if not isinstance(leaf.op, Take) or not np.array_equal(leaf.op.flat.ravel(), np.arange(leaf.op.x.size)):
-            return None
-        leaf = leaf.op.x
+        match leaf.op:
+            case _ if leaf in sums:
+                return sums[leaf]
+            case MatMul(weight) if weight.transposed and not weight.batch:
+                return leaf
+            case Take(x, flat) if np.array_equal(flat.ravel(), np.arange(x.size)):
+                leaf = x
+            case _:
+                return None
     return None
 
 
@@ -193,12 +183,10 @@ def _both(product: Value, uses: dict[Source, list[Value]], context: Context) -> 
     return None
 
 
-def _set_end_to_end(weights: Sequence[Weight], places: dict[Source, _Place]) -> None:
+def _set_end_to_end(weights: Sequence[Weight]) -> dict[Source, _Place]:
     """Places of several weights in one matrix."""
     whole = Source(weights[0].source.name if len(weights) == 1 else None)
-    size = sum(weight.members.size for weight in weights)
+    ends = np.cumsum([weight.members.size for weight in weights]).tolist()
     std = weights[0].std if len({weight.std for weight in weights}) == 1 else 1.0
-    start = 0
-    for weight in weights:
-        places[weight.source] = _Place(whole, start, weight.members.size, size, std)
-        start += weight.members.size
+    starts = [0, *ends[:-1]]
+    return {w.source: _Place(whole, start, ends[-1], std) for w, start in zip(weights, starts, strict=True)}

@@ -1,11 +1,9 @@
 """Optimiser steps of order n^(−1/2) at infinite width, and how a score sees them.
 
-Identity (docs/theory.md, "What is not proved", on dual numbers): let a step of a small learning rate move vectors
-y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and coordinates, do not see it. A score p, which is of
-order 1 though the vectors that it is a product of are longer by √n, moves by Σ_j ⟨∂p/∂y_j, ε Δ_j⟩ = Σ_j ⟨δ_j, Δ_j⟩/n
-with δ_j = √n ∂p/∂y_j its gradient, for given scores before it. This is how a network trains whose features do not move
-(Jacot, Gabriel and Hongler 2018): the tangent kernel, in the language itself. A matrix from R^n to a space of finite
-width makes such scores, one a coordinate.
+Identity (docs/theory.md, "What is not proved", on dual numbers): a step of a small learning rate moves vectors y_j to
+y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and coordinates, do not see it. A score p moves by Σ_j ⟨δ_j, Δ_j⟩/n
+with δ_j = √n ∂p/∂y_j its gradient, for given scores before it: the tangent kernel (Jacot, Gabriel and Hongler 2018). A
+matrix from R^n to a space of finite width makes such scores, one a coordinate.
 """
 
 from __future__ import annotations
@@ -32,8 +30,14 @@ MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated s
 
 
 def expand_first_order(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
-    """The program without factors n^(−1/2); n is the width of this name."""
-    return _eliminate_common_subexpressions(rewritten(outputs, context, _Perturbed(context, unit).change), context)
+    """The program without factors n^(−1/2), and with nothing computed twice; n is the width of this name."""
+    same: dict[object, Value] = {}  # at order 1 the network is what it was before the step
+
+    def change(old: Value, new: Value) -> Value:
+        made = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
+        return same.setdefault(key_of(made), made)
+
+    return rewritten(rewritten(outputs, context, _Perturbed(context, unit).change), context, change)
 
 
 class _Perturbed:
@@ -50,15 +54,17 @@ class _Perturbed:
         op: Any = new.op
         if isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD):
             for y, other in (op.inputs, op.inputs[::-1]):
-                by = _perturbation_of(other, self.unit)
-                if by is not None:
-                    made = replace(new, op=Take(y, np.arange(y.size).reshape(y.shape)), shape=y.shape)
-                    made = made.broadcast_to(new.shape) if made.shape != new.shape else made
-                    self.moved[made] = by.broadcast_to(new.shape)
-                    return made
-        seen = []
-        if reads_small_parts(new, self.context):
-            seen = [value for value in topological_order([new]) if value in self.moved]
+                match other.op:
+                    case Scale(Value(op=Root((), under)), by) | Apply(_, (Value(op=Root((), under)), by), 0) if [
+                        str(width) for width in under
+                    ] == [self.unit]:
+                        made = replace(new, op=Take(y, np.arange(y.size).reshape(y.shape)), shape=y.shape)
+                        made = made.broadcast_to(new.shape) if made.shape != new.shape else made
+                        self.moved[made] = by.broadcast_to(new.shape)
+                        return made
+        if not reads_small_parts(new, self.context):
+            return new
+        seen = [value for value in topological_order([new]) if value in self.moved]
         if not seen:
             return new
         self.count += new.size * (int(self.context.width(new)) if isinstance(new, Vector) else 1)
@@ -69,27 +75,23 @@ class _Perturbed:
                 f"{MAX_PERTURBED_SCORES:,} are differentiated",
                 instead="take fewer tokens or heads, or bind the width to a number",
             )
-        self.scores.append(self._image(old, new, seen) if isinstance(new, Vector) else self._score(old, new, seen))
+        self.scores.append(self._with_changes(old, new, seen))
         return self.scores[-1]
 
-    def _score(self, old: Value, p: Any, seen: list[Value]) -> Value:
-        """A score with what it sees of the changes, entry by entry."""
-        entries = [p] if not p.shape else list(p.reshape(-1))
-        found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in entries]
-        made: Value = found[0] if not p.shape else stack(found).reshape(*p.shape)
-        return made
-
-    def _image(self, old: Value, y: Any, seen: list[Value]) -> Value:
-        """W x in a space of finite width with what it sees of the changes, coordinate by coordinate."""
-        size = int(self.context.width(y))
-        axes = Vector(Data(np.eye(size)), (size,), y.width)  # of mean square 1/size
-        flat, units = y.reshape(-1), [math.sqrt(size) * axes[i] for i in range(size)]
-        found = [self._seen(old, flat[k], unit, seen) for k in range(y.size) for unit in units]
-        made: Value = y + mix(stack(found).reshape(*y.shape, size), axes)
-        return made
+    def _with_changes(self, old: Value, p: Any, seen: list[Value]) -> Any:
+        """Scores, or W x in a space of finite width, with what each entry or coordinate sees of the changes."""
+        if isinstance(p, Scalar):
+            entries = list(p.reshape(-1)) if p.shape else [p]
+            found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in entries]
+            return stack(found).reshape(*p.shape) if p.shape else found[0]
+        size, flat = int(self.context.width(p)), p.reshape(-1)
+        axes = Vector(Data(np.eye(size)), (size,), p.width)  # of mean square 1/size
+        units = [math.sqrt(size) * axes[i] for i in range(size)]
+        found = [self._seen(old, flat[k], unit, seen) for k in range(p.size) for unit in units]
+        return p + mix(stack(found).reshape(*p.shape, size), axes)
 
     def _seen(self, old: Value, p: Value, seed: Value, seen: list[Value]) -> Any:
-        """By what a score, or a coordinate of a vector, moves."""
+        """Σ_j ⟨∂p/∂y_j, n^(−1/2) Δ_j⟩ = Σ_j √(width/n) ⟨δ_j, Δ_j⟩/width; 0 for scalars and finite spaces."""
         try:
             reverse = Reverse([(p, seed)], seen, constants=self.scores)
         except TraceError as error:
@@ -97,37 +99,14 @@ class _Perturbed:
         total: Any = constant(np.zeros(()))
         for y in seen:
             for places, d in reverse.parts(y):
-                total = total + self._along(old, d, self.moved[y].take(places))
+                if isinstance(d, Scalar) or math.isfinite(self.context.width(d)):
+                    continue
+                if d.width.name != self.unit:
+                    raise ExactError(
+                        old,
+                        f"a score that sees vectors of R^{d.width} change by amounts of order {self.unit}^(-1/2)",
+                        instead="write the widths as multiples of one symbol, or bind one of them to a number",
+                    )
+                first, second = (v.reshape(-1)[:, None] for v in (d, self.moved[y].take(places)))
+                total = total + math.sqrt(d.width.factor) * mean_dot(first, second).sum()
         return total
-
-    def _along(self, old: Value, d: Any, change: Any) -> Any:
-        """⟨∂p/∂y, n^(−1/2) Δ⟩ = √(width/n) ⟨δ, Δ⟩/width; in finite spaces, and of scalars, it vanishes."""
-        if isinstance(d, Scalar) or math.isfinite(self.context.width(d)):
-            return 0.0
-        if d.width.name != self.unit:
-            raise ExactError(
-                old,
-                f"a score that sees vectors of R^{d.width} change by amounts of order {self.unit}^(-1/2)",
-                instead="write the widths as multiples of one symbol, or bind one of them to a number",
-            )
-        first, second = (v.reshape(-1)[:, None] for v in (d, change))
-        return math.sqrt(d.width.factor) * mean_dot(first, second).sum()
-
-
-def _perturbation_of(value: Value, unit: str) -> Any:
-    """Δ of a value that is n^(−1/2) Δ."""
-    match value.op:
-        case Scale(Value(op=Root() as root), x) | Apply(_, (Value(op=Root() as root), x), 0):
-            return x if not root.over and [str(width) for width in root.under] == [unit] else None
-    return None
-
-
-def _eliminate_common_subexpressions(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with nothing computed twice: at order 1 the network is what it was before the step."""
-    same: dict[object, Value] = {}
-
-    def change(old: Value, new: Value) -> Value:
-        made = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
-        return same.setdefault(key_of(made), made)
-
-    return rewritten(outputs, context, change)

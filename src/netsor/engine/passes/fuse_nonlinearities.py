@@ -2,10 +2,9 @@
 
 Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
 variable, whose kernel is known to many digits, and silu(g) · u is a product of a function of g and one of u, which
-`Composed.factors` tells. Sums and multiples inside are taken in, as far as they are coordinatewise; what is left as an
-argument is linear in the sources, unless vectors of different places are mixed on the way. A function of one vector
-twice, or of sums and multiples of fewer vectors, is a function of these: f(x, 3 x) sees what it sees at finite widths.
-Some entries of an output are the function of the same entries of its arguments.
+`Composed.factors` tells. Sums and multiples inside are taken in; what is left as an argument is linear in the sources,
+unless vectors of different places are mixed on the way. A function of sums and multiples of fewer vectors is a function
+of these: f(x, 3 x) sees what it sees at finite widths.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
                 linear = f is not MULTIPLY and not any(_nonlinear(x) for x in vectors)
                 if linear and len(chosen.vectors) == len(vectors):
                     return new
-                op = Nonlin(chosen.function(f.name), tuple(chosen.vectors), tuple(chosen.scalars))
-                return replace(new, op=op)
+                return replace(new, op=Nonlin(chosen.function(f.name), tuple(chosen.vectors), tuple(chosen.scalars)))
         return new
 
     return rewritten(outputs, context, change)
@@ -104,7 +102,6 @@ class _Expander:
         self.vectors: list[Vector] = []
         self.scalars: list[Scalar] = []
         self.taken: dict[tuple[Value, bytes, tuple[int, ...]], Value] = {}
-        assert isinstance(value.op, Nonlin)
         self.root = self._expand(value)
 
     def _leaf(self, x: Any, places: Places) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -22,30 +21,20 @@ import numpy as np
 from ...activations import Function
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import Acting, GradientTerm, MatMul, Root, SteppedMatMul, SteppedParameter
+from ...language._operation import Acting, MatMul, Root, SteppedMatMul, SteppedParameter
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied, constant
 from ...language._score import join, mean_dot
 from ...language._tangent_kernel import pooled
 from ...language._vector import Nonlin, Vector, mix
-from ...optim import Coefficients, unit
+from ...optim import Arithmetic, Coefficients, unit
 from .._exceptions import ExactError
 from ._operations import Outer
 from ._rewrite import Context, key_of, rewritten, uses_of
 from .adam_first_step import eps_error
 from .first_order_steps import expand_first_order
 from .simplify import vanishing_ratio
-from .step_arithmetic import (
-    Combination,
-    Order,
-    WidthFunction,
-    largest,
-    number_at,
-    orthogonalised,
-    rates_of,
-    single,
-    value_of,
-)
+from .step_arithmetic import Combination, Order, WidthFunction, largest, number_at, orthogonalised, rates_of, value_of
 from .trained_weights import DrawnWeight, TrainedWeight, Uses, is_drawn, rows_at
 
 
@@ -85,11 +74,15 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
 
 
 class _OuterProducts(TrainedWeight):
-    """Matrices that are combinations of the matrix before all steps and outer products of known vectors."""
+    """Matrices that are combinations of the matrix before all steps and outer products of known vectors.
+
+    The terms of a combination are functions of x and a coefficient: what they add to W x, in parts of one order each.
+    """
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         super().__init__(uses, context)
         self.made: dict[object, Vector] = {}  # W x, however often it is asked for
+        self.uses: dict[Any, Uses] = {}  # of each term that is a gradient
 
     def act(self, value: Value, op: Acting) -> Vector:
         """A product with the matrix before all steps stays."""
@@ -97,52 +90,75 @@ class _OuterProducts(TrainedWeight):
             return self.made.setdefault(key_of(value), value)  # type: ignore[arg-type]
         return super().act(value, op)
 
-    def initial(self, weight: Weight, own: Sequence[int]) -> Combination:
-        """The matrix before all steps."""
-        return single(_Initial())
-
-    def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
-        """Σ_i l_i r_i^T."""
-        return single(_Gradient(uses))
-
     def product(self, w: Combination, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
         """Term by term."""
         self.places, self.at = places, at
         x = x if self.op.each else x[None]
         parts: list[Vector] = []
         for term, by in w.coefficients().items():
-            parts += term.act(self, x, by)
+            parts += term(x, by)
         return reduce(operator.add, parts)
 
     def at_widths(self, rate: WidthFunction) -> Combination:
         """With its order in the infinite ones."""
         return number_at(rate, self.context.bound, self.value, self.op.steps[0].name)
 
-    def gain(self, widths: Mapping[str, float]) -> float:
-        """√(in/fan): the matrix that acts is that times one with entries N(0, σ²/in)."""
-        weight = self.op.weight
-        return float((weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5)
-
-    def sides(self, left: Vector, right: Vector) -> tuple[Vector, Vector]:
-        """l and r of the matrices as they act."""
-        left, right = (rows_at(v, self.places) for v in (left, right))
-        return (right, left) if self.op.weight.transposed else (left, right)
-
-    def orders(self, by: Combination) -> list[Order]:
+    def _orders(self, by: Combination) -> list[Order]:
         """What a coefficient is in the limit."""
         return by.orders(self.value, self.op.steps[0].name)
 
-    # The functions of gradients that optimisers need, besides sums
+    def _sides(self, left: Vector, right: Vector) -> tuple[Vector, Vector]:
+        """l and r of the matrices as they act: of W^T they change places."""
+        left, right = (rows_at(v, self.places) for v in (left, right))
+        return (right, left) if self.op.weight.transposed else (left, right)
+
+    def initial(self, weight: Weight, own: Sequence[int]) -> Combination:
+        """The matrix before all steps."""
+        return Combination.of(self._initial_act)
+
+    def _initial_act(self, x: Vector, by: Combination) -> list[Vector]:
+        op, weight = self.op, self.op.weight
+        acted = weight.each(op.x) if op.each else weight @ op.x
+        acted = self.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
+        return [order.times(rows_at(acted, self.at)) for order in self._orders(by)]
+
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
+        """G = Σ_i l_i r_i^T, in which every pair has a size."""
+        term = partial(self._gradient_act, uses)
+        self.uses[term] = uses
+        return Combination.of(term)
+
+    def _gradient_act(self, uses: Uses, x: Vector, by: Combination) -> list[Vector]:
+        """Σ_i ⟨r_i, x⟩ l_i."""
+        left, right = self._sides(uses.left, uses.right)
+        along = mean_dot(x, right)  # (matrices, vectors, K)
+        found: dict[str | None, list[Any]] = {}  # the numbers of all uses, by their order
+        for k, (part, _) in enumerate(uses.terms):
+            size = self.at_widths(lambda w, part=part: self.gain(w) * part.size(w) * x.width.bind(w))  # type: ignore[misc]
+            for order in self._orders(by * size):
+                found.setdefault(order.unit, [0.0] * len(uses.terms))[k] = order.number
+        counts = [count for _, count in uses.terms]
+        return [Order(1.0, unit).times(mix(_repeated(all_of, counts) * along, left)) for unit, all_of in found.items()]
 
     def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
         """g/(|g| + ε̂), entry by entry."""
-        if not (isinstance(f, partial) and f.func is unit) or any(isinstance(t, _Initial) for t, _ in given[0].terms):
-            raise ExactError(
-                self.value,
-                f"the moments of Adam for {self.op.steps[0].name} at width inf",
-                instead="finite widths have an exact law",
-            )
-        return single(_Signs(*self._summands(given[0], absolute=f.keywords["eps"] > 0)[:3], f.keywords["eps"]))
+        if not (isinstance(f, partial) and f.func is unit) or any(term not in self.uses for term, _ in given[0].terms):
+            raise ExactError(self.value, f"the moments of Adam for {self.op.steps[0].name} at width inf")
+        eps = f.keywords["eps"]
+        left, right, sizes, _ = self._summands(given[0], absolute=eps > 0)
+        return Combination.of(partial(self._signs_act, left, right, sizes, eps))
+
+    def _signs_act(
+        self, left: Vector, right: Vector, sizes: tuple[float, ...], eps: float, x: Vector, by: Combination
+    ) -> list[Vector]:
+        """The sum of all entries over the coordinates of x."""
+        left, right = self._sides(left, right)
+        if eps and math.inf in self.context.bound.values():
+            raise eps_error(self.value, eps)
+        shape = (max(len(v) for v in (left, right, x)), x.shape[1])
+        made = Vector(Outer(left, right, x, sizes, eps), shape, left.width)
+        size = self.at_widths(lambda widths: self.gain(widths) * x.width.bind(widths))
+        return [order.times(made) for order in self._orders(by * size)]
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
         """l M r^T/√(out · in), with M from the Gram matrices of l and r, each over its width."""
@@ -152,68 +168,41 @@ class _OuterProducts(TrainedWeight):
             over = self.at_widths(lambda w: eps / first(w) / (left.width.bind(w) * right.width.bind(w)) ** 0.5)
             if any(sum(power for _, power in powers) > 0 for _, powers in over.terms):
                 raise eps_error(self.value, eps, "Muon", "the singular values")
-            least = sum(order.number for order in self.orders(over) if order.unit is None)
+            least = sum(order.number for order in self._orders(over) if order.unit is None)
         f = Function("polar", partial(orthogonalised, sizes=sizes, steps=iterations, eps=least), lipschitz=False)
         grams = mean_dot(left, left), mean_dot(right, right)
         middle = applied(f, grams, (max(map(len, grams)), *grams[0].shape[1:]), axes=2)
-        return single(_Polar(left, right, middle))
+        return Combination.of(partial(self._polar_act, left, right, middle))
+
+    def _polar_act(self, left: Vector, right: Vector, middle: Scalar, x: Vector, by: Combination) -> list[Vector]:
+        """Σ_ij ⟨r_j, x⟩ M_ij l_i."""
+        left, right = self._sides(left, right)
+        middle = middle if len(middle) == 1 else middle[list(self.places)]
+        along = mean_dot(x, right) @ (middle if self.op.weight.transposed else middle.transpose(0, 2, 1))
+        size = self.at_widths(
+            lambda widths: self.gain(widths) * (x.width.bind(widths) / left.width.bind(widths)) ** 0.5
+        )
+        orders = self._orders(by * size)
+        return [Order(1.0, order.unit).times(mix(value_of(order.number) * along, left)) for order in orders]
 
     def _summands(
         self, g: Combination, absolute: bool = False
     ) -> tuple[Vector, Vector, tuple[float, ...], WidthFunction]:
         """l and r of all uses in a sum of gradients, and by what l r^T is multiplied, over the largest of these."""
-        each = [term.uses for term, _ in g.terms]
-        parts = [(part, count, by) for (term, _), by in g.terms.items() for part, count in term.uses.terms]
-
-        def size(k: int, widths: Mapping[str, float]) -> float:
-            return float(parts[k][2] * parts[k][0].size(widths))
-
+        each = [self.uses[term] for term, _ in g.terms]
+        parts = [
+            (part, count, by) for uses, by in zip(each, g.terms.values(), strict=True) for part, count in uses.terms
+        ]
+        sizes = [lambda w, part=part, by=by: float(by * part.size(w)) for part, _, by in parts]
         large = largest(self.context.bound)
-        top = max(range(len(parts)), key=lambda k: abs(size(k, large)))
+        top = max(sizes, key=lambda size: abs(size(large)))
         numbers: list[float] = []
-        for k, (_, count, _) in enumerate(parts):
-            over = (lambda widths: 1.0) if absolute else partial(size, top)
-            orders = self.orders(self.at_widths(lambda widths, k=k, over=over: size(k, widths) / over(widths)))  # type: ignore[misc]
+        for size, (_, count, _) in zip(sizes, parts, strict=True):
+            over = (lambda widths: 1.0) if absolute else top
+            orders = self._orders(self.at_widths(lambda widths, size=size, over=over: size(widths) / over(widths)))  # type: ignore[misc]
             numbers += [sum(order.number for order in orders if order.unit is None)] * count
         lefts, rights = pooled([uses.left for uses in each]), pooled([uses.right for uses in each])
-        return lefts, rights, tuple(numbers), partial(size, top)
-
-
-# Terms of a matrix after its steps: what they add to W x, in parts of one order each. Of W^T, l and r change places.
-
-
-@dataclass(frozen=True, eq=False)
-class _Initial:
-    """The matrix before all steps."""
-
-    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
-        """W x."""
-        op, weight = m.op, m.op.weight
-        acted = weight.each(op.x) if op.each else weight @ op.x
-        acted = m.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
-        return [order.times(rows_at(acted, m.at)) for order in m.orders(by)]
-
-
-@dataclass(frozen=True, eq=False)
-class _Gradient:
-    """G = Σ_i l_i r_i^T, in which every pair has a size."""
-
-    uses: Uses
-
-    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
-        """Σ_i ⟨r_i, x⟩ l_i."""
-        left, right = m.sides(self.uses.left, self.uses.right)
-        along = mean_dot(x, right)  # (matrices, vectors, K)
-        found: dict[str | None, list[Any]] = {}  # the numbers of all uses, by their order
-
-        def size(part: GradientTerm, widths: Mapping[str, float]) -> float:
-            return m.gain(widths) * part.size(widths) * x.width.bind(widths)
-
-        for k, (part, _) in enumerate(self.uses.terms):
-            for order in m.orders(by * m.at_widths(partial(size, part))):
-                found.setdefault(order.unit, [0.0] * len(self.uses.terms))[k] = order.number
-        counts = [count for _, count in self.uses.terms]
-        return [Order(1.0, unit).times(mix(_repeated(all_of, counts) * along, left)) for unit, all_of in found.items()]
+        return lefts, rights, tuple(numbers), top
 
 
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
@@ -225,45 +214,7 @@ def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
     return join([value_of(number).broadcast_to((count,)) for number, count in zip(numbers, counts, strict=True)])
 
 
-@dataclass(frozen=True, eq=False)
-class _Polar:
-    """l M r^T/√(out · in)."""
-
-    left: Vector
-    right: Vector
-    middle: Scalar
-
-    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
-        """Σ_ij ⟨r_j, x⟩ M_ij l_i."""
-        left, right = m.sides(self.left, self.right)
-        middle = self.middle if len(self.middle) == 1 else self.middle[list(m.places)]
-        along = mean_dot(x, right) @ (middle if m.op.weight.transposed else middle.transpose(0, 2, 1))
-        size = m.at_widths(lambda widths: m.gain(widths) * (x.width.bind(widths) / left.width.bind(widths)) ** 0.5)
-        orders = m.orders(by * size)
-        return [Order(1.0, order.unit).times(mix(value_of(order.number) * along, left)) for order in orders]
-
-
-@dataclass(frozen=True, eq=False)
-class _Signs:
-    """G/(|G| + ε̂), entry by entry."""
-
-    left: Vector
-    right: Vector
-    sizes: tuple[float, ...]
-    eps: float
-
-    def act(self, m: _OuterProducts, x: Vector, by: Combination) -> list[Vector]:
-        """Its sum over the coordinates of x."""
-        left, right = m.sides(self.left, self.right)
-        if self.eps and math.inf in m.context.bound.values():
-            raise eps_error(m.value, self.eps)
-        shape = (max(len(v) for v in (left, right, x)), x.shape[1])
-        made = Vector(Outer(left, right, x, self.sizes, self.eps), shape, left.width)
-        size = m.at_widths(lambda widths: m.gain(widths) * x.width.bind(widths))
-        return [order.times(made) for order in m.orders(by * size)]
-
-
-class _Leaf:
+class _Leaf(Arithmetic):
     """An initial vector, or random scalars, which take a step."""
 
     def __init__(self, value: Value, op: SteppedParameter, context: Context) -> None:
@@ -272,17 +223,19 @@ class _Leaf:
 
     def after(self, states: Mapping[Any, Any]) -> tuple[Value, dict[Any, Any]]:
         """The parameter after the step, and the states of its optimisers."""
-        optimiser = self.op.rule.optimiser
-        gradients = [single(d) * self._at_widths(lambda w, k=k: self.op.sizes(w)[k]) for k, d in enumerate(self.op.d)]  # type: ignore[misc]
-        rates = rates_of(self.op, 0, self.context.bound, self._at_widths)
+        op, optimiser = self.op, self.op.rule.optimiser
+
+        def at_widths(rate: WidthFunction) -> Combination:
+            return number_at(rate, self.context.bound, self.value, op.rule.name)
+
+        gradients = [Combination.of(d) * at_widths(lambda w, k=k: op.sizes(w)[k]) for k, d in enumerate(op.d)]  # type: ignore[misc]
+        rates = rates_of(op, 0, self.context.bound, at_widths)
         if rates.eps and self.infinite:
             raise eps_error(self.value, rates.eps)
-        total = reduce(operator.add, gradients)
-        w, state = optimiser._update(self, single(self.op.x), total, states.get(optimiser), rates)
+        w, state = optimiser._update(
+            self, Combination.of(op.x), reduce(operator.add, gradients), states.get(optimiser), rates
+        )
         return self._realised(w), {**states, optimiser: state}
-
-    def _at_widths(self, rate: WidthFunction) -> Combination:
-        return number_at(rate, self.context.bound, self.value, self.op.rule.name)
 
     def _realised(self, total: Combination, small: bool = True) -> Any:
         """A sum as a value, with or without parts of order n^(−1/2)."""
@@ -300,11 +253,7 @@ class _Leaf:
         is_sign = f.func is unit
         if self.infinite:
             if not is_sign:
-                raise ExactError(
-                    self.value,
-                    "the moments of Adam for an initial vector at width inf",
-                    instead="finite widths have an exact law",
-                )
+                raise ExactError(self.value, "the moments of Adam for an initial vector at width inf")
             # a sign forgets a factor: the largest coefficient becomes one of order 1
             top = max((powers for _, powers in given[0].terms), key=lambda powers: sum(power for _, power in powers))
             given = (given[0] * Combination({(None, tuple((name, -power) for name, power in top)): 1.0}),)
@@ -313,8 +262,8 @@ class _Leaf:
         g = Function(f.func.__name__.strip("_"), f, bounded=is_sign, lipschitz=is_sign and eps > 0, parameters=named)
         values = tuple(self._realised(each, small=False) for each in given)
         if isinstance(values[0], Vector):
-            return single(Vector(Nonlin(g, values, ()), values[0].shape, values[0].width))
-        return single(applied(g, values, values[0].shape))
+            return Combination.of(Vector(Nonlin(g, values, ()), values[0].shape, values[0].width))
+        return Combination.of(applied(g, values, values[0].shape))
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
         """No matrix: `ns.step` refuses it."""

@@ -18,19 +18,7 @@ from ...activations import Function
 from ...language import _operation as ops
 from ...language._array import Value
 from ...language._graph import widths_of
-from ...language._operation import (
-    Apply,
-    Constant,
-    Dot,
-    Gaussian,
-    Hyperparameter,
-    MatMul,
-    Mix,
-    Nonlin,
-    Root,
-    Source,
-    Take,
-)
+from ...language._operation import Constant, Dot, MatMul, Mix, Nonlin, Root, Take
 from ...language._parameters import Weight
 from ...language._scalar import MULTIPLY, Scalar, applied, constant
 from ...language._score import join, mean_dot
@@ -59,7 +47,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
             case MatMul(weight, x, each):
                 if (key := key_of(new)) not in products:
                     repeated = len(set(weight.members.ravel().tolist())) < weight.members.size
-                    made = _each(new, weight, x) if each and repeated else _all(new, weight, x) if repeated else new
+                    made = _distinct(new, weight, x, each) if repeated else new
                     products[key] = cast(Vector, made) * np.where(zeros[x], 0.0, 1.0) if zeros[x].any() else made
                 made = products[key]
         if isinstance(new, Vector):
@@ -88,20 +76,17 @@ def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
     return np.broadcast_to(found, value.shape)
 
 
-def _all(value: Value, weight: Weight, x: Vector) -> Value:
-    found, back = np.unique(weight.members.ravel(), return_inverse=True)
-    product = replace(weight, members=found) @ x
-    return product[back.ravel()].reshape(*value.shape)
-
-
-def _each(value: Value, weight: Weight, x: Vector) -> Value:
+def _distinct(value: Value, weight: Weight, x: Vector, each: bool) -> Value:
+    """W x of members that are repeated, by products of distinct ones."""
     members = weight.members.ravel()
+    if not each:
+        found, back = np.unique(members, return_inverse=True)
+        return (replace(weight, members=found) @ x)[back.ravel()].reshape(*value.shape)
     rows = x.reshape(len(members), -1)
     earlier = np.array([np.sum(members[:place] == member) for place, member in enumerate(members)])
     rounds = [np.flatnonzero(earlier == k) for k in range(earlier.max() + 1)]  # first occurrences, second ones, …
     parts = [replace(weight, members=members[chosen]).each(rows[chosen]) for chosen in rounds]
-    order = np.argsort(np.concatenate(rounds))
-    return join(parts)[order].reshape(*value.shape)
+    return join(parts)[np.argsort(np.concatenate(rounds))].reshape(*value.shape)
 
 
 def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -137,17 +122,13 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     every = dict.fromkeys(x for value in values for x in asked(value))
     points = Counter(source for x in every | dict.fromkeys(outputs) for source in made.get(x, ()))  # that ask about it
 
-    def is_chosen(x: Value) -> bool:
-        sources = made[x]
-        private = all(isinstance(s.op, Gaussian | MatMul) and points[s] == 1 for s in sources)
-        # a concatenation takes more than each of its parts
-        own, parts = x.size * x.width.factor, sum(s.size * s.width.factor for s in sources)  # type: ignore[attr-defined]
-        return private and x not in outputs and x not in sources and own < parts
-
-    chosen = set(filter(is_chosen, every))
-
     def change(old: Value, new: Value) -> Value:
-        return replace(new, op=Fuse(cast(Vector, new))) if old in chosen else new
+        if old not in every or old in outputs or old in made[old]:
+            return new
+        private = all(isinstance(s.op, ops.Gaussian | MatMul) and points[s] == 1 for s in made[old])
+        # a concatenation takes more than each of its parts
+        own, *parts = (x.size * x.width.factor for x in (old, *made[old]))  # type: ignore[attr-defined]
+        return replace(new, op=Fuse(cast(Vector, new))) if private and own < sum(parts) else new
 
     return rewritten(outputs, context, change)
 
@@ -164,7 +145,7 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
     """The program with numbers instead of the hyperparameters that are known."""
 
     def change(old: Value, new: Value) -> Value:
-        return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, Hyperparameter) else new
+        return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, ops.Hyperparameter) else new
 
     return rewritten(outputs, context, change)
 
@@ -242,7 +223,7 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
     if count == 1:
         return root[..., 0] * x
     members = np.arange(w.members.size * count).reshape(*w.batch, count)
-    copies = replace(w, source=Source(w.source.name), members=members, count=members.size)
+    copies = replace(w, source=ops.Source(w.source.name), members=members, count=members.size)
     each = z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
     y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
     axes = tuple(range(y.ndim))
@@ -287,9 +268,8 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
                 bound = size[x]
                 exponent = _tail(f.parameters[0], bound, smallest) if bound else 0.0
                 if exponent > NEVER:
-                    note = f"clip at {f.parameters[0]:g} acts as the identity: it clips with probability " + (
-                        "0" if exponent == math.inf else f"e^-{exponent:.0f}"
-                    )
+                    probability = "0" if exponent == math.inf else f"e^-{exponent:.0f}"
+                    note = f"clip at {f.parameters[0]:g} acts as the identity: it clips with probability {probability}"
                     if note not in context.notes:
                         context.notes.append(note)
                     return cast(Nonlin, new.op).vectors[0]
@@ -324,7 +304,7 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
             return Size(float(np.abs(mean).max()), float((factor**2).sum(-1).max(initial=0.0)), 1)
         case ops.Data(given):
             return Size(float(np.abs(given).max()), 0.0, 0)
-        case ops.MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
+        case MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
             return Size(0.0, (std := most.fixed + math.sqrt(most.variance)) * std, most.factors + 1).times(weight.std)
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
@@ -336,10 +316,10 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
             return Size(sum(v.fixed for v in found), total * total, most.factors)
         case ops.Scale(Value(op=Constant(numbers))):
             return most.times(float(np.abs(numbers).max()))
-        case ops.Mix(Value(op=Constant(numbers))):
+        case Mix(Value(op=Constant(numbers))):
             return most.times(float(np.abs(numbers).sum(-1).max()))
-        case ops.Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
+        case Mix(Value(op=ops.Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
             return most
-        case ops.Take() | ops.Join() | ops.Concat() | ops.Split():
+        case Take() | ops.Join() | ops.Concat() | ops.Split():
             return most
     return None

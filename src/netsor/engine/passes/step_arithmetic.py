@@ -58,6 +58,11 @@ class Combination:
 
     terms: Mapping[tuple[Any, Powers], Number]
 
+    @classmethod
+    def of(cls, term: Any) -> Combination:
+        """One term, once."""
+        return cls({(term, ()): 1.0})
+
     def __add__(self, other: Combination | Number) -> Combination:
         made = dict(self.terms)
         for key, number in _combination(other).terms.items():
@@ -107,11 +112,6 @@ class Combination:
             if not powers or total == -0.5:
                 made.append(Order(number, powers[0][0] if powers else None))
         return made
-
-
-def single(term: Any) -> Combination:
-    """One term, once."""
-    return Combination({(term, ()): 1.0})
 
 
 def _combination(given: Combination | Number) -> Combination:
@@ -169,27 +169,31 @@ def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coeffici
     size = xp.asarray(sizes, dtype=a.dtype)
     finite = [xp.all(xp.isfinite(gram), axis=(-2, -1), keepdims=True) for gram in (a, b)]
     a, b = (xp.where(known, gram, 0.0) for known, gram in zip(finite, (a, b), strict=True))
-    m = _polar(xp, a, b, size) if steps is None else _iterated(xp, a, b, size, steps, eps)
+    if steps is None:
+        m = _between_bases(xp, a, b, size, steps, eps)
+    else:
+        m, cancels = _powers(xp, a, b, size, steps, eps)
+        if type(cancels) is not np.ndarray or cancels.any():
+            m = xp.where(cancels, _between_bases(xp, a, b, size, steps, eps), m)
     return xp.where(finite[0] & finite[1], m, xp.nan)
 
 
-def _polar(xp: Any, a: Array, b: Array, size: Array) -> Array:
-    t, finished = _between_bases(xp, a, b, size)
-    p, s, q = xp.linalg.svd(t, full_matrices=False)
-    least = MUON_SINGULAR_VALUE_RTOL * xp.max(s, axis=-1, keepdims=True)
-    return finished((p * xp.where(s > least, 1.0, 0.0)[..., None, :]) @ q)
-
-
-def _between_bases(xp: Any, a: Array, b: Array, size: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """The small matrix T, and M of a function of it."""
+def _between_bases(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients | None, eps: float) -> Array:
+    """M from the small matrix T, whose entries are those of G and do not cancel."""
     (long, forth, back), (other, right_forth, right_back) = _roots(xp, a), _roots(xp, b)
+    t = (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth)
+    if steps is None:
+        p, s, q = xp.linalg.svd(t, full_matrices=False)
+        least = MUON_SINGULAR_VALUE_RTOL * xp.max(s, axis=-1, keepdims=True)
+        x = (p * xp.where(s > least, 1.0, 0.0)[..., None, :]) @ q
+    else:
+        norm = xp.clip(xp.sqrt(xp.sum(t * t, axis=(-2, -1), keepdims=True)), eps, None)
+        x = xp.where(norm > 0, t / xp.where(norm > 0, norm, 1.0), 0.0)
+        for first, third, fifth in steps:
+            outer = x @ xp.matrix_transpose(x)
+            x = first * x + (third * outer + fifth * (outer @ outer)) @ x
     inverse = [xp.where(v > 0, 1.0 / xp.where(v > 0, v, 1.0), 0.0) for v in (long, other)]
-
-    def finished(made: Array) -> Array:
-        m = xp.matrix_transpose(back) @ made @ right_back
-        return inverse[0][..., :, None] * m * inverse[1][..., None, :]
-
-    return (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth), finished
+    return inverse[0][..., :, None] * (xp.matrix_transpose(back) @ x @ right_back) * inverse[1][..., None, :]
 
 
 def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
@@ -203,31 +207,19 @@ def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
     return length, xp.where(real, root, 0.0)[..., :, None] * rows, xp.where(real, 1.0 / root, 0.0)[..., :, None] * rows
 
 
-def _iterated(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float) -> Array:
-    """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: X X^T X is l (M B M^T A M) r^T."""
+def _powers(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float) -> tuple[Array, Any]:
+    """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: X X^T X is l (M B M^T A M) r^T.
+
+    And where the terms of G cancel: there powers of M, which is large, are rounding errors, and M is 0.
+    """
     square = xp.sum(size[:, None] * a * b * size, axis=(-2, -1), keepdims=True)
     lengths = xp.sqrt(xp.clip(xp.linalg.diagonal(a) * xp.linalg.diagonal(b), 0.0, None))
     cancels = square < CANCELS * xp.sum(xp.abs(size) * lengths, axis=-1)[..., None, None] ** 2
     square = xp.clip(square, eps * eps, None)
-    scale = xp.where(square > 0, 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0)
+    scale = xp.where((square > 0) & ~cancels, 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0)
     m = scale * xp.eye(a.shape[-1], dtype=a.dtype) * size
-    if type(cancels) is not np.ndarray or cancels.any():
-        m = xp.where(cancels, 0.0, m)  # made below: powers of a large M, whose terms cancel, are rounding errors
     for first, third, fifth in steps:
         by = m @ b @ xp.matrix_transpose(m) @ a
         cubed = by @ m
         m = first * m + third * cubed + fifth * (by @ cubed)
-    if type(cancels) is np.ndarray and not cancels.any():
-        return m
-    return xp.where(cancels, _iterated_between_bases(xp, a, b, size, steps, eps), m)
-
-
-def _iterated_between_bases(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float) -> Array:
-    """The same of the small matrix T, whose entries are those of G and do not cancel."""
-    t, finished = _between_bases(xp, a, b, size)
-    norm = xp.clip(xp.sqrt(xp.sum(t * t, axis=(-2, -1), keepdims=True)), eps, None)
-    x = xp.where(norm > 0, t / xp.where(norm > 0, norm, 1.0), 0.0)
-    for first, third, fifth in steps:
-        outer = x @ xp.matrix_transpose(x)
-        x = first * x + (third * outer + fifth * (outer @ outer)) @ x
-    return finished(x)
+    return m, cancels

@@ -1,8 +1,7 @@
 """The matrices of a weight while they are trained, and those whose entries are numbers of the plan.
 
-Adam's second moment is a function of every entry of the gradients. And a matrix that acts on more vectors than it has
-rows and columns costs less drawn than along all directions of what it acted on (in `weight_reuse` for matrices that are
-not trained): a step is then as dear as a step of training, and never dearer. Its gradient is Σ_i r_i l_i^T of all
+Adam's second moment needs every entry of the gradients. And a matrix that acts on more vectors than it has rows and
+columns costs less drawn than along all directions of what it acted on. Its gradient is Σ_i r_i l_i^T of all
 coordinates, and its optimiser acts on arrays, as it does in the reference interpreter.
 """
 
@@ -11,22 +10,27 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..._array_api import array_namespace
+from ..._validate import LARGEST
 from ...activations import Function
-from ...language._array import Source, Value
-from ...language._operation import Acting, GradientTerm, Normal, OptimiserStep, SteppedMatMul, steps_of
+from ...language._array import Source, Value, VectorAccess
+from ...language._operation import Acting, GradientTerm, MatMul, Normal, OptimiserStep, SteppedMatMul, steps_of
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, applied
 from ...language._score import Pool
 from ...language._tangent_kernel import pooled
 from ...language._vector import Vector
+from ...language._width import Width
 from ...optim import Arithmetic, Coefficients, orthogonalised
+from .. import _cost_model
 from ._operations import MaterialisedMatMul
-from ._rewrite import Context, by_classes
+from ._rewrite import Context, alike, asked, asked_together, by_classes, linear_sources, rewritten, uses_of
 from .step_arithmetic import WidthFunction, rates_of
 
 
@@ -38,11 +42,8 @@ class Uses(NamedTuple):
     terms: tuple[tuple[GradientTerm, int], ...]  # and how many uses
 
 
-class TrainedWeight(ABC):
-    """The matrices of one weight, in classes of those that take the same steps.
-
-    A subclass says how it stores them, and has the functions that an update needs (`optim.Arithmetic`).
-    """
+class TrainedWeight(Arithmetic, ABC):
+    """The matrices of one weight, in classes of those that take the same steps. A subclass says how it stores them."""
 
     value: Value  # the product that is expanded now
     op: Any  # what makes it
@@ -67,6 +68,11 @@ class TrainedWeight(ABC):
     def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
         """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
 
+    def gain(self, widths: Mapping[str, float]) -> float:
+        """√(in/fan): the matrix that acts is that times one with entries N(0, σ²/in)."""
+        weight = self.op.weight
+        return float((weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5)
+
     def act(self, value: Value, op: Acting) -> Vector:
         """W' x of an operation."""
         self.value, self.op = value, op
@@ -79,7 +85,7 @@ class TrainedWeight(ABC):
 
     def _after(self, op: Acting, own: Sequence[int]) -> Any:
         """The matrices of a class after the steps of an operation."""
-        key, on = tuple[object, ...]((own[0],)), cast(Arithmetic, self)
+        key = tuple[object, ...]((own[0],))
         if key not in self.known:
             self.known[key] = self.initial(op.weight.drawn, own), {}
         for number, rule in enumerate(steps_of(op)):
@@ -90,7 +96,7 @@ class TrainedWeight(ABC):
                 if (uses := _uses(op, number, own)) is not None:
                     rates = rates_of(op, number, self.context.bound, self.at_widths)
                     state = states.get(rule.optimiser)
-                    w, state = rule.optimiser._update(on, w, self.gradient(uses, own), state, rates)
+                    w, state = rule.optimiser._update(self, w, self.gradient(uses, own), state, rates)
                     states = {**states, rule.optimiser: state}
                 self.known[key] = w, states
         return self.known[key][0]
@@ -103,21 +109,18 @@ def rows_at(x: Vector, places: Sequence[int]) -> Vector:
 
 def _classes(uses: Sequence[Value]) -> list[list[int]]:
     """The members of a weight in classes of those that take the same steps."""
-    found: dict[int, dict[object, None]] = {}
-    for value in uses:
-        op: Any = value.op
-        for member in op.weight.members.ravel().tolist():
-            found.setdefault(member, {})
-        count: Counter[OptimiserStep] = Counter()
-        for part in op.parts if isinstance(op, SteppedMatMul) else ():
-            rule = op.steps[part.step]
-            count[rule] += 1
-            for member in part.members:
-                found.setdefault(member, {})[rule, count[rule]] = None
-    classes: dict[frozenset[object], list[int]] = {}
-    for member, steps in sorted(found.items()):
-        classes.setdefault(frozenset(steps), []).append(member)
-    return list(classes.values())
+
+    def marked() -> Iterator[tuple[object, Iterable[int]]]:
+        for value in uses:
+            op: Any = value.op
+            yield None, op.weight.members.ravel().tolist()
+            count: Counter[OptimiserStep] = Counter()
+            for part in op.parts if isinstance(op, SteppedMatMul) else ():
+                rule = op.steps[part.step]
+                count[rule] += 1
+                yield (rule, count[rule]), part.members
+
+    return alike(marked())
 
 
 def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
@@ -159,10 +162,9 @@ class DrawnWeight(TrainedWeight):
 
     def product(self, w: Scalar, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
         """By the entries of W'."""
-        weight, bound = self.op.weight, self.context.bound
-        gain = math.sqrt(weight.drawn.in_width.bind(bound) / weight.fan.bind(bound))
-        act = MaterialisedMatMul(w, x, weight, tuple(places), gain, self.vectors)
-        return Vector(act, (len(at), x.shape[-1]), weight.out_width)
+        gain = self.gain(self.context.bound)
+        act = MaterialisedMatMul(w, x, self.op.weight, tuple(places), gain, self.vectors)
+        return Vector(act, (len(at), x.shape[-1]), self.op.weight.out_width)
 
     def elementwise(self, f: Callable[..., Any], *given: Scalar) -> Scalar:
         """A function of entries."""
@@ -181,11 +183,9 @@ def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
     if not any(every) or math.inf in context.bound.values():
         return False
     for taken in every:
-        count: Counter[Any] = Counter()
-        for rule in taken:
-            count[rule.optimiser] += 1
-            if not rule.optimiser.linear(count[rule.optimiser]):
-                return True
+        optimisers = [rule.optimiser for rule in taken]
+        if not all(by.linear(optimisers[: k + 1].count(by)) for k, by in enumerate(optimisers)):
+            return True
     rows, columns = sizes(uses[0].op.weight, context)  # type: ignore[attr-defined]
     return often and 2 * rows * columns < _vectors(uses, _classes(uses)) * (rows + columns)
 
@@ -220,3 +220,60 @@ def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
     xp = array_namespace(right, left)
     by = xp.asarray(sizes, dtype=right.dtype)
     return xp.matrix_transpose(right * by[:, None]) @ left
+
+
+# A matrix that is not trained, but acts on many vectors in several places or also as W^T, is drawn too: with about as
+# many directions as it has columns or rows, what it makes along these is more numbers than its entries, and each has to
+# agree with all before it. Conditions: finite widths; everything that the matrix makes is asked for products or
+# coordinates (what only an output needs is never drawn otherwise); and the entries of all such matrices fit in memory.
+
+ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
+
+
+def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with the entries of matrices that act often as scalars."""
+    values = context.ordered(outputs)
+    many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
+    if math.inf in context.bound.values() or not many:
+        return list(outputs)
+    drawn = {source: DrawnWeight(many[source], context) for source in _chosen(values, many, context)}
+
+    def change(old: Value, new: Value) -> Value:
+        match new.op:
+            case MatMul(weight) as op if weight.source in drawn:
+                return drawn[weight.source].act(new, op)
+        return new
+
+    return rewritten(outputs, context, change) if drawn else list(outputs)
+
+
+def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
+    """The matrices that are to be drawn."""
+    known, left = asked_together(values, linear_sources(values)), ENTRIES
+    rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
+    for value in values:
+        if value.op.acts is not None and value.op.acts.asks_coordinates:
+            rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
+        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
+            rooms[value.width] += value.size
+    for source, acts in uses.items():
+        weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
+        members = len(np.unique(np.concatenate([weight.members.ravel() for weight in weights])))
+        on = [0.0, 0.0]  # vectors for each member, of W and of W^T
+        for value, weight in zip(acts, weights, strict=True):
+            on[weight.transposed] += value.size / members
+        entries = members * math.prod(sizes(weights[0], context))
+        if known.keys() >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
+            left -= entries
+            yield source
+
+
+def _cheaper(weight: Weight, on: Sequence[float], rooms: Mapping[Width, int], context: Context) -> bool:
+    """Whether all entries cost less than sources for the directions of what a matrix and its transpose act on."""
+    prices, vectors, widths = context.prices, sum(on), (weight.in_width, weight.out_width)
+    rows, columns = sizes(weight, context)
+    reach = [min(size, rooms[width]) for size, width in zip((rows, columns), widths, strict=True)]
+    each = prices.normal + vectors * prices.product
+    sources = (on[0] * reach[1] + on[1] * reach[0]) * each
+    factors = prices.factor(1, on[0], reach[0]) + prices.factor(1, on[1], reach[1])
+    return vectors >= _cost_model.FEWEST and rows * columns * each < _cost_model.PREFERENCE * (sources + factors)

@@ -1,16 +1,11 @@
-"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once, or is drawn.
+"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
 
 Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
 with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last
-D is what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
-E = g + Σ_k (what makes ⟨B_k, E⟩ agree with ⟨U_k, D⟩) B_k with g a fresh matrix on D; W^T with the roles exchanged.
-
-At infinite width the same form serves a matrix that made both factors of a score: what counts there are coefficients c
-of order n^(−1/2).
-
-Here W has entries N(0, 1/in) and W^T, as a matrix of its own, N(0, 1/out), so that all directions have coordinates of
-order 1. Then in^(−1/2) ⟨U_k, D⟩ = out^(−1/2) ⟨B_k, E⟩, and
-E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k.
+D is what x adds to the directions before. So W x = Σ_j c_j E_j. Here W has entries N(0, 1/in) and W^T, as a matrix of
+its own, N(0, 1/out), so that all directions have coordinates of order 1. Given all that is known of W, W D for a new D
+is E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k with g a fresh matrix on D; W^T likewise. At
+infinite width the same form serves a matrix that made both factors of a score: its c are of order n^(−1/2).
 
 After this pass no matrix acts twice, which lowering relies on: it cannot be switched off.
 """
@@ -18,36 +13,22 @@ After this pass no matrix acts twice, which lowering relies on: it cannot be swi
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from ..._validate import LARGEST
-from ...language._array import Value, VectorAccess
+from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import Dot, MatMul, Source
+from ...language._operation import Dot, MatMul, Root, Source
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
 from ...language._vector import Vector, mix
-from ...language._width import Width
-from .. import _cost_model
 from .._exceptions import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, Span
 from ._orders import Orders, SmallParts
-from ._rewrite import (
-    Context,
-    asked,
-    asked_together,
-    by_classes,
-    linear_sources,
-    reads_small_parts,
-    rewritten,
-    uses_of,
-)
-from .trained_weights import DrawnWeight, sizes
+from ._rewrite import Context, alike, by_classes, linear_sources, reads_small_parts, rewritten, uses_of
 
 Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
 
@@ -69,10 +50,14 @@ def _eliminated(
     found: set[Side] = set()
     uses = uses_of(context.ordered(outputs))
     met = _met(outputs, uses, context)
-    alike = {source: _alike(many) for source, many in uses.items() if len(many) > 1 or source in met}
+    classes = {  # of members that act in the same uses
+        source: alike((value, value.op.weight.members.ravel().tolist()) for value in many)  # type: ignore[attr-defined]
+        for source, many in uses.items()
+        if len(many) > 1 or source in met
+    }
     matrices: dict[tuple[Source, int], _Matrices] = {}
     orders = None
-    if alike and any(reads_small_parts(v, context) for v in context.ordered(outputs)):
+    if classes and any(reads_small_parts(v, context) for v in context.ordered(outputs)):
         orders = Orders(lambda x: math.isinf(context.width(x)))
     small = SmallParts(orders) if orders is not None and split else None
 
@@ -80,9 +65,17 @@ def _eliminated(
         made = new
         match new.op:
             case MatMul(weight, x, each) as op:
-                gain = _gain(new, weight, context)
-                if weight.source in alike:
-                    made = by_classes(op, alike[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
+                gain = weight.gain(context.bound)  # of a matrix with entries N(0, 1/in)
+                if not math.isfinite(gain):
+                    known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
+                    ratio = f"{weight.in_width}/{weight.fan}"
+                    raise ExactError(
+                        new,
+                        f"W.T @ x grows with the ratio of widths {ratio} of W, and at these widths {known}",
+                        instead="write both widths as multiples of one symbol, or bind one of them to a number",
+                    )
+                if weight.source in classes:
+                    made = by_classes(op, classes[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
                 elif weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
                     own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
                     made = own.each(x) if each else own @ x
@@ -105,7 +98,7 @@ def _eliminated(
             found.add(acts)
         if small is not None and acts in split and (rest := small.small(x)) is not None:
             main, rest = (both.act(v, side, gain, context) for v in (small.main(x), small.main(rest)))
-            return main + small.scaled(rest, x)
+            return main + Scalar(Root((), (x.width,)), ()) * rest
         return both.act(x, side, gain, context) if again else both.fresh(x, side, gain)
 
     return rewritten(outputs, context, change), frozenset(found)
@@ -140,15 +133,6 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
     return found
 
 
-def _alike(uses: Sequence[Value]) -> list[list[int]]:
-    """The members of a weight in classes of those that act in the same uses."""
-    acting = [set(value.op.weight.members.ravel().tolist()) for value in uses if isinstance(value.op, MatMul)]
-    classes: dict[tuple[bool, ...], list[int]] = {}
-    for member in sorted(set[int]().union(*acting)):
-        classes.setdefault(tuple(member in members for members in acting), []).append(member)
-    return list(classes.values())
-
-
 class _Matrices:
     """Matrices that act together: what they, and their transposes, acted on so far, and what they made of it.
 
@@ -164,18 +148,15 @@ class _Matrices:
 
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
         """W x, or W^T x, with entries N(0, gain²/in) of a matrix of its own: (matrices, vectors)."""
-        known, images = self.directions[side], self.images[side]
         self.left -= 1
         wide = any(math.isinf(w.bind(context.bound)) for w in (self.weight.in_width, self.weight.out_width))
-        if known is None and not self.left and not wide:  # nobody asks for directions: the correction is linear in D
+        x, known = self._known(x, side)
+        if not known and not self.left and not wide:  # nobody asks for directions: the correction is linear in D
             return self._corrected(self.fresh(x, side, gain), x, side, gain)
-        if known is not None and known.ndim != x.ndim:
-            known, x = self._apart(known), self._apart(x)
-        new = Vector(Span(x, () if known is None else (known,)), x.shape, x.width)
+        new = Vector(Span(x, known), x.shape, x.width)
         made = self._corrected(self.fresh(new, side), new, side)
-        every = new if known is None else _extended(known, new)
-        self.directions[side] = every
-        self.images[side] = images = made if images is None else _extended(images, made)
+        self.directions[side] = every = _extended(known[0] if known else None, new)
+        self.images[side] = images = _extended(self.images[side], made)
         along = Scalar(Coefficients(x, every), (*x.shape, every.shape[-1]))
         if wide:
             made = mix(along, images)
@@ -184,19 +165,19 @@ class _Matrices:
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
         """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
-        known = self.directions[side]
         self.small[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
         one_rate = len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1  # else refused later
         if not self.small[side] or not one_rate:
             return False
-        if known is not None and known.ndim != x.ndim:
-            known, x = self._apart(known), self._apart(x)
-        return not orders.adds_direction(x, () if known is None else (known,)).all()
+        return not orders.adds_direction(*self._known(x, side)).all()
 
-    def _apart(self, x: Vector) -> Vector:
-        """Vectors that are the same for all matrices, for each of them."""
-        return x if x.ndim == 2 else x.broadcast_to((self.weight.members.size, *x.shape))
+    def _known(self, x: Vector, side: int) -> tuple[Vector, tuple[Vector, ...]]:
+        """x, and the directions before it, if there are any: if one is for each matrix, both are."""
+        both = [x] if (known := self.directions[side]) is None else [x, known]
+        if len({v.ndim for v in both}) > 1:
+            both = [v if v.ndim == 2 else v.broadcast_to((self.weight.members.size, *v.shape)) for v in both]
+        return both[0], tuple(both[1:])
 
     def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
         """g: matrices of their own on new directions, with entries N(0, gain²/in)."""
@@ -215,85 +196,7 @@ class _Matrices:
         return g + mix(Scalar(change, (*g.shape, known.shape[-1])), known)  # (matrices, new, known)
 
 
-def _gain(value: Value, weight: Weight, context: Context) -> float:
-    """By what a matrix with entries N(0, 1/in) is to be multiplied, for entries N(0, std²/fan)."""
-    gain = weight.gain(context.bound)
-    if not math.isfinite(gain):
-        known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
-        raise ExactError(
-            value,
-            f"W.T @ x grows with the ratio of widths {weight.in_width}/{weight.fan} of W, and at these widths {known}",
-            instead="write both widths as multiples of one symbol, or bind one of them to a number",
-        )
-    return gain
-
-
-def _extended(known: Vector, new: Vector) -> Vector:
-    shape = (*new.shape[:-1], known.shape[-1] + new.shape[-1])
-    return Vector(Append((known, new)), shape, new.width)
-
-
-# A matrix that acts on many vectors, in several places or also as W^T, is drawn: its entries become numbers of the
-# plan. Without that it would be drawn along the directions of all that it acts on, and W^T along those of what that
-# acts on. With about as many directions as W has columns or rows, these are more numbers than W has entries, and each
-# has to be made to agree with all before it. Conditions: finite widths; everything that the matrix makes is asked for
-# products or coordinates (what only an output needs is never drawn otherwise); and the entries of all such matrices fit
-# in memory.
-
-ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
-
-
-def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with the entries of matrices that act often as scalars."""
-    values = context.ordered(outputs)
-    many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
-    if math.inf in context.bound.values() or not many:
-        return list(outputs)
-    drawn = {source: DrawnWeight(many[source], context) for source in _chosen(values, many, context)}
-
-    def change(old: Value, new: Value) -> Value:
-        match new.op:
-            case MatMul(weight) as op if weight.source in drawn:
-                return drawn[weight.source].act(new, op)
+def _extended(known: Vector | None, new: Vector) -> Vector:
+    if known is None:
         return new
-
-    return rewritten(outputs, context, change) if drawn else list(outputs)
-
-
-def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
-    """The matrices that are to be drawn."""
-    known = asked_together(values, linear_sources(values))
-    rooms, left = _rooms(values), ENTRIES
-    for source, acts in uses.items():
-        weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
-        members = len(np.unique(np.concatenate([weight.members.ravel() for weight in weights])))
-        on = [0.0, 0.0]  # vectors for each member, of W and of W^T
-        for value, weight in zip(acts, weights, strict=True):
-            on[weight.transposed] += value.size / members
-        entries = members * math.prod(sizes(weights[0], context))
-        if known.keys() >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
-            left -= entries
-            yield source
-
-
-def _rooms(values: Sequence[Value]) -> Counter[Width]:
-    """How many directions vectors of each width can have: as many as sources, or all that there are if so asked."""
-    rooms: Counter[Width] = Counter()
-    for value in values:
-        if value.op.acts is not None and value.op.acts.asks_coordinates:
-            rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
-        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
-            rooms[value.width] += value.size
-    return rooms
-
-
-def _cheaper(weight: Weight, on: Sequence[float], rooms: Mapping[Width, int], context: Context) -> bool:
-    """Whether all entries cost less than sources for the directions of what a matrix and its transpose act on."""
-    prices, vectors = context.prices, sum(on)
-    widths = weight.in_width, weight.out_width
-    sizes = [width.bind(context.bound) for width in widths]
-    reach = [min(size, rooms[width]) for size, width in zip(sizes, widths, strict=True)]
-    each = prices.normal + vectors * prices.product
-    sources = (on[0] * reach[1] + on[1] * reach[0]) * each
-    factors = prices.factor(1, on[0], reach[0]) + prices.factor(1, on[1], reach[1])
-    return vectors >= _cost_model.FEWEST and sizes[0] * sizes[1] * each < _cost_model.PREFERENCE * (sources + factors)
+    return Vector(Append((known, new)), (*new.shape[:-1], known.shape[-1] + new.shape[-1]), new.width)
