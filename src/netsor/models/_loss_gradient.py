@@ -126,9 +126,8 @@ class Logits(NamedTuple):
 
     def first(self, count: int) -> Logits:
         """The logits of the first vectors, if `words` was given their number."""
-        known = None if self.known is None else self.known[:count]
+        known, noise = (None if a is None else a[:count] for a in (self.known, self.noise))
         root = None if self.root is None else self.root[:count, :count]
-        noise = None if self.noise is None else self.noise[:count]
         return self._replace(y=self.y[:count], known=known, root=root, noise=noise)
 
     def ends(self) -> Scalar:
@@ -163,10 +162,8 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int 
             known, others = join([known, constant(np.zeros((y.size, 1)))], axis=1), others - 1
     if not others:
         return Logits(y, known, None, None, model.logit_cap, column)
-    gram = mean_dot(y, y)
-    if first is None:
-        factor = root(gram)
-    else:
+    factor = root(gram := mean_dot(y, y))
+    if first is not None:
         factor = apply(partial(_split_root, first=first), gram, axes=2, name="root", bounded=False, lipschitz=False)
     std = sigma_of(model.std_embedding if model.tied else model.std_logits, model.width)
     return Logits(y, known, std * factor, normal((y.size, others), name="words"), model.logit_cap, column)
@@ -268,7 +265,7 @@ class ModelEnd:
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
         """The logits, their loss and where its gradient begins; `limit` says n = ∞."""
-        y, loss = self.traced.output, None
+        y = self.traced.output
         if not self.model.vocabulary:
             return End({}, (), readout(y) if gradients else None)
         if ranges and self._next:  # the last token has logits too, although it predicts nothing
@@ -283,10 +280,7 @@ class ModelEnd:
                 "cotangents of scores: the gradient has a part along the embeddings, which the stream has too",
                 instead="gradients of a model whose logits are not tied have a limit",
             )
-        if gradients:
-            loss, ends = cross_entropy(self.model, logits, self.targets)
-        else:
-            ends = logits.ends()
+        loss, ends = cross_entropy(self.model, logits, self.targets) if gradients else (None, logits.ends())
         row = {"logit_std": ends[0], "loss": ends[1] - logits.of(self.targets).mean(), "max_probability": ends[2]}
         return End(row, every.parts() if ranges else (), loss)
 

@@ -169,16 +169,17 @@ def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | N
     """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens, if logits are tied."""
     count, shift = logits.width.factor, None
     if words is None:
-        e = ns.nonlin(_exp, logits, name="exp", derivative=_exp)
+        e = ns.nonlin(exponential, logits, name="exp", derivative=exponential)
     else:  # the logit of a token's own id, which tied logits make large, is taken off before the exponential
         shift = _own(logits, words)
-        e = ns.nonlin(_exp, logits, shift, name="exp", derivative=(_exp, partial(_exp, sign=-1.0)))
+        e = ns.nonlin(exponential, logits, shift, name="exp", derivative=(exponential, partial(exponential, sign=-1.0)))
     sums = ns.apply(_log, ns.mean_dot(e, ns.ones(count)), name="log", derivative=_inverse)
     sums = sums if shift is None else sums + shift
     return (sums - _own(logits, targets)).mean() + math.log(count)
 
 
-def _exp(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
+def exponential(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
+    """±e^(logits − shift)."""
     return sign * array_namespace(logits).exp(logits - shift)
 
 
