@@ -1,8 +1,8 @@
 """A described transformer with its loss, every parameter a matrix: the program that a step of an optimiser moves.
 
-The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, so that embeddings, positions and the matrix of
-logits are weights as all others are, and tied logits are W^E^T y. Biases and gains of norms begin at 0 and 1. They are
-parameters only if asked for: gains that are trained need all coordinates of the stream.
+The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, so embeddings, positions and logits have weights
+as all else, and tied logits are W^E^T y. Biases and gains of norms begin at 0 and 1. They are trained only if asked
+for: trained gains need all coordinates of the stream.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def training(
         acts += [WeightUse(block, kind, value) for kind, values in kinds.items() for value in values]
     acts.append(WeightUse(None, "head", product))
     names = ("scores", "attention", "mlp", "stream")
-    watched = {name: tuple(value_of(block, name) for block in net.blocks) for name in names}
-    watched = {"embedding": (x,), **watched, "final": (traced.output,)}
+    inside = {name: tuple(value_of(block, name) for block in net.blocks) for name in names}
+    watched = {"embedding": (x,), **inside, "final": (traced.output,)}
     loss = cross_entropy_of(logits, last, words if model.tied else None)
     return Training(watched, traced.masks, logits, loss, last, tuple(acts), vectors)
 

@@ -94,7 +94,7 @@ def _expanded(a: Vectors, shape: Shape) -> Vectors:
 
 def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     """a + alpha · other."""
-    b = other if alpha == 1 else multiply(call, other, float(alpha))
+    b: Any = other if alpha == 1 else multiply(call, other, float(alpha))
     kinds = {type(a), type(b)}
     if Coordinates in kinds and kinds <= {Coordinates, Vectors}:
         left, right = Coordinates.of(a), Coordinates.of(b)

@@ -125,7 +125,7 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
     """Streams, branches and attention of each block; the mask of each block, one for all heads."""
 
     def probe(name: str, node: Any) -> Probe:
-        return Probe(name, reader.value(reader.env[node]).reshape(-1))  # type: ignore[attr-defined]
+        return Probe(name, reader.value(reader.env[node]).reshape(-1))
 
     probes: list[Probe] = []
     masks: list[Any] = []

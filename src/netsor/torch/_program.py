@@ -333,8 +333,8 @@ class Reader:
         twins = self.draws.twins.keys()  # rows that became scalars: as vectors they would be other draws
         if twins and not twins.isdisjoint(topological_order(values)):
             raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
-        outputs = values[0] if len(values) == 1 else tuple(values)
-        return self.graph.laws.label(Program(outputs, self.graph.name, self.probes))
+        output = values[0] if len(values) == 1 else tuple(values)
+        return self.graph.laws.label(Program(output, self.graph.name, self.probes))
 
     def _result(self, node: Node) -> Any:
         name, path = name_of(node), path_of(node)

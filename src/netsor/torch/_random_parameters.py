@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -133,7 +134,7 @@ class Draws:
 
     def scalars(self, x: Vectors) -> Scalars:
         """The entries of rows as scalars, where they are added to scores: relative positions, a number a head."""
-        base = x.value if x.value in self._tables else getattr(x.value.op, "x", None)
+        base: Any = x.value if x.value in self._tables else getattr(x.value.op, "x", None)
         refuse_if(base not in self._tables, "only rows of a parameter can be scalars, and not coordinates of vectors")
         name, rows = self._tables[base]
         law = self.laws[name]
