@@ -146,18 +146,16 @@ def refuse(model: Description) -> None:
     """Raise an error for models whose training is not supported."""
     needed = {"inputs": "tokens", "readout": "linear", "decoder_layers": 0, "experts": None, "shared": False}
     for name, value in (needed | {"std_type": 0.0, "padding": None}).items():
-        if getattr(model, name) != value:
-            said = f"{name}={getattr(model, name)!r} of {model.name} must be {value!r}"
-            raise ValueError(f"{said} to be trained here: set it, or write the network as a program with ns.probe")
+        if (given := getattr(model, name)) != value:
+            said = f"{name}={given!r} of {model.name} must be {value!r} to be trained here"
+            raise ValueError(f"{said}: set it, or write the network as a program with ns.probe")
     if model.vocabulary is None:
         raise ValueError(f"vocabulary=None of {model.name}: without logits there is no loss to train by")
 
 
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     """A unit vector for each id."""
-    rows = np.zeros((len(ids), count))
-    rows[np.arange(len(ids)), list(ids)] = 1.0
-    return ns.data(rows)
+    return ns.data(np.equal.outer(ids, np.arange(count)).astype(float))
 
 
 def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
@@ -167,15 +165,13 @@ def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
 
 def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None) -> ns.Scalar:
     """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens, if logits are tied."""
-    count, shift = logits.width.factor, None
-    if words is None:
-        e = ns.nonlin(exponential, logits, name="exp", derivative=exponential)
-    else:  # the logit of a token's own id, which tied logits make large, is taken off before the exponential
-        shift = _own(logits, words)
-        e = ns.nonlin(exponential, logits, shift, name="exp", derivative=(exponential, partial(exponential, sign=-1.0)))
+    count = logits.width.factor
+    # of tied logits, that of a token's own id is large: it is taken off before the exponential
+    shift = [] if words is None else [_own(logits, words)]
+    slopes = (exponential, partial(exponential, sign=-1.0))[: 1 + len(shift)]
+    e = ns.nonlin(exponential, logits, *shift, name="exp", derivative=slopes)
     sums = ns.apply(_log, ns.mean_dot(e, ns.ones(count)), name="log", derivative=_inverse)
-    sums = sums if shift is None else sums + shift
-    return (sums - _own(logits, targets)).mean() + math.log(count)
+    return (sum(shift, sums) - _own(logits, targets)).mean() + math.log(count)
 
 
 def exponential(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:

@@ -114,9 +114,7 @@ def read_network(
     if logits is not None and not trained:
         p, right = logits.reshape(-1, logits.shape[-1]), None
         if targets is not None:
-            p = p[: len(targets)]
-            right = np.zeros(p.shape, bool)
-            right[np.arange(len(targets)), list(targets)] = True
+            p, right = p[: len(targets)], np.equal.outer(targets, np.arange(p.shape[1]))
         probes.append(Probe("logits", p, right))
     return Network(graph.laws.label(Program(program.output, graph.name, probes)), parts, targets, masks, logits)
 
@@ -148,16 +146,12 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
 
 def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     """The right words, by the convention of audits."""
-    if parts.logits is None:
-        return None
-    rows = int(np.prod(parts.logits.meta["val"].shape[:-1]))
+    rows = 0 if parts.logits is None else math.prod(parts.logits.meta["val"].shape[:-1])
     if rows == 1:
         return (0,)  # of a class: all are alike
-    if parts.words is None or len(parts.words[1]) != rows:
-        return None
-    ids = tuple(parts.words[1].tolist())
+    ids = () if parts.words is None else tuple(parts.words[1].tolist())
     bidirectional = len(parts.stacks) == 1 and all(mask is None or mask.all() for mask in masks)
-    return ids if bidirectional else ids[1:]
+    return None if not rows or len(ids) != rows else ids if bidirectional else ids[1:]
 
 
 def training(
