@@ -12,8 +12,7 @@ from ._build import Layer, Trace
 from ._description import settings
 from ._init_schemes import RECIPES, recipe
 from ._metric_program import Probes
-from ._read_model import names, nanogpt, pytorch_encoder, read
-from ._transformer import Transformer
+from ._transformer import Transformer, names, nanogpt, pytorch_encoder, read
 
 __all__ = [
     "RECIPES",

@@ -58,10 +58,8 @@ def inputs_of(
     if model.inputs == "patches":
         most = model.length or 2
         if ids is not None or (patches is None) == (tokens is None):
-            raise ValueError(
-                f"{model.name} reads images: give patches, or tokens (a class token and patches of standard normal "
-                "pixels)"
-            )
+            either = "patches, or tokens (a class token and patches of standard normal pixels)"
+            raise ValueError(f"{model.name} reads images: give {either}")
         if patches is None:
             return Inputs(whole(tokens, "tokens", least=2, most=most))
         given = np.array(patches, dtype=np.float64)
@@ -71,9 +69,8 @@ def inputs_of(
     if patches is not None:
         raise ValueError(f"patches are for models of images, and {model.name} reads ids")
     if (ids is None) == (tokens is None):
-        raise ValueError(
-            f"give ids or tokens (a number of different ids), one of them; got ids={shown(ids)}, tokens={shown(tokens)}"
-        )
+        got = f"got ids={shown(ids)}, tokens={shown(tokens)}"
+        raise ValueError(f"give ids or tokens (a number of different ids), one of them; {got}")
     if ids is None:
         count = whole(tokens, "tokens", most=model.length or 2**20)
         words = (model.vocabulary or math.inf) - (model.padding is not None)
@@ -130,11 +127,8 @@ class Layer(NamedTuple):
 class EmbeddingTable(NamedTuple):
     """The embedding of the ids that occur, in increasing order."""
 
-    ids: tuple[int, ...]  # that occur, in order
-    vectors: nn.Embedding
-
-    def __call__(self, ids: Sequence[int]) -> ns.Vector:
-        return self.vectors(np.searchsorted(self.ids, ids))
+    ids: tuple[int, ...]
+    vectors: nn.Embedding  # of their places in `ids`
 
 
 class Trace(NamedTuple):
@@ -173,20 +167,19 @@ class Trace(NamedTuple):
     @property
     def probes(self) -> tuple[Probe, ...]:
         """The same by the names of `ns.probe`, as a custom program would have them."""
-        starts = [self.embedded, *([] if self.decoded is None else [self.decoded])]
-        streams = [layer.stream for layer in self.layers]
+        starts = [self.embedded] if self.decoded is None else [self.embedded, self.decoded]
         encoder = sum(layer.crossed is None for layer in self.layers)
-        blocks = values_by_block(starts, streams, encoder)[1]
+        blocks = values_by_block(starts, [layer.stream for layer in self.layers], encoder)[1]
         probes: list[Probe] = []
         for i, (layer, mask, values) in enumerate(zip(self.layers, self.masks, blocks, strict=True)):
             if i in (0, encoder):
                 probes.append(Probe("embedding", starts[i > 0]))
-            for value, op in [(value, value.op) for value in values if isinstance(value.op, MatMul)]:
-                kind = matrix_kind(op, n)
+            for value in values:
+                kind = matrix_kind(value.op, n) if isinstance(value.op, MatMul) else ""
                 if kind in ("query", "key", "value"):
                     probes.append(Probe(kind, value))
                 elif kind == "out":
-                    probes.append(Probe("hidden", op.x))
+                    probes.append(Probe("hidden", value.op.x))  # type: ignore[attr-defined]
             probes += [Probe("scores", layer.scores, mask), Probe("weights", layer.weights, mask)]
             named: dict[str, ns.Value | None] = {"attention": layer.attended, "cross": layer.crossed, "mlp": layer.fed}
             named |= {"middle": layer.given if self.post else None, "experts": layer.experts, "stream": layer.stream}
@@ -201,25 +194,23 @@ def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) 
     windows = [model.window if i % model.window_every == 0 else None for i in range(depth)]
     masks = [_mask(given.tokens, window, model.causal) for window in windows[: model.layers]]
     bias = _bias(model, given.tokens, bidirectional=not model.causal)
+    last = partial(normed, model) if model.final_norm else lambda u: u
     layers: list[Layer] = []
     stream, decoded = x, None
     again = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
     for mask in masks:
         layers.append(Layer(*again(stream)) if model.shared else _layer(model, stream, mask, bias))
         stream = layers[-1].stream
-    output = normed(model, stream) if model.final_norm else stream
-    if model.decoder_layers:
-        assert table is not None
+    if table is not None and model.decoder_layers:
+        context, tokens = last(stream), len(given.decoder_ids)
         stream = decoded = _words(model, table, given.decoder_ids)
-        tokens = len(given.decoder_ids)
-        bias, context = _bias(model, tokens, bidirectional=False), output
+        bias = _bias(model, tokens, bidirectional=False)
         decoder = dataclasses.replace(model, **{name: model.decoder_gain * getattr(model, name) for name in BRANCHES})
         for window in windows[model.layers :]:
             masks.append(_mask(tokens, window, True))
             layers.append(_decoder_layer(decoder, stream, context, masks[-1], bias))
             stream = layers[-1].stream
-        output = normed(model, stream) if model.final_norm else stream
-    return Trace(x, tuple(layers), output, tuple(masks), table, decoded, model.order == "post")
+    return Trace(x, tuple(layers), last(stream), tuple(masks), table, decoded, model.order == "post")
 
 
 def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, ns.Vector]:
@@ -241,7 +232,7 @@ def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None,
 
 
 def _words(model: Description, table: EmbeddingTable, ids: tuple[int, ...]) -> ns.Vector:
-    x = table(ids)
+    x = table.vectors(np.searchsorted(table.ids, ids))
     if model.padding in ids:
         x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
     return x if model.embedding_scale == 1 else model.embedding_scale * x
@@ -272,8 +263,7 @@ def _decoder_layer(model: Description, x: ns.Vector, context: ns.Vector, mask: M
     own = _attend(model, normed(model, x), mask, bias)
     x = x + own.output
     cross = _attend(model, normed(model, x), None, None, context).output
-    x = x + cross
-    given = normed(model, x)
+    given = normed(model, x := x + cross)
     fed = _feed(model, given)
     return Layer(x + fed, own.output, fed, given, own.scores, own.weights, cross)
 

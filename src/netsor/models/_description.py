@@ -33,7 +33,8 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
 
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
 MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
-SCALAR_STDS = ("std", *(f"std_{matrix}" for matrix in MATRICES))  # that may be scalars of a program
+STDS = tuple(f"std_{matrix}" for matrix in MATRICES)
+SCALAR_STDS = ("std", *STDS)  # that may be scalars of a program
 BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the branches of a block add: all but scores
 
 
@@ -140,7 +141,7 @@ class Description:
         known = self.padding is None or self.padding < (self.vocabulary or math.inf)
         yield "padding", not known, f"an id of the vocabulary, which has {self.vocabulary}"
         yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
-        many = self.experts is not None and self.experts_per_token > self.experts
+        many = self.experts_per_token > (self.experts or math.inf)
         yield "experts_per_token", many, f"at most experts={self.experts}"
         yield "rotary_stretch", self.rotary_stretch and self.positions != "rotary", "None unless positions='rotary'"
         yield "buckets", self.positions == "relative" and few, f"at least 4, and below 2·distance={2 * self.distance}"
@@ -166,16 +167,14 @@ class Description:
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
                 meant = f"; did you mean {' or '.join(near)}?" if near else ": ns.models.Transformer lists them"
-                raise ValueError(
-                    f"{name if name.isidentifier() else shown(name)} is not a field of a Transformer{meant}"
-                )
+                said = name if name.isidentifier() else shown(name)
+                raise ValueError(f"{said} is not a field of a Transformer{meant}")
             if name in own:
                 raise ArgumentError(given, value, f"given once: {name} is the same field")
             own[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
-        every: dict[str, Any] = {}
         if std is not None:
             real(std, "std", least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)
-            every = {f"std_{matrix}": std for matrix in MATRICES}
+        every = {} if std is None else dict.fromkeys(STDS, std)
         changed = dataclasses.replace(self, **{**every, **own})
         for name, needs in idle(changed).items():
             if name in own and getattr(changed, name) != getattr(self, name):
@@ -238,7 +237,7 @@ D = TypeVar("D", bound=Description)
 def with_scalar_std(model: D, field: str, std: Any) -> D:
     """The model with a scalar of a program as one of `SCALAR_STDS`; it can be built, and not validated again."""
     made = copy(model)
-    for name in [f"std_{matrix}" for matrix in MATRICES] if field == "std" else [field]:
+    for name in STDS if field == "std" else [field]:
         object.__setattr__(made, name, std)
     return made
 

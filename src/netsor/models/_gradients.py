@@ -1,8 +1,8 @@
 """The backward half of the quantities of an audit: gradients of the first loss, block by block and by kind of weight.
 
-One pass back through the program has the cotangents √n ∂L/∂x of the stream and of all that matrices made. A matrix that
-made y_i = W x_i has ∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over pairs of tokens of products of two Gram
-matrices. Cotangents and widths are in the units of the model: at n = ∞ its own widths turn means into sums.
+One backward pass has the cotangents √n ∂L/∂x of the stream and of all products of matrices. If y_i = W x_i, then
+∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over pairs of tokens of products of two Gram matrices. Cotangents and
+widths are in the units of the model: at n = ∞ its own widths turn means into sums.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ class Gradients:
         self, net: ProbedProgram, loss: Loss, widths: Mapping[str, float], vocabulary: int | None = None
     ) -> None:
         self.net, self.widths = net, widths
-        roots = [value for value, _ in loss.seeds]
-        self.reached = set(topological_order(roots))
+        self.reached = set(topological_order([value for value, _ in loss.seeds]))
         gaussians = [x for x in dict.fromkeys(net.values[0]) if isinstance(x, Vector) and isinstance(x.op, Gaussian)]
         tables = [x for x in gaussians if vocabulary and x.op.source.name == "embedding"]  # type: ignore[attr-defined]
-        leaves = list(map(self._reshaped, (*net.starts, *net.streams, *tables)))
-        leaves = [leaf for leaf in leaves if leaf in self.reached]
-        self.back = Reverse(loss.seeds, leaves, lambda op: True, constants=loss.constants)
+        leaves = map(self._reshaped, (*net.starts, *net.streams, *tables))
+        reached = [leaf for leaf in leaves if leaf in self.reached]
+        self.back = Reverse(loss.seeds, reached, lambda op: True, constants=loss.constants)
         self.uses: dict[Value, Use] = {use.value: use for use in self.back.uses}
         self._rows(net)
         self._ends(net, loss, tables, vocabulary or 0)
@@ -51,10 +50,10 @@ class Gradients:
         sized = {kind for kind in kinds if all(self._size(block[kind]) != 0 for block in by_block)}
         names = [f"grad_{kind}{ratio}" for kind in kinds for ratio in ("", "_ratio")[: 1 + (kind in sized)]]
         self.names = ("grad_mean_square", *names)
-        self.rows = []
-        for stream, block in zip(net.streams, by_block, strict=True):
-            first = stack([self._mean_square(stream)])
-            self.rows.append(join([first, self._norms(block, sized)]) if names else first)
+        self.rows = [stack([self._mean_square(stream)]) for stream in net.streams]
+        if names:
+            pairs = zip(self.rows, by_block, strict=True)
+            self.rows = [join([row, self._norms(block, sized)]) for row, block in pairs]
 
     def _ends(self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int) -> None:
         """One row for the network: at the embeddings, of the embedding, and of the matrix of the logits."""

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from .._validate import ArgumentError
-from ._description import BRANCHES, MATRICES, Description, idle
+from ._description import BRANCHES, STDS, Description, idle
 
 M = TypeVar("M", bound=Description)
 Changes = dict[str, Any]
 BASE, BASE_HEAD = 256, 64  # µP: the width and the dimension of a head at which it is the plain recipe
+LAST = ("std_o", "std_out")  # the last matrices of both branches
 
 
 class Recipe(NamedTuple):
@@ -51,16 +52,16 @@ def recipe(model: M, name: str) -> M:
 
 
 def _alike(std: float) -> Changes:
-    return {f"std_{matrix}": std for matrix in MATRICES} | {"std_router": std}
+    return dict.fromkeys((*STDS, "std_router"), std)
 
 
 def _depth(model: Description) -> int:
     return model.layers + model.decoder_layers
 
 
-def _scale_last(made: Changes, factor: float) -> Changes:
-    """With the last matrices of both branches multiplied."""
-    return made | {name: made[name] * factor for name in ("std_o", "std_out")}
+def _scaled(made: Changes, names: tuple[str, ...], factor: float) -> Changes:
+    """With some standard deviations multiplied."""
+    return made | {name: made[name] * factor for name in names}
 
 
 def _fans(model: Description) -> dict[str, tuple[int, int]]:
@@ -83,8 +84,8 @@ def _t_fixup(model: Description) -> Changes:
     """T-Fixup: blocks of an encoder times 0.67 L^(−1/4), of a decoder that looks at it times (9L)^(−1/4)."""
     # Each L is the depth of its own stack, and that of the encoder for embeddings which both share, as in the authors'
     # code. A decoder alone has the two branches of an encoder's block, for which their bound gives the first factor.
-    changes, factor = _xavier(model), 0.67 * model.layers**-0.25
-    changes |= {name: changes[name] * factor for name in BRANCHES}
+    factor = 0.67 * model.layers**-0.25
+    changes = _scaled(_xavier(model), BRANCHES, factor)
     changes["std_embedding"] *= (9 * model.layers) ** -0.25
     if model.decoder_layers:
         changes["decoder_gain"] = (9 * model.decoder_layers) ** -0.25 / factor
@@ -95,10 +96,8 @@ def _deepnorm(model: Description) -> Changes:
     """norm(αx + f(x)) = norm(x + f(x)/α): the multiplier α of the stream is one of the last matrices, but for eps."""
     if model.order != "post":
         raise ValueError(f"recipe='deepnorm' is for a norm after each sum: {model.name} has order={model.order!r}")
-    changes, depth = _xavier(model), _depth(model)
-    alpha, beta = (2 * depth) ** 0.25, (8 * depth) ** -0.25
-    scaled = changes | {name: changes[name] * beta for name in BRANCHES}
-    return _scale_last(scaled, 1 / alpha)
+    scaled = _scaled(_xavier(model), BRANCHES, (8 * _depth(model)) ** -0.25)
+    return _scaled(scaled, LAST, 1 / (2 * _depth(model)) ** 0.25)
 
 
 def _ntk(model: Description) -> Changes:
@@ -124,13 +123,13 @@ RECIPES = {
     "gpt2": Recipe(
         "std 0.02, the last matrices of both branches 0.02/√(2L)",
         "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers alike",
-        lambda model: _scale_last(_alike(0.02), (2 * _depth(model)) ** -0.5),
+        lambda model: _scaled(_alike(0.02), LAST, (2 * _depth(model)) ** -0.5),
     ),
     "small": Recipe("every matrix of std √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),
     "neox": Recipe(
         "std √(2/(5n)), the last matrices of both branches 2/(L√n)",
         "GPT-NeoX-20B (Black et al. 2022, section 2.3.1), Pythia",
-        lambda model: _small(model) | dict.fromkeys(("std_o", "std_out"), 2 / (_depth(model) * math.sqrt(model.width))),
+        lambda model: _small(model) | dict.fromkeys(LAST, 2 / (_depth(model) * math.sqrt(model.width))),
     ),
     "xavier": Recipe(
         "std √(2/(fan-in + fan-out)), embeddings 1/√n", "Glorot and Bengio 2010; embeddings as in fairseq", _xavier
@@ -157,11 +156,11 @@ RECIPES = {
     "depth-mup": Recipe(
         "µP's, the last matrices of both branches over √L",
         "Bordelon et al. 2023; Yang et al. 2023, Tensor Programs VI, for blocks of one layer",
-        lambda model: _scale_last(_mup(model), _depth(model) ** -0.5),
+        lambda model: _scaled(_mup(model), LAST, _depth(model) ** -0.5),
     ),
     "zero": Recipe(
         "std 0.02, the last matrices of both branches 0: every block begins as the identity",
         "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains, Goyal et al. 2017, for residual networks",
-        lambda model: _scale_last(_alike(0.02), 0.0),
+        lambda model: _scaled(_alike(0.02), LAST, 0.0),
     ),
 }

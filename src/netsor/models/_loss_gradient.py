@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise, starmap
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,10 +59,8 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
         squares = squares * (shrunk * transpose(shrunk)) + p @ transpose(p)
     products, squares = products / seen.mass, squares / (seen.mass * transpose(seen.mass))
     if known:
-        hot = np.zeros(first.shape[-2:])
-        hot[np.arange(t), list(targets)] = 1.0
-        p = xp.exp(first - seen.top) / seen.mass
-        c = (p - xp.asarray(hot, dtype=first.dtype)) * _slope(first, cap) / t
+        hot = xp.asarray(np.equal.outer(targets, np.arange(first.shape[-1])), dtype=first.dtype)
+        c = (xp.exp(first - seen.top) / seen.mass - hot) * _slope(first, cap) / t
     else:
         root, noise = arrays
         noise = xp.take(noise, xp.asarray(targets), axis=-1)  # column j is that of the target of vector j
@@ -103,32 +101,28 @@ class Logits(NamedTuple):
     """
 
     y: Vector  # (t,), what the matrix of logits acts on
-    known: Scalar | None  # (t, words)
-    root: Scalar | None  # (t, t)
-    noise: Scalar | None  # (t, words)
+    known: Any  # scalars (t, words), or None
+    root: Any  # scalars (t, t), or None
+    noise: Any  # scalars (t, words), or None
     cap: float | None
     column: dict[int, int] | None  # where ids that occur are among the known words; None: ids are columns of the noise
 
     def parts(self) -> tuple[Scalar, ...]:
         """The logits, in parts (t, words) that make up the vocabulary: the known ones first."""
-        parts = [] if self.known is None else [self.known]
-        if self.root is not None and self.noise is not None:
-            parts.append(self.root @ self.noise)
-        return tuple(map(self._capped, parts))
+        others = None if self.root is None else self.root @ self.noise
+        return tuple(self._capped(part) for part in (self.known, others) if part is not None)
 
     def of(self, ids: Sequence[int]) -> Scalar:
         """(t,): of each vector the logit of one id, which occurs if logits are tied."""
         own = np.arange(len(ids))
-        if self.known is not None and self.column is not None:
-            return self._capped(self.known[own, np.array([self.column[i] for i in ids])])
-        root, noise = cast(tuple[Scalar, Scalar], (self.root, self.noise))
-        return self._capped((root @ noise[:, np.array(ids)])[own, own])
+        if self.column is None:
+            return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
+        return self._capped(self.known[own, np.array([self.column[i] for i in ids])])
 
     def first(self, count: int) -> Logits:
         """The logits of the first vectors, if `words` was given their number."""
-        known = None if self.known is None else self.known[:count]
+        known, noise = (None if a is None else a[:count] for a in (self.known, self.noise))
         root = None if self.root is None else self.root[:count, :count]
-        noise = None if self.noise is None else self.noise[:count]
         return self._replace(y=self.y[:count], known=known, root=root, noise=noise)
 
     def ends(self) -> Scalar:
@@ -163,10 +157,8 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int 
             known, others = join([known, constant(np.zeros((y.size, 1)))], axis=1), others - 1
     if not others:
         return Logits(y, known, None, None, model.logit_cap, column)
-    gram = mean_dot(y, y)
-    if first is None:
-        factor = root(gram)
-    else:
+    factor = root(gram := mean_dot(y, y))
+    if first is not None:
         factor = apply(partial(_split_root, first=first), gram, axes=2, name="root", bounded=False, lipschitz=False)
     std = sigma_of(model.std_embedding if model.tied else model.std_logits, model.width)
     return Logits(y, known, std * factor, normal((y.size, others), name="words"), model.logit_cap, column)
@@ -216,9 +208,7 @@ def cross_entropy(model: Description, words: Logits, targets: Sequence[int]) -> 
     sums = apply(partial(of_head, targets=tuple(columns), cap=words.cap), *given, axes=2, name="of_head")
     where = parts(t, count)
     along, square = (sums[where[k]].reshape(t, t) for k in (1, 2))
-    gram = mean_dot(y, y)
-    seeds: list[tuple[Value, Value]] = []
-    head = None
+    gram, seeds, head = mean_dot(y, y), list[tuple[Value, Value]](), None
     if words.root is not None:
         head = model.width * (square * gram).sum()
         std = model.std_embedding if model.tied else model.std_logits
@@ -268,7 +258,7 @@ class ModelEnd:
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
         """The logits, their loss and where its gradient begins; `limit` says n = ∞."""
-        y, loss = self.traced.output, None
+        y = self.traced.output
         if not self.model.vocabulary:
             return End({}, (), readout(y) if gradients else None)
         if ranges and self._next:  # the last token has logits too, although it predicts nothing
@@ -283,10 +273,7 @@ class ModelEnd:
                 "cotangents of scores: the gradient has a part along the embeddings, which the stream has too",
                 instead="gradients of a model whose logits are not tied have a limit",
             )
-        if gradients:
-            loss, ends = cross_entropy(self.model, logits, self.targets)
-        else:
-            ends = logits.ends()
+        loss, ends = cross_entropy(self.model, logits, self.targets) if gradients else (None, logits.ends())
         row = {"logit_std": ends[0], "loss": ends[1] - logits.of(self.targets).mean(), "max_probability": ends[2]}
         return End(row, every.parts() if ranges else (), loss)
 
@@ -303,7 +290,7 @@ class ModelEnd:
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """The right ids, one for each of these tokens; all classes are alike, and the first is the right one."""
+        """The right ids of these tokens; all classes are alike, and the first is the right one."""
         ids = self.inputs.decoder_ids or self.inputs.ids
         return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids
 

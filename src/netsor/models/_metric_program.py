@@ -28,7 +28,7 @@ BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
-def forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
+def _forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
     """The row of a block; `crossed` says that some block has attention to an encoder."""
     row = [of_stream(value_of(block, "stream"))]
     if names := [name for name in ATTENTION if name in block]:
@@ -70,7 +70,7 @@ def _square(x: Vector) -> Scalar:
 class Section(NamedTuple):
     """Some outputs of the metric program: a row of numbers for each block, or one for the network."""
 
-    part: str  # "forward", "input", "end", "gradients", "ranges"
+    part: str  # "block", "input", "end" or "ranges"
     names: tuple[str, ...]
     rows: list[Scalar]
     whole: bool
@@ -82,13 +82,11 @@ class Probes:
     Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
     the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
     that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, the mean squares of what the branches
-    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder). At
-    the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
-    `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
-    predicted that leaves out the last token. At the beginning: `input_mean_square`, `input_cosine` and
-    `input_effective_rank` of the embeddings, and `decoder_input_mean_square` and so on, if there is a decoder. If there
-    are experts, `largest_load` and `least_load`, a block: how many tokens are sent to the busiest and to the idlest of
-    them, over the number of an even load.
+    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder); with
+    experts `largest_load` and `least_load`, the tokens of the busiest and of the idlest expert, over an even load. At
+    the beginning: `input_mean_square`, `input_cosine` and `input_effective_rank` of the embeddings, and
+    `decoder_input_mean_square` and so on. At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or
+    its own if nothing is masked; `uniform_loss` is ln V), `max_probability`, at the tokens that predict something.
 
     Parameters
     ----------
@@ -137,23 +135,23 @@ class Probes:
     def _program(self, sections: Sequence[Section]) -> Program:
         return Program(tuple(row for section in sections for row in section.rows), f"probes of {self.model.name}")
 
-    def _names(self, whole: bool, *parts: str) -> tuple[str, ...]:
-        return tuple(name for s in self._sections if s.whole == whole and s.part in parts for name in s.names)
+    def _names(self, part: str) -> tuple[str, ...]:
+        return tuple(name for section in self._sections if section.part == part for name in section.names)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The quantities of a block, except ranges."""
-        return self._names(False, "forward", "gradients")
+        return self._names("block")
 
     @property
     def final(self) -> tuple[str, ...]:
         """The quantities of the logits, and gradients outside of the blocks."""
-        return self._names(True, "end", "gradients")
+        return self._names("end")
 
     @property
     def starts(self) -> tuple[str, ...]:
         """The quantities of the embeddings."""
-        return self._names(True, "input")
+        return self._names("input")
 
     @property
     def uniform_loss(self) -> float | None:
@@ -162,8 +160,8 @@ class Probes:
 
     def plan(self, **how: Any) -> Plan:
         """The plan of `measure`; nothing is drawn. The arguments are those of `Program.plan`, and widths."""
-        bound = self.model.widths() | how
-        return self._at(bound).plan(**bound)
+        how = self.model.widths() | how
+        return self._at(how).plan(**how)
 
     def measure(self, draws: int, **how: Any) -> dict[str, Floats]:
         """Draws of every quantity by name: (draws, layers), or (draws,) for those of the whole network.
@@ -176,8 +174,8 @@ class Probes:
             Arguments of `Program.draw`, such as `seed` and `workers`; and widths other than those of the model:
             `measure(100, n=inf, d=inf, m=inf)` is the limit.
         """
-        bound = self.model.widths() | how
-        return self.named(cast(tuple[Floats, ...], self._at(bound).draw(draws=draws, **bound)))
+        how = self.model.widths() | how
+        return self.named(self._at(how).draw(draws=draws, **how))  # type: ignore[arg-type]
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
         """Outputs of `program.draw` or `limit.draw`, by the names of the quantities, as `measure` returns them."""
@@ -199,17 +197,16 @@ class Probes:
         attention = [name for probe, names in ATTENTION.items() if probe in has for name in names]
         shares = [f"{name}_share" for name in BRANCHES if name in has]
         names = (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
-        pairs = zip(net.before, net.blocks, strict=True)
-        rows = [forward_row(before, block, "cross" in has) for before, block in pairs]
-        sections = [Section("forward", names, rows, False)]
+        rows = [_forward_row(*each, "cross" in has) for each in zip(net.before, net.blocks, strict=True)]
+        sections = [Section("block", names, rows, False)]
         for prefix, start in zip(("input_", "decoder_input_"), net.starts, strict=False):
             sections.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))
         if end.row:
             sections.append(Section("end", tuple(end.row), [stack(list(end.row.values()))], True))
         if end.loss is not None:
             gradients = Gradients(net, end.loss, self.model.widths(), self.model.vocabulary)
-            sections.append(Section("gradients", gradients.names, gradients.rows, False))
-            sections.append(Section("gradients", gradients.final_names, [gradients.final], True))
+            sections.append(Section("block", gradients.names, gradients.rows, False))
+            sections.append(Section("end", gradients.final_names, [gradients.final], True))
         if ranged:
             blocks, ends = ranges(net, end.logits)
             sections += [Section("ranges", *blocks, False), Section("ranges", *ends, True)]
@@ -224,6 +221,7 @@ class ProgramModel:
 
     def __init__(self, program: Program, widths: Mapping[str, float], longer: Sequence[Program] = ()) -> None:
         self.program, self.name = program, program.name
+        self.values = topological_order([*program.outputs, *(watched.value for watched in program.probes)])
         bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
         self._widths = {width: int(size) for width, size in bound.items()}
         self.net = net = ProbedProgram(program)
@@ -243,11 +241,6 @@ class ProgramModel:
     def on(self, tokens: int) -> ProgramModel:
         """The same network on so many tokens."""
         return self._lengths[tokens]
-
-    @cached_property
-    def values(self) -> list[Value]:
-        """All that its outputs and probes depend on."""
-        return topological_order([*self.program.outputs, *(watched.value for watched in self.program.probes)])
 
     def widths(self) -> dict[str, int]:
         """Its widths, by their names."""
@@ -284,15 +277,14 @@ class ProgramModel:
         """The loss that has a probe, or that of the logits: of the right words, or as if every word could be right."""
         row: dict[str, Scalar] = {}
         seeds: list[tuple[Value, Value]] = []
-        logits: list[Any] = []
-        for watched in self.net.ends.get("logits", ()):
-            p: Any = watched.value
-            logits.append(p)
-            share = np.full(p.shape, 1 / p.shape[1]) if watched.mask is None else watched.mask
+        logits: tuple[Any, ...] = ()
+        for _, p, right in cast(Any, self.net.ends.get("logits", ())):
+            logits = (p,)
+            share = np.full(p.shape, 1 / p.shape[1]) if right is None else right
             ends = apply(of_logits, p, axes=2)
             row = {"logit_std": ends[0], "loss": ends[1] - (share * p).sum() / p.shape[0], "max_probability": ends[2]}
             seeds = [(p, (softmax(p) - share) / p.shape[0])]
         if "loss" in self.net.ends:
             row["loss"] = value_of(self.net.ends, "loss")
             seeds = [(row["loss"], constant(np.ones(())))]
-        return End(row, tuple(logits), program_loss(self.net, seeds, self._widths) if gradients else None)
+        return End(row, logits, program_loss(self.net, seeds, self._widths) if gradients else None)

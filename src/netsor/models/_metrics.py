@@ -1,7 +1,6 @@
 """What an audit asks of the arrays of one network: functions over last axes, in any array namespace.
 
-They are asked once while a program is traced, of arbitrary numbers, so that none may fail on a matrix that is no Gram
-matrix.
+Each is called once on arbitrary numbers while a program is traced: none may fail on a matrix that is no Gram matrix.
 """
 
 from __future__ import annotations
@@ -220,11 +219,9 @@ def _entropy(p: Array) -> Array:
     return -xp.sum(p * xp.log(xp.clip(p, MIN_PROBABILITY, None)), axis=-1)
 
 
-# Ranges: how large and how small the numbers of an activation are, over all its tokens, heads and coordinates, which
-# decides whether a short format can hold them. The largest absolute value; and for each format the share of numbers
-# other than 0 that are below its smallest one, as they are and multiplied by the largest power of two with which the
-# largest still fits. Coordinates are drawn whole, jointly with all else that is measured, so the law of the largest is
-# exact at the given widths.
+# Ranges: the largest absolute value of an activation, over all its tokens, heads and coordinates; and for each format
+# the share of numbers other than 0 that are below its smallest one, as they are and multiplied by the largest power of
+# two with which the largest still fits. Coordinates are drawn whole, so the law of the largest is exact at all widths.
 
 
 class Format(NamedTuple):
@@ -238,8 +235,7 @@ class Format(NamedTuple):
     def scale(self, largest: Array) -> Array:
         """The exponent of the largest power of two with which a largest number fits."""
         xp = array_namespace(largest)
-        held = xp.where(largest > 0, largest, 1.0)
-        return xp.floor(math.log2(self.largest) - xp.log2(held))
+        return xp.floor(math.log2(self.largest) - xp.log2(xp.where(largest > 0, largest, 1.0)))
 
 
 FORMATS = (
@@ -258,9 +254,7 @@ def of_range(numbers: Array) -> Array:
     xp = array_namespace(numbers)
     size = xp.abs(numbers)
     largest = xp.max(size, axis=-1)
-    scales = [f.scale(largest) for f in FORMATS]
-    ends = [(f.smallest + 0.0 * largest, f.smallest - k) for f, k in zip(FORMATS, scales, strict=True)]
-    exponents = [pair[column] for column in (0, 1) for pair in ends]
+    exponents = [f.smallest + 0.0 * largest for f in FORMATS] + [f.smallest - f.scale(largest) for f in FORMATS]
     small = [(size < (2.0**exponent)[..., None]) & (size > 0) for exponent in exponents]
     shares = [xp.mean(xp.astype(some, size.dtype), axis=-1) for some in small]
     return xp.stack([largest, *shares], axis=-1)
@@ -281,12 +275,9 @@ def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> list[tuple[tuple[str
     """Names and rows of ranges: of the blocks, a row for each, and of embeddings and logits, one row."""
     names, rows = [name for name in BLOCK if name in net.blocks[0]], []
     for block in net.blocks:
-        allowed, columns = mask_of(block), []
-        for name in names:
-            probes = [*block[name], *(block.get("cross", ()) if name == "attention" else ())]
-            masked = allowed if name in ("scores", "weights") else None
-            columns.append(range_of([each.value for each in probes], masked))
-        rows.append(join(columns))
+        probes = {name: block[name] + (block.get("cross", []) if name == "attention" else []) for name in names}
+        masks = {name: mask_of(block) if name in ("scores", "weights") else None for name in names}
+        rows.append(join([range_of([each.value for each in probes[name]], masks[name]) for name in names]))
     ends = [net.starts, logits] if logits else [net.starts]
     parts = ((names, rows), (ENDS[: len(ends)], [join(list(map(range_of, ends)))]))
     return [(tuple(f"{name}_{column}" for name in each for column in COLUMNS), of) for each, of in parts]

@@ -43,11 +43,11 @@ class ProbedProgram:
         self.before = [self.starts[0], *self.streams[:-1]]  # the stream before each block
         self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder begins anew
         first = self.blocks[0].keys() - {"cross"}
-        for k, names in enumerate([block.keys() - {"cross"} for block in self.blocks], 1):
-            if first != names:
-                which, missing = min(first - names or names - first), first - names
-                where = f"block 1 but not in block {k}" if missing else f"block {k} but not in block 1"
-                raise ValueError(f"{self.name} has the probe {which!r} in {where}: every block must have the same")
+        for k, block in enumerate(self.blocks, 1):
+            for one, other, names in ((1, k, first - block.keys()), (k, 1, block.keys() - first - {"cross"})):
+                if names:
+                    where = f"the probe {min(names)!r} in block {one} but not in block {other}"
+                    raise ValueError(f"{self.name} has {where}: every block must have the same")
         stacks = (self.streams[: self.layers], self.streams[self.layers :])
         for start, streams in zip(self.starts, stacks, strict=False):
             shapes = sorted({start.shape, *(x.shape for x in streams)})

@@ -1,8 +1,8 @@
 """A described transformer with its loss, every parameter a matrix: the program that a step of an optimiser moves.
 
-The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, so that embeddings, positions and the matrix of
-logits are weights as all others are, and tied logits are W^E^T y. Biases and gains of norms begin at 0 and 1. They are
-parameters only if asked for: gains that are trained need all coordinates of the stream.
+The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, so embeddings, positions and logits have weights
+as all else, and tied logits are W^E^T y. Biases and gains of norms begin at 0 and 1. They are trained only if asked
+for: trained gains need all coordinates of the stream.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def training(
         acts += [WeightUse(block, kind, value) for kind, values in kinds.items() for value in values]
     acts.append(WeightUse(None, "head", product))
     names = ("scores", "attention", "mlp", "stream")
-    watched = {name: tuple(value_of(block, name) for block in net.blocks) for name in names}
-    watched = {"embedding": (x,), **watched, "final": (traced.output,)}
+    inside = {name: tuple(value_of(block, name) for block in net.blocks) for name in names}
+    watched = {"embedding": (x,), **inside, "final": (traced.output,)}
     loss = cross_entropy_of(logits, last, words if model.tied else None)
     return Training(watched, traced.masks, logits, loss, last, tuple(acts), vectors)
 
@@ -146,18 +146,16 @@ def refuse(model: Description) -> None:
     """Raise an error for models whose training is not supported."""
     needed = {"inputs": "tokens", "readout": "linear", "decoder_layers": 0, "experts": None, "shared": False}
     for name, value in (needed | {"std_type": 0.0, "padding": None}).items():
-        if getattr(model, name) != value:
-            said = f"{name}={getattr(model, name)!r} of {model.name} must be {value!r}"
-            raise ValueError(f"{said} to be trained here: set it, or write the network as a program with ns.probe")
+        if (given := getattr(model, name)) != value:
+            said = f"{name}={given!r} of {model.name} must be {value!r} to be trained here"
+            raise ValueError(f"{said}: set it, or write the network as a program with ns.probe")
     if model.vocabulary is None:
         raise ValueError(f"vocabulary=None of {model.name}: without logits there is no loss to train by")
 
 
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     """A unit vector for each id."""
-    rows = np.zeros((len(ids), count))
-    rows[np.arange(len(ids)), list(ids)] = 1.0
-    return ns.data(rows)
+    return ns.data(np.equal.outer(ids, np.arange(count)).astype(float))
 
 
 def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
@@ -167,18 +165,17 @@ def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
 
 def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None) -> ns.Scalar:
     """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens, if logits are tied."""
-    count, shift = logits.width.factor, None
-    if words is None:
-        e = ns.nonlin(_exp, logits, name="exp", derivative=_exp)
-    else:  # the logit of a token's own id, which tied logits make large, is taken off before the exponential
-        shift = _own(logits, words)
-        e = ns.nonlin(_exp, logits, shift, name="exp", derivative=(_exp, partial(_exp, sign=-1.0)))
+    count = logits.width.factor
+    # of tied logits, that of a token's own id is large: it is taken off before the exponential
+    shift = [] if words is None else [_own(logits, words)]
+    slopes = (exponential, partial(exponential, sign=-1.0))[: 1 + len(shift)]
+    e = ns.nonlin(exponential, logits, *shift, name="exp", derivative=slopes)
     sums = ns.apply(_log, ns.mean_dot(e, ns.ones(count)), name="log", derivative=_inverse)
-    sums = sums if shift is None else sums + shift
-    return (sums - _own(logits, targets)).mean() + math.log(count)
+    return (sum(shift, sums) - _own(logits, targets)).mean() + math.log(count)
 
 
-def _exp(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
+def exponential(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
+    """±e^(logits − shift)."""
     return sign * array_namespace(logits).exp(logits - shift)
 
 

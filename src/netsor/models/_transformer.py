@@ -1,21 +1,37 @@
-"""A transformer at initialisation: its description, and the programs that it is."""
+"""A transformer at initialisation: the programs that it is, and how to read it from what you have.
+
+That is a name, a file, a dict, an object, or arguments of nanoGPT or PyTorch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import numpy.typing as npt
 
+from .._files import content, fields
 from .._program import Program
-from .._validate import ArgumentError
+from .._validate import ArgumentError, one_of, shown, whole
 from ._build import Trace, inputs_of, trace
 from ._description import Description
+from ._families import READERS
 from ._loss_gradient import ModelEnd
 from ._metric_program import Probes
 
 Ids = Sequence[int] | None
 Patches = npt.ArrayLike | None
+ID = re.compile(r"[\w.-]+/[\w.-]+")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +47,22 @@ class Transformer(Description):
     ----------
     name, family : str
         The name of the model, and whose code it is of.
-    layers : int
-        Blocks; of the encoder, if there is a decoder.
-    width, heads, hidden : int
-        n, of the residual stream; heads of queries; m, of the perceptron.
-    groups : int, optional
-        Heads of keys and values, each shared by heads/groups query heads; None: as many as heads.
-    head_dim : int, optional
-        d; None: width/heads.
+    layers, width, heads, hidden : int
+        Blocks (of the encoder, if there is a decoder); n, of the residual stream; query heads; m, of the perceptron.
+    groups, head_dim : int, optional
+        Heads of keys and values, each shared by heads/groups query heads (None: as many as heads); d (None:
+        width/heads).
     vocabulary : int, optional
         None: no logits; classes, if the readout is "class".
     decoder_layers : int
         Above 0: an encoder, and a decoder that looks at it.
     inputs : str
         "tokens", or "patches", which a matrix embeds, after one class token.
-    patch : int, optional
-        Numbers in a patch: channels · height · width.
+    patch, length, padding : int, optional
+        Numbers in a patch (channels · height · width); how many learned positions there are; the id whose embedding is
+        zero.
     positions : str
         "learned", "rotary", "alibi", "relative" or "none".
-    length : int, optional
-        How many learned positions there are.
     rotary_base : float
         Of rotary positions.
     rotary_fraction : float
@@ -61,8 +73,6 @@ class Transformer(Description):
         Of relative positions.
     distance : int
         Beyond which relative positions share a bucket.
-    padding : int, optional
-        The id whose embedding is zero.
     order : str
         Of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel", "sandwich" or "after".
     norm : str
@@ -99,18 +109,13 @@ class Transformer(Description):
         Logits by one matrix, "linear"; by a dense layer first, "transform"; of the class token alone, "class".
     tied : bool
         Logits by the embedding vectors.
-    embedding_scale, logit_scale : float
-        What embeddings and logits are multiplied by.
-    std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router : float
-        Of queries, keys, values and the output of attention, of the perceptron, and of the router of experts.
-    std_embedding, std_position, std_logits : float
-        Of embeddings, learned positions, and logits where they are not tied.
-    std_type, std_relative : float
-        Of one more vector that is added to every token, of relative biases.
-    decoder_gain : float
-        What std_v, std_o, std_in, std_gate and std_out are multiplied by in the blocks of the decoder.
-    bias_in, bias_out : float
-        Standard deviations of the biases of the perceptron.
+    embedding_scale, logit_scale, decoder_gain : float
+        What embeddings, logits, and the decoder's std_v, std_o, std_in, std_gate and std_out are multiplied by.
+    std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding, std_position, std_logits : float
+        Of queries, keys, values and the output of attention, of the perceptron, of the router of experts, of
+        embeddings, learned positions, and logits where they are not tied.
+    std_type, std_relative, bias_in, bias_out : float
+        Of one more vector that is added to every token, of relative biases, of the biases of the perceptron.
     distribution : str
         "gaussian", "uniform" or "truncated": of the weights.
 
@@ -184,3 +189,185 @@ class Transformer(Description):
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
             )
         return Probes(ModelEnd(self, inputs), gradients, ranges)
+
+
+def hub_cached(model: str) -> Path | None:
+    """The config.json of a model in the cache of huggingface_hub, if it is there."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    folder = Path(os.path.expandvars(os.path.expanduser(given))) / f"models--{model.replace('/', '--')}"
+    with suppress(OSError, ValueError):
+        commit = content(folder / "refs" / "main", 64).decode().strip()
+        path = folder / "snapshots" / commit / "config.json"
+        if COMMIT.fullmatch(commit) is not None and path.is_file():
+            return path
+    return None
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The names of the models that ship as data, sorted.
+
+    Examples
+    --------
+    >>> ns.models.names()[:4]
+    ('bert-base', 'gemma-2-9b', 'gpt2', 'gpt2-large')
+    """
+    files = (entry.name for entry in (resources.files(__package__) / "data").iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in files if name.endswith(".json")))
+
+
+def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
+    """The model at initialisation that a name, a path, a dict or a transformers config describes.
+
+    A shipped model may override its configuration with what its authors drew, as Pythia does.
+
+    Parameters
+    ----------
+    source : str, pathlib.Path, mapping or PretrainedConfig
+        A name of `names()`, a config.json or its folder, its fields, the config object of transformers, or the id of a
+        model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`), which is read from their cache on this machine, if it
+        is there: nothing is downloaded.
+
+    Examples
+    --------
+    >>> model = ns.models.read("llama-3-8b")
+    >>> model.layers, model.width, model.heads, model.key_heads
+    (32, 4096, 32, 8)
+    """
+    if isinstance(source, str) and source in names():
+        shipped = json.loads((resources.files(__package__) / "data" / f"{source}.json").read_text("utf-8"))
+        return _build(shipped["config"], source).replace(**shipped.get("drawn", {}))
+    if isinstance(source, str | Path):
+        path = Path(source)
+        try:
+            path = path / "config.json" if path.is_dir() else path
+            given = fields(path)
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            on_hub = missing and isinstance(source, str) and ID.fullmatch(source) is not None
+            if on_hub and (cached := hub_cached(str(source))) is not None:
+                return _build(fields(cached), str(source))
+            readable = "" if missing else f" that can be read ({error.strerror})"
+            near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
+            meant = f": did you mean {' or '.join(near)}?" if near else "."
+            allowed = f"the path of a file{readable}, or the name of a model that ships{meant} "
+            allowed += "`netsor audit --models` lists all"
+            if on_hub and not str(source).startswith(".") and path.suffix != ".json":
+                allowed += (
+                    ". As an id of Hugging Face's hub it is not in the cache of this machine: "
+                    f"`hf download {source} config.json` puts it there, and prints a path that you can also give"
+                )
+            raise ArgumentError("model", str(source), allowed) from None
+        folder = path.absolute().parent.name
+        return _build(given, folder if path.name == "config.json" and folder else path.stem)
+    if isinstance(source, Mapping) or hasattr(source, "to_dict"):
+        return _build(dict(source) if isinstance(source, Mapping) else source.to_dict())
+    raise ValueError(
+        f"source of type {type(source).__name__} must be the name of a model (ns.models.names() lists them), a path to "
+        "a config.json, a dict, or an object with to_dict"
+    )
+
+
+def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
+    family = given.get("model_type")
+    if not isinstance(family, str) or family not in READERS:
+        raise ValueError(f"model_type={shown(family)} of the configuration must be one of {', '.join(sorted(READERS))}")
+    return Transformer(name=name or given.get("_name_or_path") or family, family=family, **READERS[family](given))
+
+
+def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
+    """The model of a nanoGPT GPTConfig, as nanoGPT draws it.
+
+    Parameters
+    ----------
+    config : GPTConfig or mapping
+        The object, or its fields; nanoGPT's defaults for those that are missing.
+
+    Examples
+    --------
+    >>> model = ns.models.nanogpt({"n_layer": 6, "n_head": 6, "n_embd": 384})
+    >>> model.layers, round(model.std_o, 5)
+    (6, 0.00577)
+    """
+    given = {"vocab_size": 50304, **(config if isinstance(config, Mapping) else vars(config))}
+    if extra := given.keys() - {"n_layer", "n_head", "n_embd", "vocab_size", "block_size", "dropout", "bias"}:
+        raise ValueError(
+            f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if it does not matter"
+        )
+    own = {"n_positions": given.pop("block_size", 1024), "activation_function": "gelu"}
+    sizes = {name: value for name, value in given.items() if name not in ("dropout", "bias")}
+    return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](sizes | own))
+
+
+def pytorch_encoder(
+    d_model: int,
+    nhead: int,
+    dim_feedforward: int = 2048,
+    *,
+    num_layers: int = 1,
+    activation: str = "relu",
+    layer_norm_eps: float = 1e-5,
+    norm_first: bool = False,
+    bias: bool = True,
+    norm: bool = False,
+    causal: bool = False,
+) -> Transformer:
+    """The encoder that these arguments of PyTorch make, as PyTorch draws it.
+
+    Weights are uniform, and layers begin as copies of one. The inputs are tokens with unit Gaussian embeddings, which
+    is what `torch.nn.Embedding` draws; `replace` changes that.
+
+    Parameters
+    ----------
+    d_model, nhead : int
+        Width and heads, as of `torch.nn.TransformerEncoderLayer`.
+    dim_feedforward : int
+        Width between the two matrices of the perceptron.
+    num_layers : int
+        As of `torch.nn.TransformerEncoder`.
+    activation : str
+        "relu" or "gelu".
+    layer_norm_eps : float
+        Of all norms.
+    norm_first, norm, causal : bool
+        Whether norms come before the branches, whether a LayerNorm follows the last block, and whether attention is
+        masked, which PyTorch takes as an argument of the call.
+    bias : bool
+        Whether linear layers have biases.
+
+    Examples
+    --------
+    >>> model = ns.models.pytorch_encoder(512, 8, num_layers=6)
+    >>> model.shared, model.distribution
+    (True, 'uniform')
+    """
+    one_of(activation, "activation", "", ("relu", "gelu"))
+    for name, value in (("d_model", d_model), ("nhead", nhead), ("dim_feedforward", dim_feedforward)):
+        whole(value, name)
+    if d_model % nhead:
+        raise ArgumentError("d_model", d_model, f"a multiple of nhead={nhead}")
+    packed, plain, last = (2 * d_model) ** -0.5, (3 * d_model) ** -0.5, (3 * dim_feedforward) ** -0.5
+    return Transformer(
+        name="pytorch-encoder",
+        family="pytorch",
+        layers=num_layers,
+        width=d_model,
+        heads=nhead,
+        hidden=dim_feedforward,
+        positions="none",
+        order="pre" if norm_first else "post",
+        eps=layer_norm_eps,
+        final_norm=norm,
+        activation=activation,
+        causal=causal,
+        shared=num_layers > 1,
+        **dict.fromkeys(("std_q", "std_k", "std_v"), packed),
+        **dict.fromkeys(("std_o", "std_in"), plain),
+        std_out=last,
+        std_embedding=1.0,
+        std_position=0.0,
+        bias_in=plain if bias else 0.0,
+        bias_out=last if bias else 0.0,
+        distribution="uniform",
+    )

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from .. import language as ns
-from .._array_api import Floats, array_namespace
+from .._array_api import Floats
 from .._validate import Shape
 from ..activations import Function
+from ..models._training import exponential
 from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, refuse_if, settled
 from ._random_parameters import Draws, Random
 
@@ -60,8 +61,8 @@ class Call:
 
 def kind(x: Tensor) -> str:
     """What an argument is, for messages."""
-    names = {Vectors: "vectors", Scalars: "scalars", Coordinates: "coordinates", Random: "a parameter"}
-    return names.get(type(x), "numbers" if isinstance(x, torch.Tensor | float | int | bool) else type(x).__name__)
+    names = {Vectors: "vectors", Scalars: "scalars", Coordinates: "coordinates", Pairs: "pairs", Random: "a parameter"}
+    return names.get(type(x), "numbers")
 
 
 def numbers(x: Any) -> Floats:
@@ -91,8 +92,9 @@ def _expanded(a: Vectors, shape: Shape) -> Vectors:
     return a.viewed(lambda entries: entries.expand(np.broadcast_shapes(a.shape, shape)))  # type: ignore[no-any-return]
 
 
-def add(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """The sum of any two tensors."""
+def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
+    """a + alpha · other."""
+    b: Any = other if alpha == 1 else multiply(call, other, float(alpha))
     kinds = {type(a), type(b)}
     if Coordinates in kinds and kinds <= {Coordinates, Vectors}:
         left, right = Coordinates.of(a), Coordinates.of(b)
@@ -125,18 +127,13 @@ def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
     return Scalars(a.unmasked + b).masked(a.allowed)
 
 
-def add_scaled(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
-    """a + alpha · other."""
-    return add(call, a, other if alpha == 1 else multiply(call, other, float(alpha)))
-
-
 def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
     """The product of any two tensors."""
     a, b = (other, a) if isinstance(other, VALUES) and not isinstance(a, VALUES) else (a, other)
-    c = None if isinstance(b, VALUES) else numbers(b)
     if not isinstance(a, VALUES):
         return torch.as_tensor(numbers(a) * numbers(b))
-    if c is not None and isinstance(a, Vectors | Coordinates | Random):
+    c = None if isinstance(b, VALUES) else numbers(b)
+    if c is not None and not isinstance(a, Scalars):
         return _scaled(call, a, c)
     a, b = call.ranked(a, b)
     if isinstance(a, Scalars):
@@ -156,17 +153,16 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
+    """Each coordinate of vectors times a number."""
     if isinstance(a, Coordinates):
         return a.scale(c)
     if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
         return a
     a = call.vectors(a)
     same = _beside(a, c)
-    if isinstance(same, ns.Vector) and a.last:
-        return Coordinates.of(a).scale(c)
-    if not isinstance(same, ns.Vector) and (same == 1).all():
-        return _expanded(a, c.shape)
-    return Vectors.of(same * a.plain, a.from_end)
+    if isinstance(same, ns.Vector):
+        return Coordinates.of(a).scale(c) if a.last else Vectors.of(same * a.plain, a.from_end)
+    return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, a.from_end)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
@@ -279,11 +275,7 @@ def normalised(
     return y if bias is None else add(call, y, bias)
 
 
-def _exp(x: Any) -> Any:
-    return array_namespace(x).exp(x)
-
-
-EXP = Function("exp", _exp, bounded=False, lipschitz=False, derivative=_exp)
+EXP = Function("exp", exponential, bounded=False, lipschitz=False, derivative=exponential)
 
 
 def exp(x: Any) -> Any:
@@ -294,8 +286,8 @@ def exp(x: Any) -> Any:
 FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos, exp)
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{f.__name__: entrywise(f) for f in FUNCTIONS},
-    "add": add_scaled,
-    "sub": lambda call, x, other, alpha=1: add_scaled(call, x, other, -float(alpha)),
+    "add": add,
+    "sub": lambda call, x, other, alpha=1: add(call, x, other, -float(alpha)),
     "rsub": lambda call, x, other: add(call, multiply(call, x, -1.0), other),
     "mul": multiply,
     "div": divide,

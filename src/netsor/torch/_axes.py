@@ -2,9 +2,9 @@
 
 A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vectors, and `Scalars` if none does.
 Tensors that depend on no random parameter stay torch tensors. A view of coordinates (heads, fused projections) is a
-`split`, and a flattened axis of heads is a `concat`: the engine finds which rows of a matrix belong together.
+`split`, and a flattened axis of heads is a `concat`.
 
-Rotary positions are recognised from their arithmetic: x_f cos − x_g sin and x_g cos + x_f sin for pairs (f, g). Pairs
+Rotary positions are recognised from their arithmetic: x_f cos − x_g sin and x_g cos + x_f sin for pairs (f, g), which
 are (f, f + r/2), or neighbours (2f, 2f + 1). The rows of a random matrix are exchangeable, so both have the same law,
 and `Rotate`, which turns the former, stands for both.
 """
@@ -282,9 +282,9 @@ def _turned(c: Coordinates) -> Vectors:
         return settled(Coordinates(c.x, ((own, same),)))
     first, second = _pairs(partner, r)
     angles, gain = np.arctan2(-other[:, first], same[:, first]), float(np.hypot(same[0, 0], other[0, 0]))
-    cos, sin = np.ones((tokens, size)), np.zeros((tokens, size))
-    cos[:, first] = cos[:, second] = gain * np.cos(angles)
-    sin[:, first], sin[:, second] = -gain * np.sin(angles), gain * np.sin(angles)
+    cos, sin, turn = np.ones((tokens, size)), np.zeros((tokens, size)), gain * np.exp(1j * angles)
+    cos[:, first] = cos[:, second] = turn.real
+    sin[:, first], sin[:, second] = -turn.imag, turn.imag
     right = np.allclose(same, cos, atol=TOLERANCE) and np.allclose(other, sin, atol=TOLERANCE)
     right = right and (r == size or abs(gain - 1) < 1e-6)
     refuse_if(not right, "coordinates are not turned in pairs by one angle each: no rotary position")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._document import FLAG, Block, Document, Item, Items, Paragraph, Section, to_text
+from .._array_api import Bools, Floats
+from .._document import FLAG, Document, Item, Items, Paragraph, Section, to_text
 from .._html import to_cell
 from .._validate import ArgumentError
 from ..models import read
-from ._forward_backward import as_found, forward_backward
-from ._fresh_modules import as_module
+from ..models._metric_program import ATTENTION, BRANCHES, STREAM
+from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
+from ._fresh_modules import new_module
 from ._init_tests import InitFinding, Reference, correlation_tests, holm, parameter_tests, pass_tests, reference_of
 from ._network import inputs_of
-from ._parameters import Parameter, with_declared
-from ._program import Module, UnsupportedError, captured, outputs_of_modules, path_of
+from ._parameters import Parameter, Parameters, with_declared
+from ._program import Module, Node, UnsupportedError, captured, name_of, outputs_of_modules, path_of
 from ._structure import Structure, structure
 
-BEFORE, AFTER = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
-SCORES = ("score_std", "score_max", "entropy", "largest_weight")  # what a mask changes
+STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
+SCORES = tuple(name for names in ATTENTION.values() for name in names)  # what a mask changes
 MOST_SHOWN = 12  # departures that `print` shows
 EXACT = ("value", "tie", "mask")  # comparisons without a p-value
-OWN = "its own initialisation"
-OWN_NOTE = "without reference, the module is compared with its own function, so a mistake inside that is not found"
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class InitCheck:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
             notes.append(f"{len(self.undeclared)} parameters without a declared law: {some}")
         notes += [f"note: {note}" for note in self.notes]
-        blocks: list[Block] = [Items(items), *map(Paragraph, notes)]
-        return Document(f"Initialisation of {self.name}", verdict, subject, [Section("", blocks)])
+        section = Section("", [Items(items), *map(Paragraph, notes)])
+        return Document(f"Initialisation of {self.name}", verdict, subject, [section])
 
 
 def check_init(
@@ -149,16 +149,18 @@ def check_init(
         raise ArgumentError("level", level, "between 0 and 1")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        real = module if isinstance(module, torch.nn.Module) else as_module(module(), module)
+        real = new_module(module)
     reference = _own_reference(module, real) if reference is None else reference
+    own = reference is module
     if weights is not None:
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
     known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
-    notes = [OWN_NOTE] if reference is module else []
-    net, unchecked = None, ""
+    net, notes, unchecked = None, [], ""
+    if own:
+        notes.append("without reference, the module is compared with its own function: mistakes inside are not found")
     try:
-        net = structure(captured(real, inputs, named, as_found(real))[0])
+        net = structure(captured(real, inputs, named, as_found(real)))
         if len(net.blocks) != len(known.masks):
             unchecked = f"{len(net.blocks)} blocks, and {len(known.masks)} are declared"
     except UnsupportedError as error:
@@ -177,9 +179,9 @@ def check_init(
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
         findings, count = findings + after, count + more
     first = min(findings, key=_position(real), default=None)
-    rest = [name for name in numbers if name not in laws]
-    name = OWN if reference is module else known.name
-    return InitCheck(type(real).__name__, name, findings, first, count, draws, rest, notes)
+    undeclared = [name for name in numbers if name not in laws]
+    said = "its own initialisation" if own else known.name
+    return InitCheck(type(real).__name__, said, findings, first, count, draws, undeclared, notes)
 
 
 def load_weights(module: Any, path: Path) -> None:
@@ -226,12 +228,9 @@ def _ties(module: Any, known: Reference, net: Structure | None) -> Iterator[Init
         own = first.setdefault(id(p), name)
         if own != name and name in (known.laws or {}):
             yield InitFinding(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own")
-    if known.laws is None and net is not None and net.head is not None and net.words is not None:
-        tied = net.head == net.words[0]
-        if tied != known.tied:
-            said = "" if tied else " not"
-            text = f"logits are{said} tied to the embedding, against what is declared"
-            yield InitFinding(net.head, "tie", 0.0, text)
+    if known.laws is None and net and net.head and net.words and (net.head == net.words[0]) != known.tied:
+        said = "not " if known.tied else ""
+        yield InitFinding(net.head, "tie", 0.0, f"logits are {said}tied to the embedding, against what is declared")
 
 
 def _pass_findings(
@@ -239,11 +238,11 @@ def _pass_findings(
 ) -> tuple[list[InitFinding], int]:
     """Departures of the real pass, in the order of the network; and the number of tests."""
     law = {name: x.reshape(draws, -1) for name, x in known.measure(draws, seed).items()}
-    ran = forward_backward(net, numbers, known.targets, known.masks)
-    laws = {(name, k): law[name][:, k] for name, k in ran.quantities if name in law and k < law[name].shape[1]}
-    real = {key: ran.quantities[key] for key in laws}
+    quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
+    laws = {(name, k): law[name][:, k] for name, k in quantities if name in law and k < law[name].shape[1]}
+    real = {key: quantities[key] for key in laws}
     masks = {}  # by block
-    for k, (block, attention, mask) in enumerate(zip(net.blocks, ran.weights, known.masks, strict=True)):
+    for k, (block, attention, mask) in enumerate(zip(net.blocks, weights, known.masks, strict=True)):
         if attention is not None and attention.shape[-2:] == mask.shape:
             used = np.any(attention > 0, axis=0)
             for i, j in (wrong := np.argwhere(used != mask))[:1]:
@@ -261,9 +260,9 @@ def _pass_findings(
 
 def _path(net: Structure, name: str, k: int) -> str:
     """The module that a quantity is of."""
-    if name.startswith(BEFORE) or name == "grad_input":
+    if name.startswith(STARTS) or name == "grad_input":
         return path_of(net.stacks[-1 if name.startswith("decoder") else 0][0].before) or "the input of the first block"
-    if name in AFTER or name in ("grad_head", "grad_embedding"):
+    if name in (*END, "grad_head", "grad_embedding"):
         return (net.words[0] if name == "grad_embedding" and net.words else net.head) or "the output"
     block = net.blocks[k]
     if name in SCORES and block.softmaxes:
@@ -284,3 +283,106 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
         places |= {".".join([*names, name]): (k, 0) for name, _ in part.named_parameters(recurse=False)}
     end = len(places)  # the backward pass comes last, wherever it ends
     return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))
+
+
+def as_found(module: Any) -> Parameters:
+    """The parameters of a module by their own numbers: enough to distinguish constants from what is random."""
+    rows = {}
+    for name, p in module.named_parameters():
+        x = p.detach().float().reshape(-1)
+        constant = p.ndim < 2 and bool((x == x[0]).all())
+        kind, value = ("constant", float(x[0])) if constant else ("normal", None)
+        rows[name] = Parameter(name, tuple(p.shape), kind, std=1.0, value=value)
+    return Parameters(rows, 1)
+
+
+def forward_backward(
+    net: Structure,
+    numbers: Mapping[str, Any],
+    targets: Sequence[int] | None,
+    masks: Sequence[Bools | None],
+) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
+    """The quantities of a pass, and the attention weights of each block, (heads, tokens, tokens).
+
+    Quantities are by name and block, in the order of the network, gradients last; those of the whole network are at
+    block 0. `numbers` are the parameters, and `masks` say which pairs of tokens the quantities are of.
+    """
+    parameters = {name: p.detach().cpu().requires_grad_(p.is_floating_point()) for name, p in numbers.items()}
+    values = _values(net, parameters)
+    quantities: dict[tuple[str, int], float] = {}
+
+    def say(k: int, names: Sequence[str], found: Any) -> None:
+        quantities.update({(name, k): float(x) for name, x in zip(names, np.ravel(found), strict=True)})
+
+    for prefix, stack in zip(STARTS, net.stacks, strict=False):
+        say(0, [prefix + name for name in STREAM], _of_stream(values[stack[0].before]))
+    branches = [name for name in BRANCHES if any(name in block.branches for block in net.blocks)]
+    weights: list[Floats | None] = []
+    for k, block in enumerate(net.blocks):
+        weights.append(None)
+        if block.softmaxes:
+            each = ([soft.args[0] for soft in block.softmaxes], block.softmaxes)
+            scores, attention = (np.concatenate([_matrices(values[node]) for node in nodes]) for nodes in each)
+            weights[-1], mask = attention, masks[k] if k < len(masks) else None
+            if mask is not None and mask.shape == attention.shape[-2:]:
+                say(k, SCORES, of_attention(scores, attention, allowed=mask))
+        own = [name for name in BRANCHES if name in block.branches]
+        squares = [_square(values[node]) for node in (block.before, *(block.branches[name] for name in own))]
+        middle = [] if block.middle is None else [np.array([_square(values[block.middle])])]
+        shares = dict(zip(own, of_shares(np.array(squares), *middle), strict=True))
+        say(k, [f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
+        say(k, STREAM, _of_stream(values[block.stream]))
+    if net.logits is None:
+        return quantities, weights
+    logits = values[net.logits]
+    rows = logits.reshape(-1, logits.shape[-1]).double()
+    rows = rows if targets is None else rows[: len(targets)]
+    right = rows.mean(-1) if targets is None else rows[range(len(targets)), list(targets)]
+    loss = (torch.logsumexp(rows, -1) - right).mean()
+    std, _, largest = of_logits(rows.detach().numpy())
+    say(0, END, (std, loss.item(), largest))
+    loss.backward()
+    for k, block in enumerate(net.blocks):
+        say(k, ["grad_mean_square"], _gradient(values[block.stream]) / values[block.stream].numel())
+        for kind, names in block.matrices.items():
+            say(k, [f"grad_{kind}"], sum(_gradient(parameters[name]) for name in names))
+    first = values[net.stacks[0][0].before]
+    say(0, ["grad_input"], _gradient(first) / first.numel())
+    ends = {"grad_embedding": net.words[0] if net.words else None, "grad_head": net.head}
+    for what, name in ends.items():
+        if name is not None and (what == "grad_embedding" or name != ends["grad_embedding"]):
+            say(0, [what], _gradient(parameters[name]))
+    return quantities, weights
+
+
+def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
+    """The values of all nodes; those of the streams will have gradients."""
+    graph = net.graph
+    env: dict[Node, Any] = graph.constants | {node: parameters[name] for node, name in graph.parameters.items()}
+    for node in graph.nodes:
+        if node.op == "call_function" and node not in env:
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+            target = torch.reshape if name_of(node) == "view" else node.target  # strides may differ under gradients
+            env[node] = target(*args, **kwargs)
+            if node in net.streams and env[node].requires_grad:
+                env[node].retain_grad()
+    return env
+
+
+def _gradient(x: Any) -> float:
+    """|∂L/∂x|²."""
+    return 0.0 if x.grad is None else float(x.grad.double().square().sum())
+
+
+def _matrices(x: Any) -> Floats:
+    return np.asarray(x.detach().double().numpy()).reshape(-1, *x.shape[-2:])
+
+
+def _square(x: Any) -> float:
+    return float(x.detach().double().square().mean())
+
+
+def _of_stream(x: Any) -> Floats:
+    tokens = x.detach().double().numpy().reshape(-1, x.shape[-1])
+    gram = tokens @ tokens.T / x.shape[-1]
+    return np.concatenate([of_gram(gram), effective_rank(gram)])

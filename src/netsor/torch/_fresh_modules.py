@@ -48,33 +48,35 @@ def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
     if isinstance(module, torch.nn.Module):
         instance = copy.deepcopy(module)
         with Replay() as replay, _Thin(replay):
-            _again(instance)
+            _initialise_again(instance)
         return instance, replay
     try:
         with Replay() as replay, _Thin(replay):
-            instance = as_module(module(), module)
+            return new_module(module), replay
     except (NotImplementedError, RuntimeError):  # the initialisation reads numbers that do not exist
         with Replay() as replay:
-            instance = as_module(module(), module)
-    return instance, replay
+            return new_module(module), replay
 
 
-def as_module(returned: Any, function: Any) -> Module:
-    """What a function returned, which must be a module."""
-    if not isinstance(returned, torch.nn.Module):
-        raise TypeError(f"module={function!r} must be a torch.nn.Module, or a function that returns one")
-    return returned
+def new_module(module: Module | Callable[[], Module]) -> Module:
+    """What a function makes, which must be a module; a module is itself."""
+    made = module if isinstance(module, torch.nn.Module) else module()
+    if not isinstance(made, torch.nn.Module):
+        raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
+    return made
 
 
-def _again(module: Module) -> None:
+def _initialise_again(module: Module) -> None:
     """Initialise every parameter anew, by the methods that modules have for it."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    awaited: list[tuple[Module, str]] = []
+    awaited: list[tuple[Module, str, Any]] = []  # buffers without numbers, and what stands there until they have some
     for part in module.modules():
-        for name, b in part.named_buffers(recurse=False):  # those without numbers get none that pass for some
+        for name, b in part.named_buffers(recurse=False):
             if _empty(b) and b.numel():
-                part._buffers[name] = torch.full(b.shape, _nothing(b), dtype=b.dtype)
-                awaited.append((part, name))
+                kind = None if b.dtype == torch.bool else torch.finfo if b.is_floating_point() else torch.iinfo
+                least = False if kind is None else kind(b.dtype).min  # which no buffer holds
+                part._buffers[name] = torch.full(b.shape, least, dtype=b.dtype)
+                awaited.append((part, name, least))
         part.__dict__.pop("_is_hf_initialized", None)  # by which transformers knows what it initialised
         for p in part.parameters(recurse=False):
             p.__dict__.pop("_is_hf_initialized", None)
@@ -90,19 +92,13 @@ def _again(module: Module) -> None:
                     part._fill_padding_idx_with_zero()
         elif callable(getattr(module, "_init_weights", None)):
             module.apply(module._init_weights)
-    for part, name in awaited:
-        b = part._buffers[name]
-        if b.reshape(-1)[0].item() == _nothing(b):
+    for part, name, least in awaited:
+        if part._buffers[name].reshape(-1)[0].item() == least:
             where = f"the buffer {name} of {type(part).__name__} is on the meta device and has no numbers"
             raise ValueError(f"{where}: pass a function that makes the module")
     for name, p in module.named_parameters():
         if not _empty(p) and bool((p != p.reshape(-1)[0]).any()) and torch.equal(p, before[name]):
             raise ValueError(f"{name} was not initialised anew: pass a function that makes the module, not the module")
-
-
-def _nothing(b: Any) -> Any:
-    """What no buffer holds: the least number of its type."""
-    return False if b.dtype == torch.bool else (torch.finfo if b.is_floating_point() else torch.iinfo)(b.dtype).min
 
 
 class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
@@ -119,7 +115,7 @@ class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
         kwargs = dict(kwargs or {})
         if func == IS_META:  # the getter is a new object each time
             return False
-        if func in ASKED and (known := self._replay.known(args[0])) is not None:
+        if func in ASKED and _empty(args[0]) and (known := self._replay.samples.get(_storage(args[0]))) is not None:
             return func(known, *args[1:], **kwargs)
         if func in CREATORS and str(kwargs.get("device") or "cpu") == "cpu":
             size = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
@@ -143,7 +139,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._samples: dict[int, Any] = {}  # by storage
+        self.samples: dict[int, Any] = {}  # by storage
         self._problems: dict[int, str] = {}
         self._zero: dict[int, set[int]] = {}
         self._held: list[Any] = []  # so that no storage takes the place of another
@@ -153,11 +149,11 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         if not _empty(p):
             return Sample(p.detach().to("cpu", torch.float32, copy=True))
         key = _storage(p)
-        if key not in self._samples and key not in self._problems:
+        if key not in self.samples and key not in self._problems:
             why = f"{name} is on the meta device and was never initialised"
             raise ValueError(f"{why}: pass a function that makes the module, or declare its law")
         rows = tuple(sorted(self._zero.get(key, ())))
-        return Sample(self._samples.get(key, torch.zeros(1)), rows, self._problems.get(key, ""))
+        return Sample(self.samples.get(key, torch.zeros(1)), rows, self._problems.get(key, ""))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -167,10 +163,6 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
                 self._follow(func, args, kwargs, each)
         return result
 
-    def known(self, t: Any) -> Any:
-        """The sample that stands for a tensor, if there is one."""
-        return self._samples.get(_storage(t)) if _empty(t) else None
-
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         name, key = func._schema.name, _storage(tensor)
         self._held.append(tensor)
@@ -178,7 +170,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         size = min(tensor.numel(), SAMPLE)
         if not given:
             if name in FRESH:
-                self._samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
+                self.samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
             return
         writes = func._schema.is_mutable
         if not writes and key in map(_storage, given):
@@ -199,18 +191,18 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
                 return t if t.numel() == 1 else None
             if fills and t is args[0]:
                 return torch.empty(size, dtype=t.dtype)
-            return self._samples.get(_storage(t)) if t.numel() == tensor.numel() else None
+            return self.samples.get(_storage(t)) if t.numel() == tensor.numel() else None
 
         if entrywise and all(instead(t) is not None for t in given):
             options = {k: v for k, v in kwargs.items() if k != "device"}
             copies, options = pytree.tree_map_only(torch.Tensor, instead, (args, options))
-            self._samples[key] = func(*copies, **options)
+            self.samples[key] = func(*copies, **options)
             self._problems.pop(key, None)
             if fills:
                 self._zero.pop(key, None)
         else:
             self._problems[key] = next(filter(None, map(self._problems.get, map(_storage, given))), name)
-            self._samples.pop(key, None)
+            self.samples.pop(key, None)
 
 
 def _empty(t: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from ..models import Transformer, read
 from ..models._loss_gradient import ModelEnd
 from ..models._metric_program import Probes, ProgramModel
 from ..models._probed_program import ProbedProgram, mask_of
-from ._network import is_module, read_network
+from ._network import read_network
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
 from ._structure import Place, Structure
 
@@ -54,29 +54,27 @@ class Reference:
         seconds = self.probes.plan().seconds(draws) / cores()
         if seconds > LONG:
             LOG.info("%d draws of the declared law take about %s", draws, in_time(seconds))
-        draws_of = self.probes.measure(draws, seed=seed, progress=False)
-        if all(f"grad_{kind}" in draws_of for kind in ATTENTION):
-            draws_of["grad_qkv"] = np.sum([draws_of[f"grad_{kind}"] for kind in ATTENTION], axis=0)
-        return draws_of
+        found = self.probes.measure(draws, seed=seed, progress=False)
+        if all(f"grad_{kind}" in found for kind in ATTENTION):
+            found["grad_qkv"] = np.sum([found[f"grad_{kind}"] for kind in ATTENTION], axis=0)
+        return found
 
     def law_of(self, name: str, shape: tuple[int, ...], net: Structure | None) -> Parameter:
         """The declared law of a parameter, by its name or by its place in the network; "unknown" without one."""
         if self.laws is not None and name in self.laws and self.laws[name].shape == shape:
             return self.laws[name]
         place = (None, "") if net is None else net.places.get(name, (None, ""))
-        if place not in self.stds:
-            return Parameter(name, shape, "unknown")
-        std, words = self.stds[place], place == (None, "embedding")
-        zero = (self.padding,) if words and self.padding is not None else ()
-        if not std:
-            return Parameter(name, shape, "constant", zero_rows=zero, note="declared", value=0.0)
-        return Parameter(name, shape, "normal", std=std, zero_rows=zero, note="declared")
+        std = self.stds.get(place)
+        law = "unknown" if std is None else "normal" if std else "constant"
+        padded = place == (None, "embedding") and self.padding is not None
+        zero: Any = (self.padding,) if padded else ()
+        return Parameter(name, shape, law, std=std or 0.0, zero_rows=zero, note="declared", value=0.0)
 
 
 def reference_of(declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reference:
     """A reference: a module or a function that makes one, or what `ns.models.read` takes."""
-    if is_module(declared):
-        return _module(declared, args, kwargs)
+    if isinstance(declared, torch.nn.Module) or (callable(declared) and not hasattr(declared, "to_dict")):
+        return _reference_module(declared, args, kwargs)
     model = declared if isinstance(declared, Transformer) else read(declared)
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and not x.is_floating_point()]
     given: dict[str, Any] = {"ids": tensors[0].reshape(-1).tolist()}
@@ -91,7 +89,7 @@ def reference_of(declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return Reference(model.name, probes, targets, None, stds, model.tied, model.padding)
 
 
-def _module(module: Any | Callable[[], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reference:
+def _reference_module(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reference:
     laws = parameters(module)
     net = read_network(module, args, kwargs, laws)
     model = ProgramModel(net.program, {})
@@ -100,12 +98,13 @@ def _module(module: Any | Callable[[], Any], args: tuple[Any, ...], kwargs: Mapp
         probes.names  # noqa: B018 (gradients are refused here)
     except ValueError:
         probes = model.probes()
-    stds, head = _stds(model.net, {}), net.structure.head
-    words = net.structure.words[0] if net.structure.words is not None else None
-    for name, kind in ((words, "embedding"), (head, "head")):
-        if name is not None and name in laws and laws[name].random:
-            stds[None, kind] = laws[name].std
-    tied = head is not None and head == words
+    ends: dict[str, Any] = {
+        "embedding": net.structure.words[0] if net.structure.words else None,
+        "head": net.structure.head,
+    }
+    stds = _stds(model.net, {})
+    stds |= {(None, kind): laws[name].std for kind, name in ends.items() if name in laws and laws[name].random}
+    tied = ends["head"] is not None and ends["head"] == ends["embedding"]
     return Reference(net.program.name, probes, net.targets, laws, stds, tied)
 
 

@@ -50,11 +50,6 @@ def network(
     return read_network(module, args, kwargs, laws).program
 
 
-def is_module(given: Any) -> bool:
-    """Whether it is a module or a function that makes one, and not a configuration."""
-    return isinstance(given, torch.nn.Module) or (callable(given) and not hasattr(given, "to_dict"))
-
-
 def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | None = None) -> tuple[Any, ...]:
     """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
     # A module whose second argument is `targets` gets the ids for it too: without, some make logits of one token alone.
@@ -80,11 +75,10 @@ def networks(
 
 
 class Network(NamedTuple):
-    """A program with the probes of an audit, and the graph that it was read from."""
+    """A program with the probes of an audit, and the parts of the graph that it was read from."""
 
     program: Program
     structure: Structure
-    laws: Parameters
     targets: tuple[int, ...] | None  # the right words of the first rows of the logits
     masks: list[Any]  # of each block, which pairs of tokens attend
     logits: Any  # all that the module returns, scalars (…, words); of a network to train, vectors; None: none
@@ -98,49 +92,45 @@ def read_network(
     trained: bool = False,
 ) -> Network:
     """`network`, with what it was made from; `trained`: every table and matrix is a weight that an optimiser moves."""
-    graph, laws, name = captured(module, args, kwargs, laws)
+    graph = captured(module, args, kwargs, laws)
     try:
         parts = structure(graph)
     except UnsupportedError:
-        Reader(graph, laws).program(name)  # an operation that cannot be read is a better reason
+        Reader(graph).program()  # an operation that cannot be read is a better reason
         raise
-    names: dict[str, str] = {}
-    head = None
+    names, head = dict[str, str](), None
     if not trained:
-        embeddings = [node for node in graph.nodes if name_of(node) == "embedding"]
-        tables = {graph.parameters[node.args[0]] for node in embeddings if node.args[0] in graph.parameters}
+        used = {node.args[0] for node in graph.nodes if name_of(node) == "embedding"}
+        tables = {graph.parameters[node] for node in used & graph.parameters.keys()}
         words = tables if parts.words is None else {parts.words[0]}
         names = {name: kind for name, (block, kind) in parts.places.items() if block is not None}
         names |= {table: table for table in tables - words}
         head = None if parts.head in tables else parts.head
-    reader = Reader(graph, laws, names, head, parts.streams, trained)
-    outputs = reader.program(name).outputs
+    reader = Reader(graph, names, head, parts.streams, trained)
+    program = reader.program()
     probes, masks = _probes(reader, parts)
     targets = _targets(parts, masks)
     logits: Any = None if parts.logits is None else reader.value(reader.env[parts.logits])
     if logits is not None and not trained:
         p, right = logits.reshape(-1, logits.shape[-1]), None
         if targets is not None:
-            p = p[: len(targets)]
-            right = np.zeros(p.shape, bool)
-            right[np.arange(len(targets)), list(targets)] = True
+            p, right = p[: len(targets)], np.equal.outer(targets, np.arange(p.shape[1]))
         probes.append(Probe("logits", p, right))
-    program = laws.label(Program(outputs if len(outputs) > 1 else outputs[0], name, probes))
-    return Network(program, parts, laws, targets, masks, logits)
+    return Network(graph.laws.label(Program(program.output, graph.name, probes)), parts, targets, masks, logits)
 
 
 def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
     """Streams, branches and attention of each block; the mask of each block, one for all heads."""
 
-    def tokens(node: Any) -> Any:
-        return reader.value(reader.env[node]).reshape(-1)
+    def probe(name: str, node: Any) -> Probe:
+        return Probe(name, reader.value(reader.env[node]).reshape(-1))
 
     probes: list[Probe] = []
     masks: list[Any] = []
     for block in parts.blocks:
-        if any(block is stack[0] for stack in parts.stacks):
-            probes.append(Probe("embedding", tokens(block.before)))
         mask = None
+        if any(block is stack[0] for stack in parts.stacks):
+            probes.append(probe("embedding", block.before))
         for what, value, allowed in (probe for node in block.softmaxes for probe in reader.softmaxes.get(node, ())):
             size: Any = value.shape[-2:]
             every = np.broadcast_to(True if allowed is None else allowed, value.shape).reshape(-1, *size)
@@ -150,22 +140,18 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
             probes.append(Probe(what, value.reshape(-1, *size), mask))
         masks.append(mask)
         named = {**block.branches, "middle": block.middle, "stream": block.stream}
-        probes += [Probe(name, tokens(node)) for name, node in named.items() if node is not None]
+        probes += [probe(name, node) for name, node in named.items() if node is not None]
     return probes, masks
 
 
 def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     """The right words, by the convention of audits."""
-    if parts.logits is None:
-        return None
-    rows = int(np.prod(parts.logits.meta["val"].shape[:-1]))
+    rows = 0 if parts.logits is None else math.prod(parts.logits.meta["val"].shape[:-1])
     if rows == 1:
         return (0,)  # of a class: all are alike
-    if parts.words is None or len(parts.words[1]) != rows:
-        return None
-    ids = tuple(parts.words[1].tolist())
+    ids = () if parts.words is None else tuple(parts.words[1].tolist())
     bidirectional = len(parts.stacks) == 1 and all(mask is None or mask.all() for mask in masks)
-    return ids if bidirectional else ids[1:]
+    return None if not rows or len(ids) != rows else ids if bidirectional else ids[1:]
 
 
 def training(
@@ -205,12 +191,12 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     parts, targets, name = net.structure, net.targets, net.program.name
     if parts.words is None or targets is None or len(targets) < 2:
         raise UnsupportedError(f"{name} returns no logits for the tokens of one sequence: there is no loss to train by")
-    count = len(targets)
-    logits = net.logits.reshape(-1)[:count]
-    words = unit_vectors(parts.words[1].tolist()[:count], logits.width.factor) if parts.head == parts.words[0] else None
-    loss = cross_entropy_of(logits, unit_vectors(targets, logits.width.factor), words)
+    logits = net.logits.reshape(-1)[: len(targets)]
+    size, ids = logits.width.factor, parts.words[1].tolist()[: len(targets)]
+    words = unit_vectors(ids, size) if parts.head == parts.words[0] else None
+    loss = cross_entropy_of(logits, unit_vectors(targets, size), words)
     kept = [probe for probe in net.program.probes if probe.name in WATCHED]
-    return net.laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
+    return parts.graph.laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
 
 
 def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
@@ -225,8 +211,7 @@ def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
                 rows, columns = p.shape
                 matched = group.get("adjust_lr_fn") == "match_rms_adamw"
                 rate *= 0.2 * math.sqrt(max(rows, columns)) if matched else math.sqrt(max(1.0, rows / columns))
-            if id(p) in names:
-                rates[names[id(p)]] = rate
+            rates[names.get(id(p), "")] = rate
     return rates
 
 

@@ -14,7 +14,7 @@ import torch
 
 from .._array_api import Floats
 from .._program import Program
-from .._validate import Rng, chosen_seed
+from .._validate import ArgumentError, Rng, chosen_seed
 from ._fresh_modules import Module, Sample, drawn
 
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
@@ -96,8 +96,7 @@ class Parameters(dict[str, Parameter]):
     def __str__(self) -> str:
         rows = [("parameter", "shape", "law", "std", "fan-in", "std·√fan-in"), *map(_row, self.values())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (map(str.ljust, row, widths) for row in rows)
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def __repr__(self) -> str:
         return f"<Parameters: {len(self)}, from {self.samples} samples>"
@@ -149,39 +148,37 @@ def parameters(
     64
     """
     if samples < 2:
-        raise ValueError(f"samples={samples} must be 2 or more: one sample does not show what is random")
-    instance, drawn_samples = drawn(module, samples, chosen_seed(seed, rng))
-    if isinstance(module, torch.nn.Module):
-        _compare(module, drawn_samples)
+        raise ArgumentError("samples", samples, "2 or more: one sample does not show what is random")
+    instance, by_name = drawn(module, samples, chosen_seed(seed, rng))
+    given = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
     rows: dict[str, Parameter] = {}
     first: dict[Any, str] = {}  # the first parameter with such numbers in all samples
     for name, p in instance.named_parameters():
+        if name in given and not given[name].is_meta and not by_name[name][0].problem:
+            _compare(name, given[name], by_name[name])
         owner = type(instance.get_submodule(name.rpartition(".")[0])).__name__
-        law = law_of(name, tuple(p.shape), drawn_samples[name])
+        law = law_of(name, tuple(p.shape), by_name[name])
         if p.ndim > 1 and "Embedding" not in owner:  # Conv1D of transformers is (in, out)
             law = replace(law, fan_in=int(p.shape[0] if owner == "Conv1D" else math.prod(p.shape[1:])))
         if law.random:
-            beginnings = b"".join(t.entries.reshape(-1)[:4096].numpy().tobytes() for t in drawn_samples[name])
+            beginnings = b"".join(t.entries.reshape(-1)[:4096].numpy().tobytes() for t in by_name[name])
             same = first.setdefault((law.shape, hashlib.sha1(beginnings).digest()), name)
             law = law if same == name else replace(law, law="copy", of=same)
         rows[name] = law
     return Parameters(with_declared(rows, declared or {}), samples)
 
 
-def _compare(module: Module, drawn_samples: Mapping[str, list[Sample]]) -> None:
+def _compare(name: str, p: Any, samples: list[Sample]) -> None:
     """An error, if the numbers of a module are not what its methods initialise them with."""
-    for name, p in module.named_parameters():
-        samples = drawn_samples[name]
-        if not p.is_meta and not samples[0].problem:
-            own = p.detach().float().cpu().numpy().ravel()
-            new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
-            sizes = [float(np.sqrt(np.mean(np.square(x, dtype=float)))) for x in (own, new)]
-            # of standard normals √(1/2n) is the error of the root mean square; 8 of them, for millions of parameters
-            if abs(sizes[0] - sizes[1]) > 8 * max(sizes) * math.sqrt(1 / (2 * own.size) + 1 / (2 * new.size)):
-                raise ValueError(
-                    f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} once it is initialised "
-                    "anew: it was trained, or its constructor does more: pass a function that makes the module"
-                )
+    own = p.detach().float().cpu().numpy().ravel()
+    new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
+    sizes = [float(np.sqrt(np.mean(np.square(x, dtype=float)))) for x in (own, new)]
+    # of standard normals √(1/2n) is the error of the root mean square; 8 of them, for millions of parameters
+    if abs(sizes[0] - sizes[1]) > 8 * max(sizes) * math.sqrt(1 / (2 * own.size) + 1 / (2 * new.size)):
+        raise ValueError(
+            f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} once it is initialised "
+            "anew: it was trained, or its constructor does more: pass a function that makes the module"
+        )
 
 
 def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
@@ -233,9 +230,7 @@ def _shape_of(z: Floats, kurtosis: float) -> tuple[str, str]:
         return "normal", "too few entries to test"
     largest = float(np.abs(z).max())
     if math.erf(largest / math.sqrt(2)) ** z.size < 1e-6 and kurtosis < 3 and largest < 4.5:  # so few normals have
-        # of n uniform entries the largest, less their mean and over their std, is √3 (1 ± 0.73/√n), the kurtosis 1.8 ±
-        # 1.15/√n
-        off = 5 / math.sqrt(z.size)
+        off = 5 / math.sqrt(z.size)  # of n uniform entries: largest √3 (1 ± 0.73/√n), kurtosis 1.8 ± 1.15/√n
         uniform = largest < math.sqrt(3) * (1 + 0.73 * off) and kurtosis < 1.8 + 1.15 * off
         return ("uniform" if uniform else "truncated normal"), ""
     if abs(kurtosis - 3) < 5 * math.sqrt(24 / z.size):

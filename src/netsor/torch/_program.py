@@ -79,27 +79,7 @@ def program(
     >>> net = ns.torch.program(lambda: transformers.GPT2Model(config), torch.tensor([[5, 7, 1]]))  # doctest: +SKIP
     >>> net.law(draws=1000).std()  # doctest: +SKIP
     """
-    graph, laws, name = captured(module, args, kwargs, laws)
-    return Reader(graph, laws).program(name)
-
-
-def captured(
-    module: Module | Callable[[], Module], args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None
-) -> tuple[Graph, Parameters, str]:
-    """The graph of a module, the laws of its parameters, and the name of its class."""
-    args = args if isinstance(args, tuple) else (args,)
-    given = dict(kwargs or {})
-    laws = parameters(module) if laws is None else laws
-    whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
-    instance: Any = module if whole else fresh(module)[0]
-    exported = capture(instance, args, given)
-    order = {name: given[name] for name in inspect.signature(instance.forward).parameters if name in given}
-    inputs = pytree.tree_leaves((args, order | given))
-    fixed = {name: law.value for name, law in laws.items() if law.law == "fixed"}
-    fixed |= {name: torch.tensor(law.value).expand(law.shape) for name, law in laws.items() if law.law == "constant"}
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(p), name) for name, p in instance.named_parameters(remove_duplicate=False)}
-    return read(exported, inputs, names, fixed), laws, type(instance).__name__
+    return Reader(captured(module, args, kwargs, laws)).program()
 
 
 class UnsupportedError(ValueError):
@@ -116,11 +96,57 @@ class UnsupportedError(ValueError):
 class Graph(NamedTuple):
     """A captured module."""
 
+    name: str  # of its class
+    laws: Parameters
     nodes: list[Node]
-    parameters: dict[Node, str]  # placeholders of parameters
+    parameters: dict[Node, str]  # placeholders of parameters; of those that are tied, the first name
     constants: dict[Node, Any]  # what needs no random parameter: inputs, buffers, positions, masks
     outputs: list[Any]  # nodes, or other things that are returned
     inputs: set[Node]  # placeholders of what the module is called with
+
+
+def captured(
+    module: Module | Callable[[], Module], args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None
+) -> Graph:
+    """The graph of a module; torch computes all that does not depend on random parameters."""
+    args, given = args if isinstance(args, tuple) else (args,), dict(kwargs or {})
+    laws = parameters(module) if laws is None else laws
+    whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
+    instance: Any = module if whole else fresh(module)[0]
+    program = _exported(instance, args, given)
+    order = {name: given[name] for name in inspect.signature(instance.forward).parameters if name in given}
+    inputs = iter(pytree.tree_leaves((args, order | given)))
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(p), name) for name, p in instance.named_parameters(remove_duplicate=False)}
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    held = {**program.state_dict, **program.constants}
+    graph = Graph(type(instance).__name__, laws, list(program.graph.nodes), {}, {}, [], set())
+    constants = graph.constants
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                kind, target = specs[node.name].kind, specs[node.name].target
+                if kind is InputKind.PARAMETER:
+                    name = graph.parameters[node] = names[target]
+                    if name in laws and not laws[name].random:
+                        value, shape = torch.as_tensor(laws[name].value), laws[name].shape
+                        constants[node] = value.expand(shape)
+                elif kind is InputKind.USER_INPUT:
+                    constants[node] = next(inputs)
+                    graph.inputs.add(node)
+                else:  # a buffer, or a tensor that the code makes
+                    constants[node] = held[target]
+            elif node.op == "output":
+                graph.outputs.extend(node.args[0])
+            elif node.op == "get_attr":
+                constants[node] = operator.attrgetter(node.target)(program.graph_module)
+            else:
+                at = LIKE.get(name_of(node))
+                shaped = {node.args[at]} - {*node.args[:at]} if at is not None else set()
+                if all(x in constants or x in shaped for x in node.all_input_nodes):
+                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), partial(_numbers, constants))
+                    constants[node] = node.target(*args, **kwargs)
+    return graph
 
 
 class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
@@ -160,7 +186,7 @@ def _patches(
     return embedded.mT.unflatten(-1, (x.shape[-2] // kernel[0], x.shape[-1] // kernel[1]))
 
 
-def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The exported program of a copy whose parameters have shapes and no memory."""
     memo: dict[int, Any] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -202,41 +228,6 @@ def capture(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         torch.nn.functional.scaled_dot_product_attention = ATTENTION
 
 
-def read(program: Any, inputs: list[Any], tied: dict[str, str], fixed: dict[str, Any]) -> Graph:
-    """The nodes of an exported program; torch computes all that does not depend on random parameters.
-
-    `tied` gives the first name of every parameter, `fixed` the numbers of those that are not random.
-    """
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    held = {**program.state_dict, **program.constants}
-    graph = Graph(list(program.graph.nodes), {}, {}, [], set())
-    rest, constants = iter(inputs), graph.constants
-    with torch.no_grad():
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                kind, target = specs[node.name].kind, specs[node.name].target
-                if kind is InputKind.PARAMETER:
-                    graph.parameters[node] = tied[target]
-                    if tied[target] in fixed:
-                        constants[node] = fixed[tied[target]]
-                elif kind is InputKind.USER_INPUT:
-                    constants[node] = next(rest)
-                    graph.inputs.add(node)
-                else:  # a buffer, or a tensor that the code makes
-                    constants[node] = held[target]
-            elif node.op == "output":
-                graph.outputs.extend(node.args[0])
-            elif node.op == "get_attr":
-                constants[node] = operator.attrgetter(node.target)(program.graph_module)
-            else:
-                at = LIKE.get(name_of(node))
-                shaped = {node.args[at]} - {*node.args[:at]} if at is not None else set()
-                if all(x in constants or x in shaped for x in node.all_input_nodes):
-                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), partial(_numbers, constants))
-                    constants[node] = node.target(*args, **kwargs)
-    return graph
-
-
 # position of the argument that operations read only for its shape and type
 LIKE = {**dict.fromkeys(("type_as", "expand_as", "view_as"), 1), **dict.fromkeys(("zeros_like", "ones_like"), 0)}
 LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_full"), 0)
@@ -244,8 +235,7 @@ LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_
 
 def _numbers(constants: dict[Node, Any], x: Node) -> Any:
     """The numbers of a constant; for what is random something of its shape and type."""
-    like = x.meta["val"] if x not in constants else None
-    return constants[x] if like is None else torch.zeros(1, dtype=like.dtype).expand(like.shape)
+    return constants[x] if x in constants else torch.zeros(1, dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
 
 
 def schema_of(node: Node) -> Any:
@@ -268,17 +258,15 @@ def paths_of(node: Node) -> list[str]:
 
 def path_of(node: Node) -> str:
     """The path of the module that an operation belongs to; "" for the root."""
-    return paths_of(node)[-1] if paths_of(node) else ""
+    return ["", *paths_of(node)][-1]
 
 
 def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
     """For each node that a module returns: the paths of these modules. It is the last that is used outside."""
-    inside = {node: set(paths_of(node)) for node in nodes}
+    inside = {node: paths_of(node) for node in nodes}
     last: dict[str, Node] = {}
     for node in nodes:
-        for path in paths_of(node):
-            if any(path not in inside[user] for user in node.users):
-                last[path] = node
+        last |= {path: node for path in inside[node] if any(path not in inside[user] for user in node.users)}
     paths: dict[Node, list[str]] = {}
     for path, node in last.items():
         paths.setdefault(node, []).append(path)
@@ -291,13 +279,12 @@ class Reader:
     def __init__(
         self,
         graph: Graph,
-        laws: Parameters,
         names: Mapping[str, str] | None = None,
         head: str | None = None,
         streams: Iterable[Node] = (),
         trained: bool = False,
     ) -> None:
-        self.graph, self.laws, self.streams = graph, laws, set(streams)
+        self.graph, self.streams = graph, set(streams)
         self.env: dict[Node, Any] = dict(graph.constants)
         self.probes: list[Probe] = []
         self.softmaxes: dict[Node, list[Probe]] = {}
@@ -310,14 +297,13 @@ class Reader:
                 if isinstance(table, Random):
                     known = self.env[node.args[1]].numpy().ravel()
                     ids[table.name] = np.union1d(ids.get(table.name, known), known)
-        self.draws = Draws(laws, ids, names, head, trained)
+        self.draws = Draws(graph.laws, ids, names, head, trained)
 
     def _parameter(self, name: str) -> Random:
-        if name not in self.laws:
-            raise UnsupportedError(
-                f"the parameter {name} has no law in laws; there are {', '.join(list(self.laws)[:4])}, …"
-            )
-        law = self.laws[name]
+        laws = self.graph.laws
+        if name not in laws:
+            raise UnsupportedError(f"the parameter {name} has no law in laws; there are {', '.join([*laws][:4])}, …")
+        law = laws[name]
         if law.law == "copy":
             return self._parameter(str(law.of))
         if law.law not in GAUSSIAN:
@@ -328,7 +314,7 @@ class Reader:
             )
         return Random(torch.empty(law.shape, device="meta"), name)
 
-    def program(self, name: str) -> Program:
+    def program(self) -> Program:
         """The whole program."""
         returned = outputs_of_modules(self.graph.nodes)
         for node in self.graph.nodes:
@@ -343,11 +329,12 @@ class Reader:
         outputs = [self.env[node] for node in self.graph.outputs if isinstance(node, torch.fx.Node)]
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
-            raise UnsupportedError(f"{name} returns nothing that depends on a random parameter")
+            raise UnsupportedError(f"{self.graph.name} returns nothing that depends on a random parameter")
         twins = self.draws.twins.keys()  # rows that became scalars: as vectors they would be other draws
         if twins and not twins.isdisjoint(topological_order(values)):
             raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
-        return self.laws.label(Program(values[0] if len(values) == 1 else tuple(values), name, self.probes))
+        output = values[0] if len(values) == 1 else tuple(values)
+        return self.graph.laws.label(Program(output, self.graph.name, self.probes))
 
     def _result(self, node: Node) -> Any:
         name, path = name_of(node), path_of(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..models._training import unit_vectors
 from ..nn import Embedding
 from ..nn import logits as logits_of
 from ..nn._embedding import root
-from ._axes import Refusal, Scalars, Vectors, View, refuse_if
+from ._axes import Scalars, Vectors, View, refuse_if
 from ._parameters import Parameter
 
 
@@ -59,9 +60,10 @@ class Draws:
         """W x for a parameter W of shape (out, in); for a table whose rows were looked up, tied logits."""
         out, into = w.shape
         law = self.laws[w.name]
+        plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
+        whole = plain and w.entries.numel() == math.prod(law.shape)
         if w.name in self.ids:
-            if w.entries.stride() != (into, 1) or w.entries.numel() != math.prod(law.shape):
-                raise Refusal(f"a part of the table {w.name}, or its transpose, as a matrix")
+            refuse_if(not whole, f"a part of the table {w.name}, or its transpose, as a matrix")
             if self.trained:
                 return Vectors.of(self._table(w.name).T @ x)
             logits, rows = self._embedding(w.name).logits(x, out), list(law.zero_rows)
@@ -71,16 +73,15 @@ class Draws:
                 order[rows] = out + np.arange(len(rows))
                 logits = join([logits, zero.transpose().reshape(*x.shape, len(rows))], -1)[..., order]
             return Scalars(logits)
-        law = self._used(w.name, "a matrix")
+        self._used(w.name, "a matrix")
         refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
-        plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
         refuse_if(not (plain or turned), f"the matrix is made of some columns of {w.name}")
-        if w.name == self.head and plain and w.entries.numel() == math.prod(law.shape):
+        if w.name == self.head and whole:
             return Scalars(logits_of(x, out, sigma=law.std * math.sqrt(into)))
         place = (w.entries.storage_offset(), w.entries.numel())
         known = self._weights.setdefault(w.name, {})
-        if any(place != other and max(place[0], other[0]) < min(sum(place), sum(other)) for other in known):
-            raise Refusal(f"parts of {w.name} that overlap act as different matrices")
+        overlap = any(place != other and max(place[0], other[0]) < min(sum(place), sum(other)) for other in known)
+        refuse_if(overlap, f"parts of {w.name} that overlap act as different matrices")
         if place not in known:
             name = self.names.get(w.name, w.name)
             known[place] = weight(out, into, std=law.std * math.sqrt(into), name=name), plain
@@ -92,16 +93,15 @@ class Draws:
         refuse_if(name not in self.ids, f"rows of {name} after something was done to all of it")
         refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
-            embedding = self._embeddings[name] = Embedding(
-                self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding")
-            )
-            self._tables[embedding.vectors] = name, embedding.known
+            table = Embedding(self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding"))
+            self._embeddings[name], self._tables[table.vectors] = table, (name, table.known)
         return self._embeddings[name]
 
     def _table(self, name: str) -> Weight:
+        """A table as a matrix that acts on unit vectors."""
         law = self._used(name, "a table")
-        if law.zero_rows or law.mean:
-            raise Refusal(f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}")
+        why = f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}"
+        refuse_if(law.zero_rows or law.mean, why)
         count, size = law.shape
         place = (0, count * size)
         matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
@@ -120,8 +120,8 @@ class Draws:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
         law, size, at = self._used(x.name, "vectors"), x.shape[-1], x.starts(-1)
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
-        if (size > 1 and x.entries.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows:
-            raise Refusal(f"the parameter {x.name} is used in pieces that are no rows")
+        pieces = (size > 1 and x.entries.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows
+        refuse_if(pieces, f"the parameter {x.name} is used in pieces that are no rows")
         rows = at // size
         new = [int(row) for row in np.unique(rows) if int(row) not in known]
         if new:
@@ -134,9 +134,8 @@ class Draws:
 
     def scalars(self, x: Vectors) -> Scalars:
         """The entries of rows as scalars, where they are added to scores: relative positions, a number a head."""
-        base = x.value if x.value in self._tables else getattr(x.value.op, "x", None)
-        if base not in self._tables:
-            raise Refusal("coordinates of vectors meet scalars: only rows of a parameter can be scalars")
+        base: Any = x.value if x.value in self._tables else getattr(x.value.op, "x", None)
+        refuse_if(base not in self._tables, "only rows of a parameter can be scalars, and not coordinates of vectors")
         name, rows = self._tables[base]
         law = self.laws[name]
         if base not in self.twins:

@@ -50,7 +50,7 @@ class Structure:
     head: str | None  # the parameter of the logits
     logits: Node | None
 
-    @property
+    @cached_property
     def blocks(self) -> list[Block]:
         """All blocks, the encoder's first."""
         return [block for stack in self.stacks for block in stack]
@@ -93,10 +93,10 @@ def structure(graph: Graph) -> Structure:
     for paths in _numbered(inside):
         parts = [(path, inside[path], ends.get(path)) for path in paths]
         _, nodes, end = parts[0]
-        outside = [x for node in nodes for x in node.all_input_nodes if x not in nodes]
-        entries = [x for x in outside if end is not None and _shape(x) == _shape(end)]
-        entries = [x for x in entries if _random(graph, x) or x in graph.inputs]
-        stacks += _stack(graph, next(iter(entries), None), parts)
+        shape = None if end is None else _shape(end)
+        outside = (x for node in nodes for x in node.all_input_nodes if x not in nodes and _shape(x) == shape)
+        before = next((x for x in outside if _random(graph, x) or x in graph.inputs), None)
+        stacks += _stack(graph, before, parts)
     stacks = stacks or _loops(graph) or _whole(graph)
     if not 1 <= len(stacks) <= 2:
         raise UnsupportedError(
@@ -122,17 +122,16 @@ def _stack(graph: Graph, before: Node | None, parts: Iterable[tuple[str, list[No
 
 def _loops(graph: Graph) -> list[Stack]:
     """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`: from one number to the next."""
-    starts: dict[str, Node] = {}
-    for node in graph.nodes:
+    starts: dict[str, int] = {}
+    for k, node in enumerate(graph.nodes):
         for path in paths_of(node):
             if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
-                starts.setdefault(match[1], node)
-    order = {node: k for k, node in enumerate(graph.nodes)}
+                starts.setdefault(match[1], k)
     stacks: list[Stack] = []
     for paths in _numbered(starts):
-        cuts = [*(order[starts[path]] for path in paths), len(order)]
+        cuts = [*(starts[path] for path in paths), len(graph.nodes)]
         parts = [(path, graph.nodes[slice(*ends)], None) for path, ends in zip(paths, pairwise(cuts), strict=True)]
-        before = next((x for x in starts[paths[0]].all_input_nodes if _random(graph, x)), None)
+        before = next((x for x in graph.nodes[cuts[0]].all_input_nodes if _random(graph, x)), None)
         stacks += _stack(graph, before, parts) if len(paths) > 1 else []
     return stacks
 
@@ -168,7 +167,7 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
     size, own = _shape(before), set(nodes)
     if len(size) != 3 or size[0] != 1:
         return None
-    carriers = {before: "stream"}  # what holds the stream: "stream", "sum" or, after a norm, "normed"
+    carriers = {before: False}  # what holds the stream, and whether a norm was the last that was done to it
     added: list[Node] = []
     middle = last = None
     for node in nodes:
@@ -177,20 +176,18 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
             continue
         others = [x for x in node.all_input_nodes if x not in carriers and _random(graph, x)]
         if name_of(node) == "add" and any(_shape(x) == size for x in others):
-            if carriers[held[0]] == "normed" and added:
-                middle = held[0]
+            middle = held[0] if carriers[held[0]] and added else middle
             added += _terms(graph, others[0], own, size)
-            carriers[node], last = "sum", node
+            carriers[node], last = False, node
         elif name_of(node) in SAME:
             carriers[node] = carriers[held[0]]
         elif name_of(node) in NORMS and all(_shape(x) != size for x in others):
-            carriers[node] = "normed"
+            carriers[node] = True
     if not added or last is None:
         return None
     stream = last if end is None or end not in carriers else end
     nodes = nodes if end is not None else nodes[: nodes.index(stream) + 1]  # what follows the block is not in it
-    branches: dict[str, Node] = {}
-    softmaxes: list[Node] = []
+    branches, softmaxes = dict[str, Node](), list[Node]()
     for term in added:
         inner = [term, *_back(graph, term, carriers, own)]
         reached = {x for node in inner for x in [node, *node.all_input_nodes] if _random(graph, x)}
@@ -252,7 +249,7 @@ def _viewed(node: Node) -> Node:
 
 
 def _matrices(
-    graph: Graph, nodes: list[Node], branches: dict[str, Node], carriers: dict[Node, str], width: int
+    graph: Graph, nodes: list[Node], branches: dict[str, Node], carriers: Iterable[Node], width: int
 ) -> dict[str, list[str]]:
     """The parameters of each kind; one that is of several kinds of attention is "qkv"."""
     kinds: dict[str, set[str]] = {}
@@ -281,12 +278,11 @@ def _matrices(
             for kind, node in zip(("query", "key", "value"), _attended(graph, soft), strict=True):
                 say(kind, near(node) if node not in carriers else ())
     parameters: dict[str, list[str]] = {}
-    for node in nodes:
-        parameter = matrix_of(graph, node)
-        if parameter is not None:
-            said = kinds.get(parameter) or {"in" if _shape(node.args[0])[-1] == width else "out"}
-            same = parameters.setdefault(said.pop() if len(said) == 1 else "qkv", [])
-            same += [] if parameter in same else [parameter]
+    for node in filter(is_matrix, nodes):
+        parameter = str(matrix_of(graph, node))
+        said = kinds.get(parameter) or {"in" if _shape(node.args[0])[-1] == width else "out"}
+        same = parameters.setdefault("qkv" if len(said) > 1 else next(iter(said)), [])
+        same += [] if parameter in same else [parameter]
     return parameters
 
 
@@ -305,8 +301,8 @@ def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
 
 def _head(graph: Graph, stacks: list[Stack]) -> tuple[str | None, Node | None]:
     """The parameter of the logits, and the logits: what comes out, if it is a matrix times the end of the stream."""
-    returned = [out for out in graph.outputs if hasattr(out, "op") and _random(graph, out) and _shape(out)]
-    out, stream = next(iter(returned), None), stacks[-1][-1].stream  # a loss, which has no axes, may come before them
+    returned = (out for out in graph.outputs if hasattr(out, "op") and _random(graph, out) and _shape(out))
+    out, stream = next(returned, None), stacks[-1][-1].stream  # a loss, which has no axes, may come before them
     if out is None or out is stream:
         return None, None
     for node in [out, *_back(graph, out, [stream])]:
