@@ -16,10 +16,10 @@ from ...models._description import idle
 from . import _ranges
 from ._cases import Model
 from ._differences import Differences, drawbacks, strip_common_prefix
-from ._findings import Finding, join_words, lengths_text, number
-from ._measurements import Draws, LengthResult, ModelResult
+from ._findings import Finding
+from ._measurements import Draws, LengthResult
 from ._plots import figure, figures, swept_figures
-from ._quantities import BLOCKS, EVERY, FINAL, Quantity
+from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words, number
 from ._rules import BACKWARD_RULES
 
 ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
@@ -53,7 +53,7 @@ BLOCK_NOTE = (
 
 
 def document(
-    audits: Sequence[ModelResult], compared: Differences | None = None, manifest: dict[str, Any] | None = None
+    audits: Sequence[LengthResult], compared: Differences | None = None, manifest: dict[str, Any] | None = None
 ) -> doc.Document:
     """The document of an audit of one model, or of the comparison of several; with its manifest, for a folder."""
     names, first = [audit.model.name for audit in audits], audits[0]
@@ -71,7 +71,7 @@ def document(
     return doc.Document(f"Audit of {what}", verdict, subject, sections)
 
 
-def headline(audit: ModelResult) -> str:
+def headline(audit: LengthResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in audit.lengths])
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
@@ -90,7 +90,7 @@ def _reasons(result: LengthResult) -> list[Paragraph]:
     return [Paragraph(f"N{what[1:]}: {why}.") for what, why in unavailable(result).items()]
 
 
-def _audit_sections(audit: ModelResult) -> list[Section]:
+def _audit_sections(audit: LengthResult) -> list[Section]:
     advice = [Paragraph(text) for text in (*recipe_notes([audit.model]), adam_note(audit.model)) if text]
     drawn = f", {audit.tokens:,} tokens"
     items = _finding_items(audit)
@@ -155,7 +155,7 @@ def recipe_notes(models: Sequence[Model]) -> list[str]:
     return [f"{name}: {RECIPES[name].words} ({RECIPES[name].source})." for name in names if name in RECIPES]
 
 
-def _finding_items(audit: ModelResult) -> list[doc.Item]:
+def _finding_items(audit: LengthResult) -> list[doc.Item]:
     """Flagged rules with advice first, then undecided ones, then a line for each other."""
     items, absent = [], dict[str, list[str]]()
     for finding in sorted(audit.findings, key=lambda each: STATUSES.index(each.verdict)):
@@ -164,7 +164,7 @@ def _finding_items(audit: ModelResult) -> list[doc.Item]:
             absent.setdefault(finding.measured, []).append(finding.name)
             continue
         if finding.verdict != OK:
-            where = f"{lengths_text(finding).removeprefix('at ')}: " if len(audit.lengths) > 1 else ""
+            where = f"{finding.lengths_text}: " if len(audit.lengths) > 1 else ""
             text = f"{where}{finding.measured} ({finding.limit_text})"
         if finding.verdict == FLAG:
             more = [finding.advice] if finding.advice else []
@@ -235,7 +235,7 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
     return Table([corner, *columns], rows)
 
 
-def _comparison_sections(audits: Sequence[ModelResult], differences: Differences) -> list[Section]:
+def _comparison_sections(audits: Sequence[LengthResult], differences: Differences) -> list[Section]:
     names = [audit.model.name for audit in audits]
     short = dict(zip(names, strip_common_prefix(names), strict=True))
     request, sections = audits[0].request, []
@@ -305,7 +305,7 @@ def _main_figure(results: Sequence[LengthResult], findings: Sequence[Finding]) -
     return doc.Figures([figure(results, name, "summary-")])
 
 
-def _provenance(audits: Sequence[ModelResult], manifest: dict[str, Any]) -> Paragraph:
+def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Paragraph:
     statuses = {each.subject.status for audit in audits for result in audit.lengths for each in result.measured}
     words = {
         "exact": "exact in law at finite width",

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..._document import FLAG, NOT_APPLICABLE, OK, Document
+from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, Document
 from .._study import TableResult
 from . import _ranges
 from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
 from ._document import document
-from ._findings import lengths_text
-from ._measurements import Draws, LengthResult, ModelResult
+from ._findings import Finding
+from ._measurements import Draws, LengthResult
 from ._plots import plot_quantity
 from ._quantities import FINAL
 from ._request import Request
@@ -47,7 +47,7 @@ class AuditResult(TableResult):
              "precision": each.precision}
             for each in self._measured
         ]  # fmt: skip
-        findings = [[dataclasses.asdict(f) for f in audit.findings] for audit in self.audits]
+        findings = [[asdict(f) for f in audit.findings] for audit in self.audits]
         return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class AuditResult(TableResult):
                 if finding.verdict == NOT_APPLICABLE:
                     raise ValueError(f"{finding.name} is not measured of {audit.model.name}: {finding.measured}")
                 if finding.verdict != OK:
-                    said = f"{finding.name} {finding.verdict} {lengths_text(finding)}: {finding.measured}"
+                    said = f"{finding.name} {finding.verdict} at {finding.lengths_text}: {finding.measured}"
                     lines.append(f"{audit.model.name}: {said}")
         return lines
 
@@ -110,7 +110,7 @@ class AuditResult(TableResult):
         return plot_quantity(self.audits, quantity, ax)
 
 
-class Audit(AuditResult, ModelResult):
+class Audit(AuditResult, LengthResult):
     """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
@@ -139,8 +139,8 @@ class Audit(AuditResult, ModelResult):
     """
 
     def __init__(self, lengths: Sequence[LengthResult]) -> None:
-        super().__init__(lengths)
-        self.audits = (self,)
+        first, self.lengths, self.audits = lengths[0], tuple(lengths), (self,)
+        super().__init__(first.request, first.model, first.tokens, first.actual, first.limit)
 
     def __repr__(self) -> str:
         flagged = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
@@ -157,6 +157,15 @@ class Audit(AuditResult, ModelResult):
         earlier = Baseline.of(baseline)
         earlier.check(self.request, self.model)
         return earlier.departures(self)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The verdict of each rule at the length where it is worst, with all lengths that have this verdict."""
+        found = []
+        for row in zip(*(result.findings for result in self.lengths), strict=True):
+            worst = min(row, key=lambda finding: STATUSES.index(finding.verdict))
+            found.append(replace(worst, tokens=sum((f.tokens for f in row if f.verdict == worst.verdict), ())))
+        return tuple(found)
 
     @property
     def changing(self) -> tuple[str, ...]:
@@ -228,7 +237,7 @@ def _of(result: LengthResult) -> dict[str, Any]:
         "tokens": result.tokens,
         "draws": result.best.draws,
         **_summaries(result.best),
-        "findings": [dataclasses.asdict(finding) for finding in result.findings],
+        "findings": [asdict(finding) for finding in result.findings],
     }
     if request.ranges:
         content["ranges"] = _ranges.as_list(result.best.arrays)
