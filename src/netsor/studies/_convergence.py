@@ -128,6 +128,8 @@ def rate(
 ) -> Rate:
     """How fast the law of an output comes near its limit as a width grows.
 
+    Other parameters are those of `Program.law`.
+
     Parameters
     ----------
     net
@@ -136,12 +138,8 @@ def rate(
         Two or more growing widths.
     width
         The name of the width that grows; it need not be given if the program has one width.
-    draws
-        As in `Program.law`.
     seed
         That of all laws, so that they are coupled.
-    rng
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 

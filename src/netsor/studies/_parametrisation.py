@@ -119,12 +119,10 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
         return _read(dict(given), optimiser, "parametrisation")
     if isinstance(given, str) and given in WORDS:
         return known(given, optimiser)
-    if not isinstance(given, str | Path):
-        raise ArgumentError("parametrisation", given, f"one of {', '.join(WORDS)}, a file, or a dict")
-    path = Path(given)
-    if path.suffix not in (".json", ".toml"):
-        allowed = f"one of {', '.join(WORDS)}, or a file that ends in .json or .toml"
-        raise ArgumentError("parametrisation", str(given), allowed)
+    path = Path(given) if isinstance(given, str | Path) else None
+    if path is None or path.suffix not in (".json", ".toml"):
+        allowed = f"one of {', '.join(WORDS)}, a file that ends in .json or .toml, or a dict"
+        raise ArgumentError("parametrisation", given if path is None else str(given), allowed)
     try:
         return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem)
     except (OSError, ValueError) as error:
