@@ -198,8 +198,7 @@ def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, gr
             changes[name] = getattr(model, name) * rule.scaling(kind).std.of(ratio, deeper)
     if model.tied:
         changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
-    own = d**-0.5 if model.score_scale is None else model.score_scale
-    before = model.d**-0.5 if model.score_scale is None else model.score_scale
+    own, before = (size**-0.5 if model.score_scale is None else model.score_scale for size in (d, model.d))
     wanted = before * rule.scores.of(d / model.d, deeper)
     if wanted != own:
         changes["score_scale"] = wanted

@@ -205,6 +205,23 @@ class TableResult(Result):
         return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
 
 
+class Several(Generic[T]):
+    """Results of several models or parametrisations, by name or by place."""
+
+    _by_name: dict[str, T]
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._by_name.values())
+
+    def __getitem__(self, key: str | int) -> T:
+        if isinstance(key, str) and key not in self._by_name:
+            raise KeyError(f"{key!r} was not asked for; {', '.join(self._by_name)} were")
+        return self._by_name[key] if isinstance(key, str) else list(self)[key]
+
+
 class Study(ABC, Generic[Found]):
     """What differs between studies: the tasks of a request, what they take, and what their numbers say."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, Document
-from .._study import TableResult
+from .._study import Several, TableResult
 from . import _ranges
 from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
@@ -174,7 +174,7 @@ class Audit(AuditResult, LengthResult):
         return tuple(rule[0].name for rule in rules if {FLAG, OK} <= {finding.verdict for finding in rule})
 
 
-class Comparison(AuditResult):
+class Comparison(AuditResult, Several[Audit]):
     """Audits of several models; `ns.audit` makes it from `compare` or `sweep`.
 
     `comparison["name"]` is the audit of one model.
@@ -187,22 +187,11 @@ class Comparison(AuditResult):
 
     def __init__(self, audits: Sequence[Audit]) -> None:
         self.audits, self.request = tuple(audits), audits[0].request
+        self._by_name = {audit.model.name: audit for audit in audits}
 
     def __repr__(self) -> str:
-        names = " and ".join(audit.model.name for audit in self.audits)
-        return f"<Comparison of {names}: preferred: {self.preferred or 'none'}; print it for the table>"
-
-    def __iter__(self) -> Iterator[Audit]:
-        return iter(self.audits)
-
-    def __len__(self) -> int:
-        return len(self.audits)
-
-    def __getitem__(self, name: str | int) -> Audit:
-        names = [audit.model.name for audit in self.audits]
-        if isinstance(name, str) and name not in names:
-            raise KeyError(f"{name!r} is not a model of this comparison; they are {', '.join(map(repr, names))}")
-        return self.audits[names.index(name) if isinstance(name, str) else name]
+        preferred = f"preferred: {self.preferred or 'none'}"
+        return f"<Comparison of {' and '.join(self._by_name)}: {preferred}; print it for the table>"
 
     @cached_property
     def differences(self) -> Differences:
@@ -223,8 +212,8 @@ def _differences_json(differences: Differences) -> dict[str, Any]:
         for rule in differences.rules
     ]  # fmt: skip
     fields = {name: list(values) for name, values in differences.fields.items()}
-    said = {"fields": fields, "preferred": differences.preferred, "verdict": differences.verdict}
-    return {**said, "rules": rules, "quantities": [parting._asdict() for parting in differences.quantities]}
+    quantities = [separated._asdict() for separated in differences.quantities]
+    return {**differences._asdict(), "fields": fields, "rules": rules, "quantities": quantities}
 
 
 def _of(result: LengthResult) -> dict[str, Any]:
