@@ -142,8 +142,6 @@ class TrainingRequest(_study.Request):
                 raise ArgumentError(name, getattr(self, name), f"left out: {why}")
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
-        elif not callable(self.model):
-            raise ArgumentError("model", self.model, "a model, or a function of the width")
         elif self.rules:
             allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
@@ -163,7 +161,6 @@ class TrainingRequest(_study.Request):
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
-        one_of(self.optimiser, "optimiser", "", tuple(NAMED))
         if not self.rules:
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
