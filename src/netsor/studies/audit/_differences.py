@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,9 +155,7 @@ def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[st
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
     """Names without their common beginning, as far as the rest distinguishes them, and not too long."""
     parts = [name.split(", ") for name in names]
-    common = 0
-    while len({tuple(part[: common + 1]) for part in parts}) == 1 and common < min(map(len, parts)):
-        common += 1
+    common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False)))
     names = [", ".join(part[common:]) or name for name, part in zip(names, parts, strict=True)]
     return [name if len(name) <= WIDTH else f"{name[: WIDTH - 1]}…" for name in names]
 

@@ -181,9 +181,7 @@ class LengthResult(Mapping[str, Band]):
     @property
     def best(self) -> Draws:
         """The draws at the model's own widths, or at infinity if nothing else was asked."""
-        draws = self.actual or self.limit
-        assert draws is not None
-        return draws
+        return self.measured[0]
 
     @property
     def blocks(self) -> int:
