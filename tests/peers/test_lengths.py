@@ -10,8 +10,7 @@ from scipy import stats
 
 from netsor import models
 from netsor._document import FLAG, OK, UNDECIDED
-from netsor.studies.audit._findings import RuleInput
-from netsor.studies.audit._rules import RULES, judged
+from netsor.studies.audit._rules import RULES, RuleInput, judged
 
 from .test_audit import real
 

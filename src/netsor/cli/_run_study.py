@@ -22,9 +22,9 @@ from ..optim import NAMED
 from ..studies import Study
 from ..studies.audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
-from ..studies.audit._measurements import rule_name
 from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
+from ..studies.audit._rules import rule_name
 from ._load_program import bound, find, is_target, networks_of, usage_errors
 from ._main import Watch
 from ._options import Place, pop_backend

@@ -18,9 +18,8 @@ from ..studies.audit._cases import AuditCase
 from ..studies.audit._cases import Model as AuditedModel
 from ..studies.audit._differences import strip_common_prefix
 from ..studies.audit._document import unavailable
-from ..studies.audit._findings import join_words
 from ..studies.audit._measurements import Draws
-from ..studies.audit._quantities import BLOCKS, Quantity
+from ..studies.audit._quantities import BLOCKS, Quantity, join_words
 from ..studies.audit._request import LENGTHS, Request, longest
 from ..studies.audit._results import Audit, Comparison
 from ._view import MAX_SECONDS, Curve, Panel, View

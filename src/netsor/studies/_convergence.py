@@ -70,8 +70,8 @@ class Rate:
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with a row for each width: `width`, `kl` and `error`."""
-        pairs = zip(self.widths, self.kl, strict=True)
-        return to_dataframe({"width": n, "kl": kl.value, "error": kl.error} for n, kl in pairs)
+        rows = zip(self.widths, self.kl, strict=True)
+        return to_dataframe({"width": n, "kl": kl.value, "error": kl.error} for n, kl in rows)
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
         """Plot KL against the width with errors, the fitted slope, and a guide that falls like n⁻².
@@ -87,36 +87,33 @@ class Rate:
             import matplotlib.pyplot as plt  # slow to import
 
             ax = plt.gca()
-        widths = np.array(self.widths, dtype=float)
+        widths, slope = np.array(self.widths, dtype=float), self.slope
         value, error = (np.array([pair[k] for pair in self.kl], dtype=float) for k in (0, 1))
         points = ax.errorbar(widths, value, np.minimum(error, 0.999 * value), fmt="o", capsize=3, label=label)
-        if math.isfinite(self.slope.value):
-            middle = np.exp(np.mean(np.log(value)) + self.slope.value * (np.log(widths) - np.mean(np.log(widths))))
+        if math.isfinite(slope.value):
+            fitted = np.exp(np.mean(np.log(value)) + slope.value * (np.log(widths) - np.mean(np.log(widths))))
             colour = points.lines[0].get_color()
-            ax.plot(widths, middle, "-", color=colour, label=f"slope {self.slope.value:.2f} ± {self.slope.error:.2f}")
+            ax.plot(widths, fitted, "-", color=colour, label=f"slope {slope.value:.2f} ± {slope.error:.2f}")
         ax.plot(widths, value[0] * (widths / widths[0]) ** -2, ":", color="0.5", label=f"{self.width}$^{{-2}}$")
         ax.set(xscale="log", yscale="log", xlabel=f"width {self.width}", ylabel="KL to the limit")
         ax.legend(loc="best")
         return ax
 
     @property
-    def _rows(self) -> list[tuple[str, str]]:
-        return [(f"{n:,}", str(value)) for n, value in zip(self.widths, self.kl, strict=True)]
-
-    @property
-    def _slopes(self) -> str:
+    def _summary(self) -> str:
         return f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"
 
     def __str__(self) -> str:
-        return "\n".join([*(f"{self.width} = {n:>6}: KL {value}" for n, value in self._rows), self._slopes])
+        rows = zip(self.widths, self.kl, strict=True)
+        return "\n".join([*(f"{self.width} = {n:>6,}: KL {kl}" for n, kl in rows), self._summary])
 
     def __repr__(self) -> str:
         falls = f"KL falls like {self.width}^{self.slope.value:.3g}"
         return f"<Rate of {self.name}: {falls} over {len(self.widths)} widths>"
 
     def _repr_html_(self) -> str:
-        heading = title(f"KL of {self.name} to its limit")
-        return heading + table(self._rows, [self.width, "KL ± error"]) + note(self._slopes)
+        rows = [(f"{n:,}", str(kl)) for n, kl in zip(self.widths, self.kl, strict=True)]
+        return title(f"KL of {self.name} to its limit") + table(rows, [self.width, "KL ± error"]) + note(self._summary)
 
 
 def rate(
@@ -131,6 +128,8 @@ def rate(
 ) -> Rate:
     """How fast the law of an output comes near its limit as a width grows.
 
+    Other parameters are those of `Program.law`.
+
     Parameters
     ----------
     net
@@ -139,12 +138,8 @@ def rate(
         Two or more growing widths.
     width
         The name of the width that grows; it need not be given if the program has one width.
-    draws
-        As in `Program.law`.
     seed
         That of all laws, so that they are coupled.
-    rng
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 
@@ -234,10 +229,6 @@ class WidthNeeded:
     differences: dict[int, Estimate]
 
     @property
-    def _rows(self) -> list[tuple[str, str]]:
-        return [(f"{n:,}", str(difference)) for n, difference in sorted(self.differences.items())]
-
-    @property
     def summary(self) -> str:
         """The answer in one line."""
         what = f"quantile {self.of:g}" if isinstance(self.of, float) else self.of
@@ -249,14 +240,16 @@ class WidthNeeded:
         return f"{said} from {self.width} between {self.low:,} and {int(self.high):,} on"
 
     def __str__(self) -> str:
-        return "\n".join([*(f"{self.width} = {n:>10}: {difference}" for n, difference in self._rows), self.summary])
+        rows = sorted(self.differences.items())
+        return "\n".join([*(f"{self.width} = {n:>10,}: {difference}" for n, difference in rows), self.summary])
 
     def __repr__(self) -> str:
         return f"<WidthNeeded of {self.name}: {self.summary}>"
 
     def _repr_html_(self) -> str:
+        rows = [(f"{n:,}", str(difference)) for n, difference in sorted(self.differences.items())]
         heading = title(f"How wide is wide enough: {self.name}")
-        return heading + table(self._rows, (self.width, "difference ± error")) + note(self.summary)
+        return heading + table(rows, (self.width, "difference ± error")) + note(self.summary)
 
 
 def width_needed(
@@ -322,11 +315,11 @@ def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
 
 def _start(limit: Law, of: str | float, tolerance: float) -> int:
     """The width that the first correction suggests."""
+    if isinstance(of, float) or not isinstance(limit, HeadSum):
+        return START
     try:
-        first = limit.correction() if isinstance(limit, HeadSum) else None
+        first = limit.correction()
     except LawError:
-        first = None
-    if first is None or isinstance(of, float):
         return START
     n = {
         "kl": math.sqrt(first.kl.value / tolerance),
@@ -339,14 +332,10 @@ def _start(limit: Law, of: str | float, tolerance: float) -> int:
 
 def _bracket(above: Callable[[int], bool | None], start: int) -> tuple[int, float]:
     """The largest width known to be above, and the smallest known to be below: by doubling, then by bisection."""
-    low, high, n = LEAST - 1, inf, start
-    while high == inf and n <= MOST:
-        is_above = above(n)
-        low, high, n = (n if is_above else low), (n if is_above is False else high), 2 * n
-    n = start // 2
-    while low < LEAST <= n:
-        is_above = above(n)
-        low, high, n = (n if is_above else low), (n if is_above is False else high), n // 2
+    larger = [start << k for k in range((MOST // start).bit_length())]
+    smaller = [start >> k for k in range(1, (start // LEAST).bit_length())]
+    high = next((n for n in larger if above(n) is False), inf)
+    low = next((n for n in (*reversed(larger), *smaller) if n < high and above(n)), LEAST - 1)
     if low >= LEAST and high < inf:
         low = _end(low, int(high), lambda n: above(n) is True)
         high = _end(int(high), low, lambda n: above(n) is False)
@@ -369,18 +358,18 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
         return kl(law, limit)
     if of == "tv":
         return total_variation(law, limit)
-    pair = law, limit.mixture if isinstance(limit, HeadSum) else limit
-    if not all(isinstance(one, Mixture) for one in pair):
+    limits = limit.mixture if isinstance(limit, HeadSum) else limit
+    if not isinstance(law, Mixture) or not isinstance(limits, Mixture):
         raise ArgumentError("of", of, "'kl' or 'tv' for a law that is not a mixture over replicas")
-    wide, narrow = ((one.component_mean, one.component_var) for one in pair if isinstance(one, Mixture))
-    size = max(len(wide[0]), len(narrow[0]))
-    rows = [np.broadcast_to(a, (size,)) for a in (*wide, *narrow)]
+    columns = law.component_mean, law.component_var, limits.component_mean, limits.component_var
+    mean, var, mean0, var0 = rows = np.broadcast_arrays(*columns)
     if isinstance(of, float):
-        q, std = limit.ppf(of), limit.std()
+        q = limit.ppf(of)
         with np.errstate(divide="ignore", invalid="ignore"):  # 0/0: the quantile is the atom itself
-            cdf = [scipy.special.ndtr(np.nan_to_num((q - mean) / np.sqrt(v))) for mean, v in (rows[:2], rows[2:])]
-        each = (cdf[0] - cdf[1]) / (limit.pdf(q) * std)  # F_n − F over the density: the quantile moves by minus that
-        return Estimate(abs(float(each.mean())), float(each.std(ddof=1)) / math.sqrt(size))
+            moved = scipy.special.ndtr(np.nan_to_num((q - mean) / np.sqrt(var)))
+            moved -= scipy.special.ndtr(np.nan_to_num((q - mean0) / np.sqrt(var0)))
+        each = moved / (limit.pdf(q) * limit.std())  # F_n − F over the density: the quantile moves by minus that
+        return Estimate(abs(float(each.mean())), float(each.std(ddof=1)) / math.sqrt(len(each)))
     true = float(limit.var() if of == "variance" else limit.kurtosis())
     if abs(true) < 1e-9:
         raise ArgumentError("of", of, "a quantity that is not 0 in the limit, such as 'kl' or 'tv'")
@@ -393,12 +382,10 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
         away = mean - mean.mean()
         return float(np.mean(3 * var**2 + 6 * var * away**2 + away**4) / variance**2) - 3
 
-    def gap(some: Any) -> float:
-        m, v, m0, v0 = (row[some] for row in rows)
+    def gap(m: Any, v: Any, m0: Any, v0: Any) -> float:
         return statistic(m, v) - statistic(m0, v0)
 
-    whole = gap(slice(None))
-    blocks = np.array_split(np.arange(size), BLOCKS)
-    left_out = np.array([gap(np.delete(np.arange(size), block)) for block in blocks])  # the jackknife
+    blocks = np.array_split(np.arange(len(mean)), BLOCKS)
+    left_out = np.array([gap(*(np.delete(row, block) for row in rows)) for block in blocks])  # the jackknife
     error = math.sqrt((BLOCKS - 1) / BLOCKS * float(np.sum((left_out - left_out.mean()) ** 2)))
-    return Estimate(abs(whole / true), error / abs(true))
+    return Estimate(abs(gap(*rows) / true), error / abs(true))

@@ -130,8 +130,7 @@ def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
                 known.setdefault(name, set()).add(digest)
     except (KeyError, TypeError, AttributeError):
         return {}
-    plain = all(isinstance(name, str) and Path(name).name == name for name in known)
-    return known if plain and all(isinstance(d, str) for digests in known.values() for d in digests) else {}
+    return known if all(Path(name).name == name for name in known) else {}
 
 
 def environment() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,12 +119,10 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
         return _read(dict(given), optimiser, "parametrisation")
     if isinstance(given, str) and given in WORDS:
         return known(given, optimiser)
-    if not isinstance(given, str | Path):
-        raise ArgumentError("parametrisation", given, f"one of {', '.join(WORDS)}, a file, or a dict")
-    path = Path(given)
-    if path.suffix not in (".json", ".toml"):
-        allowed = f"one of {', '.join(WORDS)}, or a file that ends in .json or .toml"
-        raise ArgumentError("parametrisation", str(given), allowed)
+    path = Path(given) if isinstance(given, str | Path) else None
+    if path is None or path.suffix not in (".json", ".toml"):
+        allowed = f"one of {', '.join(WORDS)}, a file that ends in .json or .toml, or a dict"
+        raise ArgumentError("parametrisation", given if path is None else str(given), allowed)
     try:
         return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem)
     except (OSError, ValueError) as error:
@@ -139,33 +137,33 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
     if not isinstance(start, str) or start not in WORDS:
         raise ValueError(f"like={shown(start)} of a parametrisation must be one of {', '.join(WORDS)}")
     base = known(start, optimiser)
-    parts = replace(base, kinds={kind: base.scaling(kind) for kind in KINDS}).fields()
-    del parts["name"]
+    parts: Any = {kind: base.scaling(kind) for kind in KINDS} | {"logits": base.logits, "scores": base.scores}
     matrices = given.pop("matrices", {})
     parts |= {kind: _merged(parts[kind], matrices, "matrices") for kind in MATRICES}
+    parts["promise"] = {"features": base.features, "logits": base.outputs}
     parts = _merged(parts, given, "")
-    kinds = {kind: Scaling(**{each: Power(**power) for each, power in parts[kind].items()}) for kind in KINDS}
     words = f"{called}, from a file" if start == "fixed" else f"{called}, from a file that begins with {start}"
-    ends = Power(**parts["logits"]), Power(**parts["scores"]), parts["promise"]["features"], parts["promise"]["logits"]
-    return Parametrisation(called, words, kinds, *ends)
+    logits, scores, promise = (parts.pop(name) for name in ("logits", "scores", "promise"))
+    return Parametrisation(called, words, parts, logits, scores, promise["features"], promise["logits"])
 
 
 def _merged(old: Any, given: Any, place: str) -> Any:
     """What a file says over the exponents that it begins with: tables of the same entries, and numbers."""
-    if not isinstance(old, Mapping):
+    if isinstance(old, float):
         if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= MAX_EXPONENT:
             allowed = f"a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"
             raise ValueError(f"{place}={shown(given)} of a parametrisation must be {allowed}")
         return float(given)
+    parts = old if isinstance(old, dict) else old._asdict()
     if not isinstance(given, Mapping):
-        raise ValueError(f"{place}={shown(given)} of a parametrisation must be a table with {', '.join(old)}")
+        raise ValueError(f"{place}={shown(given)} of a parametrisation must be a table with {', '.join(parts)}")
     for name in given:
-        if name not in old:
-            raise ValueError(
-                f"{shown(name)} is not part of {place or 'a parametrisation'}; its parts are {', '.join(old)}"
-            )
+        if name not in parts:
+            whole = place or "a parametrisation"
+            raise ValueError(f"{shown(name)} is not part of {whole}; its parts are {', '.join(parts)}")
     inside = f"{place}." if place else ""
-    return {**old, **{name: _merged(old[name], value, f"{inside}{name}") for name, value in given.items()}}
+    new = {name: _merged(parts[name], value, f"{inside}{name}") for name, value in given.items()}
+    return {**old, **new} if isinstance(old, dict) else old._replace(**new)
 
 
 GROW = ("heads", "head-dim")  # what grows with the width, while the other stays
@@ -200,8 +198,7 @@ def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, gr
             changes[name] = getattr(model, name) * rule.scaling(kind).std.of(ratio, deeper)
     if model.tied:
         changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
-    own = d**-0.5 if model.score_scale is None else model.score_scale
-    before = model.d**-0.5 if model.score_scale is None else model.score_scale
+    own, before = (size**-0.5 if model.score_scale is None else model.score_scale for size in (d, model.d))
     wanted = before * rule.scores.of(d / model.d, deeper)
     if wanted != own:
         changes["score_scale"] = wanted

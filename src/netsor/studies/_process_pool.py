@@ -94,9 +94,8 @@ def _clean_environment() -> Iterator[None]:
     there is a path. The caller's script is nothing to a worker.
     """
     path, main = sys.path[:], sys.modules["__main__"]
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    here = _place(".")
-    papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
+    before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    here, papers = _place("."), getattr(sys.modules.get("netsor_papers"), "__path__", ())
     homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # we are imported from there
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
         sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) in homes]
@@ -107,11 +106,9 @@ def _clean_environment() -> Iterator[None]:
         finally:
             sys.path[:] = path
             sys.modules["__main__"] = main
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            for name in ENVIRONMENT:
+                os.environ.pop(name, None)
+            os.environ.update(before)
 
 
 def _place(entry: str) -> Path | None:

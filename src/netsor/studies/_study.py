@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from .._array_api import one_blas_thread
-from .._document import Document, Figure, to_text
+from .._document import Figure, to_text
 from .._executors import InlineExecutor, thread_pool
 from .._html import to_cell, to_page
 from .._mpl_style import rendered, styled
@@ -48,7 +48,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True)
-class DrawTask(ABC):
+class DrawTask:
     """Some draws of a network: the task of a study that samples."""
 
     case: Any  # of the study's own type: the network; its `key` has all that its draws depend on
@@ -71,10 +71,6 @@ class DrawTask(ABC):
     def sampling(self, **how: Any) -> Sampling:
         """How it draws."""
         return Sampling(self.draws, self.stream, backend=self.backend, **{"progress": False, **how})
-
-    @abstractmethod
-    def run(self) -> Arrays:
-        """Draw."""
 
 
 def part_sizes(draws: int, most: int) -> list[int]:
@@ -103,18 +99,10 @@ class Request:
     typed: str | None = None  # the command line; None if it was called from Python
 
     @classmethod
-    def of(
-        cls,
-        *own: Any,
-        seed: Any,
-        rng: Any,
-        out: Any,
-        backend: Any = "numpy",
-        device: Any = None,
-        precision: Any = "float64",
-        **others: Any,
-    ) -> Self:
+    def of(cls, *own: Any, seed: Any, rng: Any, out: Any, **others: Any) -> Self:
         """A request from the arguments of the study's function."""
+        defaults = {"backend": "numpy", "device": None, "precision": "float64"}
+        backend, device, precision = (others.pop(name, default) for name, default in defaults.items())
         others |= {"seed": chosen_seed(seed, rng), "backend": choose(backend, device, precision, cls.precisions)}
         return cls(*own, out=None if out is None and cls.out is None else out_path(out), **others)
 
@@ -148,22 +136,13 @@ def _as_json(value: Any) -> Any:
     return value if plain else getattr(value, "__name__", str(value))
 
 
-class Result(ABC):
+class Result:
     """What a study found, as text, HTML and files, all made from one document."""
 
     request: Request
-
-    @abstractmethod
-    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
-        """The result as a document; with the manifest, for a folder."""
-
-    @abstractmethod
-    def _files(self) -> dict[str, bytes]:
-        """The files besides the report and the manifest."""
-
-    @abstractmethod
-    def _spent(self) -> dict[str, Any]:
-        """What the manifest says of the work."""
+    _document: ClassVar[Any]  # (manifest=None): the result as a document; with the manifest, for a folder
+    _files: ClassVar[Any]  # (): the files besides the report and the manifest, by name
+    _spent: ClassVar[Any]  # (): what the manifest says of the work
 
     def __str__(self) -> str:
         return self.table()
@@ -210,14 +189,8 @@ class TableResult(Result):
 
     random_numbers: Any
     seconds: Any  # of one core
-
-    @abstractmethod
-    def rows(self) -> list[dict[str, Any]]:
-        """All numbers, one row each, as in the CSV file."""
-
-    @abstractmethod
-    def as_dict(self) -> dict[str, Any]:
-        """What the command prints with --json."""
+    rows: ClassVar[Any]  # (): all numbers, one row each, as in the CSV file
+    as_dict: ClassVar[Any]  # (): what the command prints with --json
 
     def to_dataframe(self) -> Any:
         """The rows as a pandas DataFrame."""
@@ -230,6 +203,23 @@ class TableResult(Result):
 
     def _spent(self) -> dict[str, Any]:
         return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
+
+
+class Several(Generic[T]):
+    """Results of several models or parametrisations, by name or by place."""
+
+    _by_name: dict[str, T]
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._by_name.values())
+
+    def __getitem__(self, key: str | int) -> T:
+        if isinstance(key, str) and key not in self._by_name:
+            raise KeyError(f"{key!r} was not asked for; {', '.join(self._by_name)} were")
+        return self._by_name[key] if isinstance(key, str) else list(self)[key]
 
 
 class Study(ABC, Generic[Found]):

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -82,13 +81,6 @@ class TrainingCase:
         plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
 
-    def part_draws(self, backend: Backend, rates: int = 1) -> int:
-        """The draws of a part, a power of two: each part is planned again, so short ones would cost more."""
-        if self.model is None or not backend.threads:  # a device draws many together
-            return PART_DRAWS
-        draws = PART_SECONDS / (rates * self.draw(Numpy()).seconds)
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, draws)))))
-
     @lru_cache(maxsize=256)  # noqa: B019 (cases are equal if their fields are)
     def draw(self, backend: Backend) -> Draw:
         """What a draw takes, whatever the precision; for a deep network, from the plans of shallow ones."""
@@ -130,6 +122,7 @@ class TrainingRequest(_study.Request):
     rates_text: ClassVar[Any] = ""
     axis: ClassVar[Any] = "width"  # what changes
     case_type: ClassVar[type[TrainingCase]]
+    case_options: ClassVar[Any]  # (rule, width, depth): what else a case has, for ratios to those of the model
     default_widths: ClassVar[tuple[float, ...]]
     # options that only models have, or only programs, and why the others have none
     of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -149,8 +142,6 @@ class TrainingRequest(_study.Request):
                 raise ArgumentError(name, getattr(self, name), f"left out: {why}")
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
-        elif not callable(self.model):
-            raise ArgumentError("model", self.model, "a model, or a function of the width")
         elif self.rules:
             allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
@@ -170,7 +161,6 @@ class TrainingRequest(_study.Request):
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
-        one_of(self.optimiser, "optimiser", "", tuple(NAMED))
         if not self.rules:
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
@@ -216,10 +206,6 @@ class TrainingRequest(_study.Request):
         """The parametrisations; of a program one, which is in its weights."""
         return self.rules or (Parametrisation("program", "as it is written"),)
 
-    @abstractmethod
-    def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
-        """What else a case has, for ratios of its width and depth to those of the model."""
-
     def cases(self, rule: Parametrisation) -> tuple[Any, ...]:
         """One for each width, or depth."""
         model = self.model
@@ -235,9 +221,13 @@ class TrainingRequest(_study.Request):
         return tuple(cases)
 
     def parts(self, case: TrainingCase) -> list[int]:
-        """The draws of each part of a network: a parametrisation changes numbers, not what a draw takes."""
-        first = self.cases(self.checks[0])[case.place[0]]
-        return _study.part_sizes(self.draws, first.part_draws(self.backend, self.rates))
+        """The draws of each part of a network, a power of two: each is planned again, so short ones would cost more."""
+        most = PART_DRAWS
+        if case.model is not None and self.backend.threads:  # a device draws many together
+            # a parametrisation changes numbers, not what a draw takes
+            seconds = self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
+            most = int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / seconds)))))
+        return _study.part_sizes(self.draws, most)
 
 
 class TrainingStudy(_study.Study[_study.Found]):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from .._document import Document, Figures, Item, Items, Paragraph, Section
 from .._html import provenance
 from .._mpl_style import COLUMN, rendered, styled
-from ._study import TableResult, svg_figure
+from ._study import Several, TableResult, svg_figure
 from ._training import TrainingRequest
 
 PANELS = 3  # in a row of a figure
@@ -17,9 +17,10 @@ WORDS_OF_VECTORS = {"bias": "biases", "gain": "gains of norms"}
 GROWTH = {"heads": "the number of heads grows with the width", "head-dim": "the head dimension grows with the width"}
 
 Part = TypeVar("Part", bound=Any)
+DrawPanel = Callable[[Any, Any], Mapping[str, Any]]  # of axes and a part: the lines by their names
 
 
-class ByParametrisation(TableResult, Generic[Part]):
+class ByParametrisation(TableResult, Several[Part]):
     """A result with a part for each parametrisation, by its name or its place."""
 
     request: TrainingRequest
@@ -31,29 +32,23 @@ class ByParametrisation(TableResult, Generic[Part]):
     _settings: ClassVar[Any]  # the options, for JSON: a property
 
     def __init__(self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float) -> None:
-        self.request, self.parts = request, tuple(parts)
+        self.request, self.parts, self._by_name = request, tuple(parts), {part.name: part for part in parts}
         self.random_numbers, self.seconds = random_numbers, seconds
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
 
-    def _assembled(
-        self,
-        manifest: Any,
-        verdict: str,
-        done: str,
-        items: Sequence[Item],
-        caption: str,
-        own: Sequence[Section],
-        rule: str,
-    ) -> Document:
-        """Conclusions and the main figure, then what is the study's own, then how it was done."""
+    def _assembled(self, manifest: Any, items: Sequence[Item], own: Sequence[Section], **words: str) -> Document:
+        """Conclusions and the main figure, then what is the study's own, then how it was done.
+
+        The words are the `verdict`, the `caption` of the figure, what was `done`, and the `rule` of the verdicts.
+        """
         request = self.request
         every = [
             Section("", [Items(items)]),
-            Section("", [Figures([svg_figure(request.command.split()[1], caption, self._figure)])], "html"),
+            Section("", [Figures([svg_figure(request.command.split()[1], words["caption"], self._figure)])], "html"),
             *own,
-            Section("How verdicts are reached", [Paragraph(rule)], "verbose"),
+            Section("How verdicts are reached", [Paragraph(words["rule"])], "verbose"),
         ]
         if manifest is not None:
             said = "" if request.own else f"Every draw is exact in law at its width. {trained(request.vectors)} "
@@ -64,8 +59,8 @@ class ByParametrisation(TableResult, Generic[Part]):
         batch = "" if request.ids is None else f", {len(request.ids)} token{'s' * (len(request.ids) > 1)}"
         drawn = f"{request.draws} initialisations at {request.sizes}"
         scale = "" if request.own or request.axis == "depth" else f"; {GROWTH[request.grow]}"
-        headline = f"{done.format(batch=batch)}, {drawn}{scale}"
-        return Document(f"{self.heading} of {request.name}", verdict, headline, every)
+        headline = f"{words['done'].format(batch=batch)}, {drawn}{scale}"
+        return Document(f"{self.heading} of {request.name}", words["verdict"], headline, every)
 
     def _files(self) -> dict[str, bytes]:
         with styled():
@@ -79,20 +74,6 @@ class ByParametrisation(TableResult, Generic[Part]):
         parts = {self.key: [part.as_dict() for part in self.parts], "random_numbers": self.random_numbers}
         settings = {"model": r.name, "steps": r.steps, **self._settings}
         return {**settings, **batch, **parts, "seconds": round(self.seconds, 3)}
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[Part]:
-        return iter(self.parts)
-
-    def __getitem__(self, key: str | int) -> Part:
-        if isinstance(key, int):
-            return self.parts[key]
-        names = [part.name for part in self.parts]
-        if key not in names:
-            raise KeyError(f"{key!r} was not asked for; {', '.join(names)} were")
-        return self.parts[names.index(key)]
 
     def rows(self) -> list[dict[str, Any]]:
         """All numbers, one row each, as in the CSV file."""
@@ -115,14 +96,9 @@ def steps_text(request: TrainingRequest) -> str:
 
 
 def panels(
-    parts: Sequence[Any],
-    draw: Callable[[Any, Any], Mapping[str, Any]],
-    labels: tuple[str, str],
-    size: tuple[float, float],
-    share_x: bool,
-    legend: str | None = None,
+    parts: Sequence[Any], draw: DrawPanel, labels: Sequence[str], size: Sequence[float], share_x: bool, legend: str = ""
 ) -> Any:
-    """A figure with a panel for each parametrisation; `draw(axes, part)` returns the lines by their names.
+    """A figure with a panel for each parametrisation.
 
     `size` is the width of a panel in columns of text, and that of the legend in inches.
     """
@@ -143,5 +119,5 @@ def panels(
             axes.set_xlabel(labels[0])
         for axes in grid[:, 0]:
             axes.set_ylabel(labels[1])
-        canvas.legend(lines.values(), lines.keys(), title=legend, loc="outside right center")
+        canvas.legend(lines.values(), lines.keys(), title=legend or None, loc="outside right center")
     return canvas

@@ -437,7 +437,7 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
         monkeypatch.setattr(f"netsor.{name}", 0.0)
     together = min(block_of(subject.plan), 64)
     assert together > 2
-    plan, (_, _, planning) = subject.plan, subject.planned()
+    plan, planning = subject.plan, subject.draw.planning_bytes
     found = AuditStudy(request).estimate()
     assert found.workers == 1
     assert found.bytes == max(planning, plan.bytes) + 2 * (plan.bytes + (together - 1) * plan.held)

@@ -14,9 +14,10 @@ from netsor._html import to_cell
 from netsor.studies import _process_pool
 from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
 from netsor.studies.audit._document import document
-from netsor.studies.audit._findings import join_words, lengths_text, number
-from netsor.studies.audit._measurements import Draws, LengthResult, ModelResult
+from netsor.studies.audit._measurements import Draws, LengthResult
+from netsor.studies.audit._quantities import join_words, number
 from netsor.studies.audit._request import Request
+from netsor.studies.audit._results import Audit
 
 from ...inline import Inline
 from .test_rules import facts
@@ -38,7 +39,7 @@ def made(*columns, lengths=(8,)):
     for model, given in zip(models, columns, strict=True):
         every = given if isinstance(given, list) else [given] * len(lengths)
         found.append(
-            ModelResult(
+            Audit(
                 [
                     LengthResult(
                         request, model, n, Draws(request.subject(model, n, False), facts(**each).draws, 0.0), None
@@ -120,8 +121,8 @@ def test_verdicts_at_the_length_where_they_are_worst():
     assert [f.tokens for f in rule.findings] == [(8,), (8,)]
     assert "at 8 tokens" in rule.why
     merged = models[0].finding("growth")
-    assert (merged.verdict, merged.tokens, lengths_text(merged)) == (FLAG, (8,), "at 8 tokens")
-    assert lengths_text(models[1].finding("growth")) == "at 4 and 8 tokens"
+    assert (merged.verdict, merged.tokens, merged.lengths_text) == (FLAG, (8,), "8 tokens")
+    assert models[1].finding("growth").lengths_text == "4 and 8 tokens"
     open_ = made([{"mean_square": [1, 4, 8, 1001]}, {}], lengths=(4, 8))[0]
     assert open_.finding("growth").verdict == UNDECIDED
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies.audit._findings import LEVEL, band, quantile_confidence_interval
+from netsor.studies.audit._findings import LEVEL, band, quantile_interval
 
 
 @pytest.mark.parametrize("draws", [10, 16, 50, 200, 1001])
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
 def test_the_level_is_kept_and_not_wasted(draws, q):
     """Draws 1 … n in order: the ends are the ranks, and how often they miss is known exactly."""
-    low, high = quantile_confidence_interval(np.random.default_rng(0).permutation(np.arange(1.0, draws + 1)), q)
+    low, high = quantile_interval(np.random.default_rng(0).permutation(np.arange(1.0, draws + 1)), q)
     below = stats.binom(draws, q)
     misses_low = 0.0 if np.isinf(low) else below.cdf(low - 1)  # fewer than `low` draws below the quantile
     misses_high = 0.0 if np.isinf(high) else below.sf(high - 1)
@@ -22,11 +22,11 @@ def test_the_level_is_kept_and_not_wasted(draws, q):
 
 
 def test_few_draws_know_nothing():
-    assert quantile_confidence_interval(np.arange(10.0), 0.5) == (-np.inf, np.inf)
+    assert quantile_interval(np.arange(10.0), 0.5) == (-np.inf, np.inf)
 
 
 def test_a_constant_is_known():
-    assert quantile_confidence_interval(np.full(200, 3.0), 0.5) == (3.0, 3.0)
+    assert quantile_interval(np.full(200, 3.0), 0.5) == (3.0, 3.0)
 
 
 def test_the_band_is_of_the_first_axis():

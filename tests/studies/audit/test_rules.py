@@ -9,10 +9,10 @@ import pytest
 import netsor as ns
 from netsor._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from netsor.studies import _process_pool
-from netsor.studies.audit._findings import FEWEST, RuleInput, above, below, draws_needed
+from netsor.studies.audit._findings import FEWEST, above, below, draws_needed
 from netsor.studies.audit._measurements import Draws, LengthResult
 from netsor.studies.audit._request import Request
-from netsor.studies.audit._rules import BACKWARD_RULES, RULES, judged
+from netsor.studies.audit._rules import BACKWARD_RULES, RULES, RuleInput, judged
 
 from ...inline import Inline
 from ...keep import keep

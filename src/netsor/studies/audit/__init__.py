@@ -71,6 +71,8 @@ def audit(
 ) -> Audit | Comparison:
     """What a transformer does at initialisation, block by block; of several models, a comparison.
 
+    Other parameters are those of `Program.law`; the draws depend on the seed alone, not on the number of workers.
+
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or callable
@@ -93,19 +95,11 @@ def audit(
         their number, but 16 or more: these decide every rule that is not near its threshold.
     widths : str, optional
         The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
-    seed : int
-        The draws depend on it alone, not on the number of workers.
-    rng : numpy.random.Generator or int, optional
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Worker processes; all cores, if None.
     out : str or pathlib.Path, optional
         A folder, in which finished parts are kept as they are done, an interrupted audit goes on where it stopped, and
         the report is written at the end.
-    backend : str
-        The array library, as in `Program.law`.
-    device : str, optional
-        Where it computes.
     precision : str
         Of numbers: "float64", "float32", or "auto", single precision where a few draws in both are the same to five
         digits or to a hundredth of their spread (double for a `Program`). With one seed both have the same draws, up to
@@ -158,25 +152,23 @@ def audit(
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
-    first, *more = models = tuple(map(audited, (model, *others)))
+    models = tuple(map(audited, (model, *others)))
     if is_function(model):
         ids, tokens, widths = None, None, "actual"  # they are in the program
-    own = isinstance(first, ProgramModel)
+    own, swept = isinstance(models[0], ProgramModel), None
     if recipe is not None:
         if own:
-            raise ArgumentError("recipe", recipe, f"left out: {first.name} is a program, which defines its weights")
-        first = by_recipe(first, recipe)
-        models = (first, *more)
-    swept = None
+            name = models[0].name
+            raise ArgumentError("recipe", recipe, f"left out: {name} is a program, which defines its weights")
+        models = (by_recipe(models[0], recipe), *models[1:])
     if sweep is not None:
         if own:
             raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
-        if more:
+        if others:
             raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
             raise ArgumentError("sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}")
-        ((field, values),) = sweep.items()
-        models, swept = sweep_models(first, field, values)
+        models, swept = sweep_models(models[0], *next(iter(sweep.items())))
     run = {"seed": seed, "rng": rng, "workers": workers, "out": out, "progress": progress}
     place = {"backend": backend, "device": device, "precision": precision}
     request = Request.of(models, tokens, ids, draws, widths, gradients, quick, swept, ranges, **run, **place)

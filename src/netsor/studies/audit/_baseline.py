@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import scipy
@@ -24,9 +24,9 @@ import scipy
 from ..._files import fields
 from ..._validate import ArgumentError, shown, whole
 from ._cases import Model
-from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS, join_words
-from ._measurements import ModelResult
-from ._quantities import BLOCKS, EVERY, FINAL, at_embedding
+from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS
+from ._measurements import LengthResult
+from ._quantities import BLOCKS, EVERY, FINAL, at_embedding, join_words
 from ._request import Request
 
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity
@@ -65,10 +65,8 @@ class Departure(NamedTuple):
             median, low, high = (f"{value:.{digits}g}" for value in (self.median, self.low, self.high))
             if median not in (low, high):
                 break
-        return (
-            f"{EVERY[self.quantity].title}{where} at {self.tokens:,} tokens has a median of {median}, "
-            f"{self.distance:.2g} {side} its band of {low} to {high}"
-        )
+        what = f"{EVERY[self.quantity].title}{where} at {self.tokens:,} tokens"
+        return f"{what} has a median of {median}, {self.distance:.2g} {side} its band of {low} to {high}"
 
 
 class EarlierLength(NamedTuple):
@@ -111,57 +109,55 @@ class Baseline:
             why = f"it is damaged ({error})"
         raise ArgumentError("baseline", source, f"an audit: {why}; {SOURCE}")
 
-    def _refused(self, allowed: str) -> ArgumentError:
-        return ArgumentError("baseline", self.source, allowed)
-
     def check(self, request: Request, model: Model) -> None:
         """Refuse an audit that is not of the same quantities of a model of the same sizes."""
+
+        def refuse(allowed: str) -> NoReturn:
+            raise ArgumentError("baseline", self.source, allowed)
+
         if model.sizes != self.sizes:
-            raise self._refused(f"of the same model: it has {self.sizes}, and {model.name} {model.sizes}")
+            refuse(f"of the same model: it has {self.sizes}, and {model.name} {model.sizes}")
         for tokens in request.lengths:
             if tokens not in self.lengths:
                 known = join_words([f"{length:,}" for length in self.lengths])
-                raise self._refused(f"an audit of {tokens:,} tokens, and is one of {known}: audit these")
+                refuse(f"an audit of {tokens:,} tokens, and is one of {known}: audit these")
             earlier = self.lengths[tokens]
             if earlier.widths != ("inf" if request.widths == "inf" else "actual"):
-                raise self._refused(f"at the same widths, and is at {earlier.widths!r}")
+                refuse(f"at the same widths, and is at {earlier.widths!r}")
             for block, quantity in _places(request, model, tokens):
                 if (block, quantity) not in earlier.bands:
-                    where = "" if block is None else f" in block {block}"
-                    raise self._refused(
-                        f"an audit with {quantity}{where} at {tokens:,} tokens, which this audit measures: audit what "
-                        "the baseline has, or write it again"
-                    )
-        level = LEVEL / (2 * self.compared(request, model))
+                    what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
+                    remedy = "audit what the baseline has, or write it again"
+                    refuse(f"an audit with {what}, which this audit measures: {remedy}")
+        level = self._level(request, model)
         for tokens in request.lengths:
             draws, before = request.draws_of(tokens), self.lengths[tokens].draws
             if _beyond(draws, draws, before) > level:
                 enough = (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level)
                 fewest = next(enough, MAX_USEFUL_DRAWS)
-                raise self._refused(
-                    f"comparable with {draws} draws of {tokens:,} tokens, and has {before}: give {fewest} or more"
-                )
+                refuse(f"comparable with {draws} draws of {tokens:,} tokens, and has {before}: give {fewest} or more")
 
     def compared(self, request: Request, model: Model) -> int:
         """How many numbers are compared."""
         return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
 
-    def departures(self, audit: ModelResult) -> list[Departure]:
+    def _level(self, request: Request, model: Model) -> float:
+        """The level of each comparison, at either end."""
+        return LEVEL / (2 * self.compared(request, model))
+
+    def departures(self, audit: LengthResult) -> list[Departure]:
         """The numbers of a checked audit that have left their bands, the largest change first."""
-        level = LEVEL / (2 * self.compared(audit.request, audit.model))
+        level = self._level(audit.request, audit.model)
         left = []
         for result in audit.lengths:
             earlier = self.lengths[result.tokens]
             k = _rank(result.best.draws, earlier.draws, level)
             for quantity in result.best.measured:
-                blocks, draws = result[quantity].blocks, result.best.from_embedding(quantity)
-                ordered = np.sort(draws.reshape(len(draws), -1), axis=0)
-                medians, least, most = np.median(ordered, axis=0), ordered[-k], ordered[k - 1]
-                for i, block in enumerate([None] if blocks is None else blocks.tolist()):
-                    low, high = earlier.bands[block, quantity]
+                for block, draws in result.best.by_block(quantity).items():
+                    ordered, (low, high) = np.sort(draws), earlier.bands[block, quantity]
                     same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
-                    if not (most[i] >= low - same and least[i] <= high + same):  # NaN has left it too
-                        left.append(Departure(quantity, result.tokens, block, float(medians[i]), low, high))
+                    if not (ordered[k - 1] >= low - same and ordered[-k] <= high + same):  # NaN has left it too
+                        left.append(Departure(quantity, result.tokens, block, float(np.median(draws)), low, high))
         # the largest first, as a share of their size
         return sorted(left, key=lambda d: d.distance / max(abs(d.median), abs(d.low), abs(d.high)), reverse=True)
 
@@ -201,8 +197,8 @@ def _earlier(content: Mapping[str, Any]) -> EarlierLength:
 
 def _rank(draws: int, before: int, level: float) -> int:
     """k: the least from the upper median on whose probability to be below the earlier band is at most the level."""
-    start = draws // 2 + 1  # the probability falls with k
-    return start + bisect_left(range(start, draws), True, key=lambda k: _beyond(k, draws, before) <= level)
+    ranks = range(draws // 2 + 1, draws)  # the probability falls with k
+    return ranks.start + bisect_left(ranks, True, key=lambda k: _beyond(k, draws, before) <= level)
 
 
 def _beyond(k: int, draws: int, before: int) -> float:

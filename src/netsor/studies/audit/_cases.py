@@ -100,25 +100,30 @@ class AuditCase:
         return (*probes.names, *probes.final, *probes.starts)
 
     @lru_cache(maxsize=64)  # noqa: B019 (a plan of a hundred blocks takes seconds to make)
-    def planned(self) -> tuple[Plan, float, float]:
-        """A plan, and the seconds and bytes that it takes to make it: every worker does so again."""
+    def planned(self) -> tuple[Plan, Draw]:
+        """A plan, and what a draw takes, with the seconds and bytes of the planning: every worker does so again."""
         case = self if self.infinite else self.shared  # at infinity Gaussian expectations depend on what is swept
         if case != self:
-            plan, seconds, size = case.planned()
-            return plan.bind(self.numbers), seconds, size
+            plan, draw = case.planned()
+            return plan.bind(self.numbers), draw
         start = time.process_time()
         try:
             widths: dict[str, Any] = {**self.widths, **self.numbers}
             plan = self.shared.probes().plan(backend=self.backend, **widths)
-            seconds = time.process_time() - start
-            return plan, seconds, planning_bytes(topological_order(self.at().outputs), self.infinite)
         except TraceError as error:
             raise ValueError(f"{self.model.name}: {error.plain}") from None
+        seconds, size = time.process_time() - start, planning_bytes(topological_order(self.at().outputs), self.infinite)
+        return plan, Draw.of(plan, self.backend, seconds, size)
 
     @property
     def plan(self) -> Plan:
         """What a draw of it takes."""
         return self.planned()[0]
+
+    @property
+    def draw(self) -> Draw:
+        """What a draw of it takes, in numbers."""
+        return self.planned()[1]
 
     @property
     def refused(self) -> str:
@@ -128,12 +133,6 @@ class AuditCase:
         except ExactError as error:
             return error.plain
         return ""
-
-    @property
-    def draw(self) -> Draw:
-        """What a draw of it takes, in numbers."""
-        plan, seconds, size = self.planned()
-        return Draw.of(plan, self.backend, seconds, size)
 
     @property
     def draw_at_depth(self) -> Draw:

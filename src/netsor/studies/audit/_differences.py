@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import combinations, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,9 @@ from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
-from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding, join_words, lengths_text, number
-from ._measurements import Draws, LengthResult, ModelResult
-from ._quantities import EVERY
+from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding
+from ._measurements import Draws, LengthResult
+from ._quantities import EVERY, join_words, number
 
 SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
@@ -76,11 +76,8 @@ class SeparatedMetric(NamedTuple):
         place = "" if self.block is None else ", embedding" if not self.block else f", block {self.block}"
         (a, b), quantity = self.medians, EVERY[self.quantity]
         ratio = f" ({number(max(a, b) / min(a, b))} times)" if quantity.log and min(a, b) > 0 else ""
-        digits = quantity.digits
-        return (
-            f"{quantity.title}{place}: {a:.{digits}g} and {b:.{digits}g}{ratio}; "
-            f"medians {self.distance:.3g} ± {self.error:.2g} band widths apart"
-        )
+        apart = f"medians {self.distance:.3g} ± {self.error:.2g} band widths apart"
+        return f"{quantity.title}{place}: {a:.{quantity.digits}g} and {b:.{quantity.digits}g}{ratio}; {apart}"
 
 
 class Differences(NamedTuple):
@@ -112,19 +109,26 @@ class Differences(NamedTuple):
         return tuple(rule for rule in self.rules if rule.changes)
 
 
-def differences(models: Sequence[ModelResult]) -> Differences:
+def differences(models: Sequence[LengthResult]) -> Differences:
     """Between models that were measured at the same lengths."""
     names = [each.model.name for each in models]
     brief = {name: f"“{short}”" for name, short in zip(names, strip_common_prefix(names), strict=True)}
     rows = list(zip(*(each.findings for each in models), strict=True))
-    rules = [_preference(brief, list(row), models) for row in rows]
+    rules = [_preference(brief, row, models) for row in rows]
     telling = [rule for rule in rules if len(rule.preferred) < len(names) or rule.changes]
     telling.sort(key=lambda rule: not rule.changes)
     preferred, verdict = _verdict(brief, telling)
     measured = [statuses for row in rows if (statuses := {f.verdict for f in row} - {NOT_APPLICABLE})]
     if measured and all(statuses == {OK} for statuses in measured):
         verdict += f": all {len(measured)} measured rules are ok"
-    return Differences(_fields(models), tuple(telling), _partings(models), preferred, verdict)
+    every = [each.model.fields() for each in models]
+    unread = [idle(each.model) if isinstance(each.model, Transformer) else () for each in models]
+    fields = {}
+    for name in (name for name in every[0] if name not in ("name", "program")):
+        values = tuple(each[name] for each in every)
+        if len(set(map(str, values))) > 1 and not all(name in some for some in unread):
+            fields[name] = values
+    return Differences(fields, tuple(telling), _separated(models), preferred, verdict)
 
 
 def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
@@ -148,25 +152,16 @@ def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[st
     return said
 
 
-def _fields(models: Sequence[ModelResult]) -> dict[str, tuple[Any, ...]]:
-    every = [each.model.fields() for each in models]
-    rows = {name: tuple(each[name] for each in every) for name in every[0] if name not in ("name", "program")}
-    unread = [idle(each.model) if isinstance(each.model, Transformer) else () for each in models]
-    differ = [name for name, row in rows.items() if len(set(map(str, row))) > 1]
-    return {name: rows[name] for name in differ if not all(name in fields for fields in unread)}
-
-
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
     """Names without their common beginning, as far as the rest distinguishes them, and not too long."""
     parts = [name.split(", ") for name in names]
-    common = 0
-    while len({tuple(part[: common + 1]) for part in parts}) == 1 and common < min(map(len, parts)):
-        common += 1
+    common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False)))
     names = [", ".join(part[common:]) or name for name, part in zip(names, parts, strict=True)]
     return [name if len(name) <= WIDTH else f"{name[: WIDTH - 1]}…" for name in names]
 
 
-def _preference(names: dict[str, str], row: list[Finding], models: Sequence[ModelResult]) -> RulePreference:
+def _preference(names: dict[str, str], row: Sequence[Finding], models: Sequence[LengthResult]) -> RulePreference:
+    """What one rule says of models with these names, the short form of each in quotes."""
     verdicts = [finding.verdict for finding in row]
     bad = min(row, key=lambda finding: STATUSES.index(finding.verdict))
     findings = tuple(each.at(bad.tokens[0]).finding(bad.name) for each in models)
@@ -176,23 +171,18 @@ def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Mode
     if changes:
         best = tuple(name for name, verdict in zip(names, verdicts, strict=True) if verdict == OK)
         having = [brief for brief, verdict in zip(names.values(), verdicts, strict=True) if verdict == FLAG]
-        why = f"it is flagged in {join_words(having)} {lengths_text(bad)}"
-    else:
-        best = _least(list(names), findings)
+        why = f"it is flagged in {join_words(having)} at {bad.lengths_text}"
+    else:  # the least, and those that draws cannot distinguish from it
+        sign = 1 if bad.above else -1
+        ends = [sorted((sign * f.low, sign * f.high)) for f in findings if f.low is not None and f.high is not None]
+        least = min((high for _, high in ends), default=0.0)
+        known = len(ends) == len(findings)
+        best = tuple(name for k, name in enumerate(names) if not known or ends[k][0] <= least)
         why = f"it is {'flagged' if set(verdicts) == {FLAG} else 'flagged or undecided'} in all, and the least there"
     numbers = join_words(["none" if f.value is None else number(f.value) for f in findings])
     side = "above" if bad.above else "below"
     why += f" ({numbers}; flagged if {side} {number(bad.threshold or 0.0)})"
     return RulePreference(bad.name, findings, best, changes, why)
-
-
-def _least(names: list[str], findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Of models that a rule flags: the best one, and those that draws cannot distinguish from it."""
-    sign = 1 if findings[0].above else -1
-    ends = [sorted((sign * f.low, sign * f.high)) for f in findings if f.low is not None and f.high is not None]
-    if len(ends) < len(findings):
-        return tuple(names)
-    return tuple(name for name, (low, _) in zip(names, ends, strict=True) if low <= min(high for _, high in ends))
 
 
 def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[str | None, str]:
@@ -217,35 +207,32 @@ def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[st
     return (best[0] if len(best) == 1 else None), words
 
 
-def _partings(models: Sequence[ModelResult]) -> tuple[SeparatedMetric, ...]:
+def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
     """One for each quantity, where two models are the farthest apart; the farthest first."""
     farthest: dict[str, tuple[float, Any]] = {}
     for first, second in combinations(models, 2):
         for here, there in zip(first.lengths, second.lengths, strict=True):
             rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
             for name in here.best.measured:
-                for block, x, y in _places(here.best, there.best, name) if name in there.best else ():
+                for block, x, y in _shared_blocks(here.best, there.best, name) if name in there.best else ():
                     away = _distance(x, y, EVERY[name].log, rounding)
                     if away > farthest.get(name, (1.0,))[0]:
                         farthest[name] = away, (block, here, there, x, y, rounding)
-    partings = []
+    separated = []
     for name, (away, (block, here, there, x, y, rounding)) in farthest.items():
         names, medians = (here.model.name, there.model.name), (float(np.median(x)), float(np.median(y)))
         error = _error(x, y, EVERY[name].log, rounding)
-        partings.append(SeparatedMetric(name, block, here.tokens, names, medians, away, error))
-    return tuple(sorted(partings, key=lambda parting: 2 * parting.error - parting.distance)[:SHOWN])
+        separated.append(SeparatedMetric(name, block, here.tokens, names, medians, away, error))
+    return tuple(sorted(separated, key=lambda each: 2 * each.error - each.distance)[:SHOWN])
 
 
-def _places(first: Draws, second: Draws, name: str) -> Iterator[tuple[int | None, Floats, Floats]]:
+def _shared_blocks(first: Draws, second: Draws, name: str) -> list[tuple[int | None, Floats, Floats]]:
     """Draws to compare: in every block if there are as many, else at the embedding, the first and the last."""
-    a, b = first.from_embedding(name), second.from_embedding(name)
-    blocks = first.band(name).blocks
-    if blocks is None:
-        yield None, a, b
-        return
-    same = a.shape[1] == b.shape[1]
-    for i in range(len(blocks)) if same else (*range(min(2 - int(blocks[0]), a.shape[1], b.shape[1])), -1):
-        yield int(blocks[i]), a[:, i], b[:, i]
+    a, b = first.by_block(name), second.by_block(name)
+    if len(a) == len(b):
+        return [(block, a[block], b[block]) for block in a]
+    last = [*a][-1], [*a.values()][-1], [*b.values()][-1]
+    return [*((block, a[block], b[block]) for block in (0, 1) if block in a and block in b), last]
 
 
 def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
@@ -259,6 +246,7 @@ def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["
 
 
 def _error(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
+    """The standard deviation of the distance over resampled draws."""
     rng = np.random.default_rng(0)
     again = [_distance(rng.choice(x, len(x)), rng.choice(y, len(y)), log, rounding) for _ in range(RESAMPLED)]
     return float(np.std(again))

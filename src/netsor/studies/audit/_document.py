@@ -16,10 +16,10 @@ from ...models._description import idle
 from . import _ranges
 from ._cases import Model
 from ._differences import Differences, drawbacks, strip_common_prefix
-from ._findings import Finding, join_words, lengths_text, number
-from ._measurements import Draws, LengthResult, ModelResult
+from ._findings import Finding
+from ._measurements import Draws, LengthResult
 from ._plots import figure, figures, swept_figures
-from ._quantities import BLOCKS, EVERY, FINAL, Quantity
+from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words, number
 from ._rules import BACKWARD_RULES
 
 ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
@@ -53,7 +53,7 @@ BLOCK_NOTE = (
 
 
 def document(
-    audits: Sequence[ModelResult], compared: Differences | None = None, manifest: dict[str, Any] | None = None
+    audits: Sequence[LengthResult], compared: Differences | None = None, manifest: dict[str, Any] | None = None
 ) -> doc.Document:
     """The document of an audit of one model, or of the comparison of several; with its manifest, for a folder."""
     names, first = [audit.model.name for audit in audits], audits[0]
@@ -68,10 +68,10 @@ def document(
         sections = _comparison_sections(audits, compared)
     if manifest is not None:
         sections.append(Section("How", [Paragraph(RULE_NOTE), _provenance(audits, manifest)], "html"))
-    return doc.Document(f"Audit of {what}", verdict, subject, sections)
+    return doc.Document(f"Audit of {what}", verdict, subject, [section for section in sections if section.blocks])
 
 
-def headline(audit: ModelResult) -> str:
+def headline(audit: LengthResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in audit.lengths])
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
@@ -90,31 +90,25 @@ def _reasons(result: LengthResult) -> list[Paragraph]:
     return [Paragraph(f"N{what[1:]}: {why}.") for what, why in unavailable(result).items()]
 
 
-def _audit_sections(audit: ModelResult) -> list[Section]:
+def _audit_sections(audit: LengthResult) -> list[Section]:
+    """The sections of one model; those without blocks are left out."""
     advice = [Paragraph(text) for text in (*recipe_notes([audit.model]), adam_note(audit.model)) if text]
-    drawn = f", {audit.tokens:,} tokens"
-    items = _finding_items(audit)
+    items, drawn = _finding_items(audit), f", {audit.tokens:,} tokens"
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
-    sections = [  # the figure before the rules that are ok, so that the first screen has it
+    lengths = {f"{result.tokens:,} tokens": result for result in audit.lengths}
+    rules: list[doc.Row] = [
+        [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in audit.findings
+    ]
+    return [  # the figure before the rules that are ok, so that the first screen has it
         Section("", [doc.Items(urgent)] if urgent else []),
         Section("", [_main_figure(audit.lengths, audit.findings)], "html"),
         Section("", [doc.Items(items[len(urgent) :]), *advice]),
         Section("", [_block_table(audit, [EVERY[name] for name in SUMMARY], bands=False)], "text"),
         Section(f"Output{drawn}", [_output_table([audit])], "verbose"),
         Section(f"Blocks{drawn}: median and 5–95 % band", [_block_table(audit, BLOCKS)], "verbose"),
-    ]
-    if reasons := _reasons(audit):
-        sections.append(Section("Not computed", reasons, "verbose"))
-    if len(audit.lengths) > 1:
-        lengths = {f"{result.tokens:,} tokens": result for result in audit.lengths}
-        sections.append(Section("Lengths", [_status_table("status", lengths)], "verbose"))
-    if audit.request.ranges:
-        sections.append(Section("Activation ranges and short formats", _ranges.blocks(audit.best.arrays)))
-    rules: list[doc.Row] = [
-        [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in audit.findings
-    ]
-    return [
-        *sections,
+        Section("Not computed", _reasons(audit), "verbose"),
+        Section("Lengths", [_status_table("status", lengths)] if len(lengths) > 1 else [], "verbose"),
+        Section("Activation ranges and short formats", _ranges.blocks(audit.best.arrays)),
         Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(audit.lengths))], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
@@ -155,7 +149,7 @@ def recipe_notes(models: Sequence[Model]) -> list[str]:
     return [f"{name}: {RECIPES[name].words} ({RECIPES[name].source})." for name in names if name in RECIPES]
 
 
-def _finding_items(audit: ModelResult) -> list[doc.Item]:
+def _finding_items(audit: LengthResult) -> list[doc.Item]:
     """Flagged rules with advice first, then undecided ones, then a line for each other."""
     items, absent = [], dict[str, list[str]]()
     for finding in sorted(audit.findings, key=lambda each: STATUSES.index(each.verdict)):
@@ -164,7 +158,7 @@ def _finding_items(audit: ModelResult) -> list[doc.Item]:
             absent.setdefault(finding.measured, []).append(finding.name)
             continue
         if finding.verdict != OK:
-            where = f"{lengths_text(finding).removeprefix('at ')}: " if len(audit.lengths) > 1 else ""
+            where = f"{finding.lengths_text}: " if len(audit.lengths) > 1 else ""
             text = f"{where}{finding.measured} ({finding.limit_text})"
         if finding.verdict == FLAG:
             more = [finding.advice] if finding.advice else []
@@ -215,8 +209,8 @@ def _output_table(firsts: Sequence[LengthResult]) -> Table:
     names = strip_common_prefix([each.subject.model.name for each in measured])
     head = ["median and 5–95 % band"]
     for each, name in zip(measured, names, strict=True):
-        alone = "n = ∞" if each.subject.infinite else "its widths"
-        head.append(alone if len(firsts) == 1 else f"{name}, n = ∞" if each.subject.infinite else name)
+        own, limit = ("its widths", "n = ∞") if len(firsts) == 1 else (name, f"{name}, n = ∞")
+        head.append(limit if each.subject.infinite else own)
     rows: list[doc.Row] = [
         [Cell(q.title, q.meaning), *(_median_text(each, q.name, None) for each in measured)]
         for q in FINAL
@@ -235,62 +229,54 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
     return Table([corner, *columns], rows)
 
 
-def _comparison_sections(audits: Sequence[ModelResult], differences: Differences) -> list[Section]:
-    names = [audit.model.name for audit in audits]
+def _comparison_sections(audits: Sequence[LengthResult], differences: Differences) -> list[Section]:
+    """The sections of several models, what separates them first; those without blocks are left out."""
+    names, (field, values) = [audit.model.name for audit in audits], audits[0].request.swept or ("", ())
     short = dict(zip(names, strip_common_prefix(names), strict=True))
-    request, sections = audits[0].request, []
-    if differences.rules:
-        preferences = [
-            Paragraph(
-                f"{rule.rule} prefers {join_words([f'“{short[name]}”' for name in rule.preferred])}: {rule.why}. "
-                f"{rule.findings[0].reason}"
-            )
-            for rule in differences.rules
-            if rule.why
-        ]
-        rows: list[doc.Row] = []
-        for rule in differences.rules:
-            said = [(f.verdict, "" if f.value is None else f" {number(f.value)}") for f in rule.findings]
-            cells = [Cell(verdict + value, status=COLOUR_CLASSES[verdict]) for verdict, value in said]
-            rows.append([f"{rule.rule} ({rule.findings[0].limit_text})", *cells])
-        sections.append(Section("Rules that separate them", [Table(["rule", *short.values()], rows), *preferences]))
-    sections.append(
-        Section("", [_main_figure(audits, [f for rule in differences.rules for f in rule.findings])], "html")
-    )
+    rules: list[doc.Row] = []
+    preferences = []
+    for rule in differences.rules:
+        said = [(f.verdict, "" if f.value is None else f" {number(f.value)}") for f in rule.findings]
+        cells = [Cell(verdict + value, status=COLOUR_CLASSES[verdict]) for verdict, value in said]
+        rules.append([f"{rule.rule} ({rule.findings[0].limit_text})", *cells])
+        if rule.why:
+            chosen = join_words([f"“{short[name]}”" for name in rule.preferred])
+            preferences.append(Paragraph(f"{rule.rule} prefers {chosen}: {rule.why}. {rule.findings[0].reason}"))
     preferred = differences.preferred or ""
     against = drawbacks(audits, preferred)
     advice = [f"Against “{short[preferred]}”: {'; '.join(against)}."] if against else []
     deciding = {rule.rule for rule in differences.rules if preferred in rule.preferred and rule.why}
     advice += [GRADIENT_NOTE] if preferred and deciding <= set(BACKWARD_RULES) else []
-    if advice := [*advice, *recipe_notes([audit.model for audit in audits])]:
-        sections.append(Section("", [Paragraph(text) for text in advice]))
-    if differences.quantities:
-        parted: list[doc.Row] = []
-        for each in differences.quantities:
-            quantity, medians = EVERY[each.quantity], dict(zip(each.models, each.medians, strict=True))
-            place = "output" if each.block is None else "embedding" if each.block == 0 else f"block {each.block}"
-            texts = [f"{medians[name]:.{quantity.digits}g}" if name in medians else "" for name in names]
-            parted.append([f"{quantity.title}, {place}", *texts, f"{each.distance:.2g} ± {each.error:.1g}"])
-        sections.append(Section("", [Table(["largest differences", *short.values(), "bands apart"], parted)]))
-    if differences.fields:
-        alike: dict[tuple[str, ...], list[str]] = {}  # fields with the same values share a row
-        for name, row in differences.fields.items():
-            alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
-        fields = [[", ".join(some), *row] for row, some in alike.items()]
-        sections.append(Section("Fields that differ", [Table(["field", *short.values()], fields)]))
-    if request.swept is not None:
-        against_field = doc.Figures(swept_figures(audits, *request.swept))
-        sections.append(Section(f"Against {request.swept[0]}", [against_field], "html"))
+    advice += recipe_notes([audit.model for audit in audits])
+    parted: list[doc.Row] = []
+    for each in differences.quantities:
+        quantity, medians = EVERY[each.quantity], dict(zip(each.models, each.medians, strict=True))
+        place = "output" if each.block is None else "embedding" if each.block == 0 else f"block {each.block}"
+        texts = [f"{medians[name]:.{quantity.digits}g}" if name in medians else "" for name in names]
+        parted.append([f"{quantity.title}, {place}", *texts, f"{each.distance:.2g} ± {each.error:.1g}"])
+    alike: dict[tuple[str, ...], list[str]] = {}  # fields with the same values share a row
+    for name, row in differences.fields.items():
+        alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
+    fields = [[", ".join(some), *row] for row, some in alike.items()]
     last = _quantity_rows(BLOCKS, [(audit.best, audit.blocks) for audit in audits], bands=False)
-    by_name = dict(zip(short.values(), audits, strict=True))
-    sections += [
-        Section("Status of every rule", [_status_table("rule", by_name)]),
+
+    def table(corner: str, rows: Sequence[doc.Row], *more: str) -> list[doc.Block]:
+        return [Table([corner, *short.values(), *more], rows)] if rows else []
+
+    sections = [
+        Section("Rules that separate them", [*table("rule", rules), *preferences]),
+        Section("", [_main_figure(audits, [f for rule in differences.rules for f in rule.findings])], "html"),
+        Section("", [Paragraph(text) for text in advice]),
+        Section("", table("largest differences", parted, "bands apart")),
+        Section("Fields that differ", table("field", fields)),
+        Section(f"Against {field}", [doc.Figures(swept_figures(audits, field, values))] if field else [], "html"),
+        Section("Status of every rule", [_status_table("rule", dict(zip(short.values(), audits, strict=True)))]),
         Section("Output", [_output_table(audits)], "verbose"),
-        Section("After the last block", [Table(["median", *short.values()], last)], "verbose"),
+        Section("After the last block", table("median", last), "verbose"),
         Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(audits))], "html"),
     ]
     for audit in audits:
-        ranges = _ranges.blocks(audit.best.arrays) if request.ranges else []
+        ranges = _ranges.blocks(audit.best.arrays)
         blocks = [Paragraph(headline(audit)), doc.Items(_finding_items(audit)), *ranges, *_reasons(audit)]
         sections.append(Section(audit.model.name, blocks, "verbose"))
     return sections
@@ -305,7 +291,7 @@ def _main_figure(results: Sequence[LengthResult], findings: Sequence[Finding]) -
     return doc.Figures([figure(results, name, "summary-")])
 
 
-def _provenance(audits: Sequence[ModelResult], manifest: dict[str, Any]) -> Paragraph:
+def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Paragraph:
     statuses = {each.subject.status for audit in audits for result in audit.lengths for each in result.measured}
     words = {
         "exact": "exact in law at finite width",
@@ -318,9 +304,7 @@ def _provenance(audits: Sequence[ModelResult], manifest: dict[str, Any]) -> Para
     if 0 < len(single) < len(manifest["parts"]):
         finite = not any(part["infinite"] for part in single)
         precision += f"{' at finite widths' if finite else ''} where that is enough, else double"
-    first = (
-        f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {precision}, "
-        f"{manifest['seconds']['sampling']:.1f} core-seconds."
-    )
+    seconds = f"{manifest['seconds']['sampling']:.1f} core-seconds"
+    first = f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {precision}, {seconds}."
     files = {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
     return provenance(manifest, first, files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,13 +12,12 @@ import numpy as np
 
 from ..._array_api import Floats
 from ..._bound_program import NEGLIGIBLE
-from ..._validate import ArgumentError
 from ...models._metric_program import ProgramModel
 from ._cases import AuditCase, Model
-from ._findings import Finding, RuleInput, band, within_error, worst
+from ._findings import Finding, band, within_error
 from ._quantities import BLOCKS, FINAL, at_embedding
 from ._request import Request
-from ._rules import RULES, judged
+from ._rules import RuleInput, judged, rule_name
 
 
 class Band(NamedTuple):
@@ -100,12 +99,17 @@ class Draws(Mapping[str, Floats]):
         """The draws of a quantity with the embedding before the blocks, if it is measured there too."""
         return _from_embedding(self.arrays, name)
 
+    def by_block(self, name: str) -> dict[int | None, Floats]:
+        """The draws of a quantity in each block where it is measured; 0 is the embedding, None the output."""
+        draws = self.from_embedding(name)
+        return {None: draws} if draws.ndim == 1 else dict(enumerate(draws.T, int(at_embedding(name) not in self)))
+
     def band(self, name: str) -> Band:
         """The median and the band of a quantity, from the embedding on where it is measured there."""
-        draws = self.from_embedding(name)
+        draws, blocks = self.from_embedding(name), list(self.by_block(name))
         moved = _from_embedding(self.moved, name) if self.moved else np.zeros((1, *draws.shape[1:]))
-        blocks = None if draws.ndim == 1 else np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :]
-        return Band(blocks, *band(draws), np.sqrt(np.mean(np.square(moved), axis=0)))
+        error = np.sqrt(np.mean(np.square(moved), axis=0))
+        return Band(None if blocks == [None] else np.array(blocks), *band(draws), error)
 
     def numbers(self) -> Iterator[tuple[int | None, str, dict[str, float]]]:
         """Every number: its block (0 is the embedding, None the output), its quantity, and its band."""
@@ -161,12 +165,23 @@ class LengthResult(Mapping[str, Band]):
     def __len__(self) -> int:
         return len(self.best)
 
+    @cached_property
+    def lengths(self) -> tuple[LengthResult, ...]:
+        """The results at all lengths of an audit, the shortest first."""
+        return (self,)
+
+    def at(self, tokens: int) -> LengthResult:
+        """The measurements at one length, with `findings` and quantities by name."""
+        lengths = {result.tokens: result for result in self.lengths}
+        if tokens not in lengths:
+            known = ", ".join(map(str, lengths))
+            raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
+        return lengths[tokens]
+
     @property
     def best(self) -> Draws:
         """The draws at the model's own widths, or at infinity if nothing else was asked."""
-        draws = self.actual or self.limit
-        assert draws is not None
-        return draws
+        return self.measured[0]
 
     @property
     def blocks(self) -> int:
@@ -217,38 +232,6 @@ class LengthResult(Mapping[str, Band]):
              "block": "" if block is None else block, "quantity": name, **numbers}
             for draws in self.measured for block, name, numbers in draws.numbers()
         ]  # fmt: skip
-
-
-class ModelResult(LengthResult):
-    """What was measured of one model: the result of its first length, and in `lengths` those of all, short ones first.
-
-    Its findings are those of the length where a rule is worst, with all lengths that have this verdict.
-    """
-
-    def __init__(self, lengths: Sequence[LengthResult]) -> None:
-        first, self.lengths = lengths[0], tuple(lengths)
-        super().__init__(first.request, first.model, first.tokens, first.actual, first.limit)
-
-    @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The verdict of each rule at the length where it is worst."""
-        return tuple(map(worst, zip(*(result.findings for result in self.lengths), strict=True)))
-
-    def at(self, tokens: int) -> LengthResult:
-        """The measurements at one length, with `findings` and quantities by name."""
-        for result in self.lengths:
-            if result.tokens == tokens:
-                return result
-        known = ", ".join(str(result.tokens) for result in self.lengths)
-        raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
-
-
-def rule_name(name: str) -> str:
-    """The name of a rule, checked."""
-    names = [rule.name for rule in RULES]
-    if name not in names:
-        raise ArgumentError("rule", name, f"one of {', '.join(names)}")
-    return name
 
 
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:

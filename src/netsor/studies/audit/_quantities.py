@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -121,3 +122,16 @@ EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *TOGETHER, *FINAL)}
 def at_embedding(name: str) -> str:
     """The array that has a quantity of the blocks at the embedding."""
     return "grad_input" if name == "grad_mean_square" else f"input_{name}"
+
+
+def number(value: float) -> str:
+    """Three digits, and plain where that is short: 56,600."""
+    if not 1000 <= value < 1e15:
+        return f"{value:.3g}"
+    size = 10 ** (math.floor(math.log10(value)) - 2)
+    return f"{round(value / size) * size:,}"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Words with commas, and "and" before the last."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -23,7 +23,6 @@ from .._cost import refuse_large
 from ._cases import AuditCase, AuditTask, Model
 from ._findings import DECIDE
 
-KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LENGTHS = (16, 128)  # tokens, where none are given: two show what changes with the length
 DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
 MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
@@ -42,7 +41,7 @@ class Request(_study.Request):
     tokens: Any = None  # a tuple of lengths, once it is validated
     ids: Any = None  # a tuple, once it is validated
     draws: Annotated[int, partial(whole, least=DECIDE, why=TOO_FEW)] | None = None
-    widths: Annotated[str, choice(*KINDS)] | None = None
+    widths: Annotated[str, choice("actual", "inf", "both")] | None = None
     gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False
     swept: tuple[str, tuple[float, ...]] | None = None  # a field, and its value in each of the models
@@ -61,17 +60,27 @@ class Request(_study.Request):
         if self.ranges and self.widths == "inf":
             raise ArgumentError("ranges", True, "left out where all widths are infinite: ranges need finite widths")
         self._set("models", _unique_names(self.models))
-        self._set("ids", _ids(self.ids))
-        self._check_own()
-        self._set("tokens", self._lengths())
+        if self.ids is not None:
+            try:
+                self._set("ids", tuple(whole(value, "ids", least=0) for value in self.ids))
+            except TypeError:
+                raise ArgumentError("ids", self.ids, "a sequence of token ids") from None
+        self._set("tokens", self._lengths_of_programs() if self.own else self._lengths())
         for model, tokens in itertools.product(self.models, self.lengths):
             self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
-            infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
+            infinite = self._with_limit(tokens)
             if isinstance(model, ProgramModel):
                 remedy = "take fewer tokens, or smaller widths"
                 check_memory(planning_bytes(model.on(tokens).values, infinite), model.name, remedy)
             else:
                 refuse_large(model, tokens, infinite, bool(self.gradients))
+
+    def _with_limit(self, tokens: int) -> bool:
+        """Whether infinite widths are measured at this length; besides the models' own, at the first length alone.
+
+        Longer inputs have too few draws to separate the two, and at infinity they cost the most.
+        """
+        return self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
 
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options, with the draws at each length and the lengths with gradients."""
@@ -102,20 +111,18 @@ class Request(_study.Request):
         """Whether it is of programs."""
         return any(isinstance(model, ProgramModel) for model in self.models)
 
-    def _check_own(self) -> None:
+    def _lengths_of_programs(self) -> tuple[int, ...]:
         """Programs have their tokens in them."""
         own = [model for model in self.models if isinstance(model, ProgramModel)]
-        if not own:
-            return
         for name in ("ids", "tokens"):
             if getattr(self, name) and getattr(self, name) != own[0].lengths:  # as it was set here
                 allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if len(own) < len(self.models) or len({model.lengths for model in own}) > 1:
             raise ValueError("compare: a program is compared with programs that have as many tokens")
-        self._set("tokens", own[0].lengths)
         if self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
+        return own[0].lengths
 
     def _lengths(self) -> tuple[int, ...]:
         if self.ids is not None:
@@ -125,7 +132,7 @@ class Request(_study.Request):
                 raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
             return (len(self.ids),)
         if self.tokens is None:
-            most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
+            most = min(longest(model) for model in self.models if isinstance(model, Transformer))
             return tuple(sorted({int(min(length, most)) for length in (LENGTHS[:1] if self.quick else LENGTHS)}))
         given = self.tokens if isinstance(self.tokens, Sequence) else (self.tokens,)
         lengths = tuple(sorted(whole(length, "tokens") for length in given))
@@ -198,39 +205,29 @@ class Request(_study.Request):
     @cached_property
     def no_gradients(self) -> dict[Model, str]:
         """Why there are no gradients of a model at infinite width: they take too long, or the engine cannot do them."""
-        reasons: dict[Model, str] = {}
+        tokens, reasons = self.lengths[0], dict[Model, str]()
         for model in self.models if self.gradients and self.widths != "actual" else ():
-            if isinstance(model, Transformer) and self.lengths[0] > MAX_LIMIT_TOKENS:
-                reasons[model] = (
-                    f"at {self.lengths[0]} tokens they would take longer than at the model's own widths; take at most "
-                    f"{MAX_LIMIT_TOKENS} tokens"
-                )
-            elif why := self._subject(model, self.lengths[0], True, True).refused:
+            if isinstance(model, Transformer) and tokens > MAX_LIMIT_TOKENS:
+                long = f"at {tokens} tokens they would take longer than at the model's own widths"
+                reasons[model] = f"{long}; take at most {MAX_LIMIT_TOKENS} tokens"
+            elif why := self._subject(model, tokens, True, True).refused:
                 reasons[model] = why
         return reasons
 
     @property
     def asked(self) -> list[AuditCase]:
-        """All that is asked for, the first model before the next, short inputs before long ones, infinity last.
-
-        Beside the models' own widths, infinite ones are measured at the first length alone: longer inputs have too few
-        draws to separate the two, and at infinity they cost the most.
-        """
-        assert self.widths is not None
+        """All that is asked for, the first model before the next, short inputs before long ones, infinity last."""
         return [
             self._subject(model, tokens, infinite, self.backward(tokens, infinite))
-            for model, tokens, infinite in itertools.product(self.models, self.lengths, KINDS[self.widths])
-            if not infinite or self.widths == "inf" or tokens == self.lengths[0]
+            for model, tokens, infinite in itertools.product(self.models, self.lengths, (False, True))
+            if (self._with_limit(tokens) if infinite else self.widths != "inf")
         ]
 
     @property
     def subjects(self) -> tuple[AuditCase, ...]:
         """All that is measured: what is asked for and can be had."""
-        return tuple(
-            self.subject(case.model, case.tokens, case.infinite)
-            for case in self.asked
-            if not (case.infinite and case.model in self.refused)
-        )
+        there = (case for case in self.asked if not (case.infinite and case.model in self.refused))
+        return tuple(self.subject(case.model, case.tokens, case.infinite) for case in there)
 
     def tasks(self, subject: AuditCase) -> list[AuditTask]:
         """The work for a subject."""
@@ -258,26 +255,17 @@ def longest(model: Transformer) -> float:
     return min(model.length or math.inf, words - (model.padding is not None))
 
 
-def _ids(given: Sequence[int] | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    try:
-        return tuple(whole(value, "ids", least=0) for value in given)
-    except TypeError:
-        raise ArgumentError("ids", given, "a sequence of token ids") from None
-
-
 def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
     """The models, each with a name of its own: what is otherwise in it than in the first of its name."""
-    named: list[Model] = []
+    named: dict[str, Model] = {}
     for model in models:
-        first = next((other for other in named if other.name == model.name), None)
         name = model.name
-        if first is not None:
+        if name in named:
+            first = named[name].fields()
             fields = {} if isinstance(model, ProgramModel) else model.fields()
-            differ = [f"{key}={value}" for key, value in fields.items() if value != first.fields()[key]]
+            differ = [f"{key}={value}" for key, value in fields.items() if value != first[key]]
             name += f", {', '.join(differ[:MOST_NAMED])}" + ", …" * (len(differ) > MOST_NAMED) if differ else ", again"
-        while name in {other.name for other in named}:
+        while name in named:
             name += ", again"
-        named.append(model if name == model.name else model.replace(name=name))
-    return tuple(named)
+        named[name] = model if name == model.name else model.replace(name=name)
+    return tuple(named.values())

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..._document import FLAG, NOT_APPLICABLE, OK, Document
-from .._study import TableResult
+from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, Document
+from .._study import Several, TableResult
 from . import _ranges
 from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
 from ._document import document
-from ._findings import lengths_text
-from ._measurements import Draws, LengthResult, ModelResult
+from ._findings import Finding
+from ._measurements import Draws, LengthResult
 from ._plots import plot_quantity
 from ._quantities import FINAL
 from ._request import Request
@@ -47,7 +47,7 @@ class AuditResult(TableResult):
              "precision": each.precision}
             for each in self._measured
         ]  # fmt: skip
-        findings = [[dataclasses.asdict(f) for f in audit.findings] for audit in self.audits]
+        findings = [[asdict(f) for f in audit.findings] for audit in self.audits]
         return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class AuditResult(TableResult):
                 if finding.verdict == NOT_APPLICABLE:
                     raise ValueError(f"{finding.name} is not measured of {audit.model.name}: {finding.measured}")
                 if finding.verdict != OK:
-                    said = f"{finding.name} {finding.verdict} {lengths_text(finding)}: {finding.measured}"
+                    said = f"{finding.name} {finding.verdict} at {finding.lengths_text}: {finding.measured}"
                     lines.append(f"{audit.model.name}: {said}")
         return lines
 
@@ -110,7 +110,7 @@ class AuditResult(TableResult):
         return plot_quantity(self.audits, quantity, ax)
 
 
-class Audit(AuditResult, ModelResult):
+class Audit(AuditResult, LengthResult):
     """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
@@ -139,8 +139,8 @@ class Audit(AuditResult, ModelResult):
     """
 
     def __init__(self, lengths: Sequence[LengthResult]) -> None:
-        super().__init__(lengths)
-        self.audits = (self,)
+        first, self.lengths, self.audits = lengths[0], tuple(lengths), (self,)
+        super().__init__(first.request, first.model, first.tokens, first.actual, first.limit)
 
     def __repr__(self) -> str:
         flagged = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
@@ -158,6 +158,15 @@ class Audit(AuditResult, ModelResult):
         earlier.check(self.request, self.model)
         return earlier.departures(self)
 
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The verdict of each rule at the length where it is worst, with all lengths that have this verdict."""
+        found = []
+        for row in zip(*(result.findings for result in self.lengths), strict=True):
+            worst = min(row, key=lambda finding: STATUSES.index(finding.verdict))
+            found.append(replace(worst, tokens=sum((f.tokens for f in row if f.verdict == worst.verdict), ())))
+        return tuple(found)
+
     @property
     def changing(self) -> tuple[str, ...]:
         """The rules whose verdict depends on the length: found at one, not found at another."""
@@ -165,7 +174,7 @@ class Audit(AuditResult, ModelResult):
         return tuple(rule[0].name for rule in rules if {FLAG, OK} <= {finding.verdict for finding in rule})
 
 
-class Comparison(AuditResult):
+class Comparison(AuditResult, Several[Audit]):
     """Audits of several models; `ns.audit` makes it from `compare` or `sweep`.
 
     `comparison["name"]` is the audit of one model.
@@ -178,22 +187,11 @@ class Comparison(AuditResult):
 
     def __init__(self, audits: Sequence[Audit]) -> None:
         self.audits, self.request = tuple(audits), audits[0].request
+        self._by_name = {audit.model.name: audit for audit in audits}
 
     def __repr__(self) -> str:
-        names = " and ".join(audit.model.name for audit in self.audits)
-        return f"<Comparison of {names}: preferred: {self.preferred or 'none'}; print it for the table>"
-
-    def __iter__(self) -> Iterator[Audit]:
-        return iter(self.audits)
-
-    def __len__(self) -> int:
-        return len(self.audits)
-
-    def __getitem__(self, name: str | int) -> Audit:
-        names = [audit.model.name for audit in self.audits]
-        if isinstance(name, str) and name not in names:
-            raise KeyError(f"{name!r} is not a model of this comparison; they are {', '.join(map(repr, names))}")
-        return self.audits[names.index(name) if isinstance(name, str) else name]
+        preferred = f"preferred: {self.preferred or 'none'}"
+        return f"<Comparison of {' and '.join(self._by_name)}: {preferred}; print it for the table>"
 
     @cached_property
     def differences(self) -> Differences:
@@ -214,8 +212,8 @@ def _differences_json(differences: Differences) -> dict[str, Any]:
         for rule in differences.rules
     ]  # fmt: skip
     fields = {name: list(values) for name, values in differences.fields.items()}
-    said = {"fields": fields, "preferred": differences.preferred, "verdict": differences.verdict}
-    return {**said, "rules": rules, "quantities": [parting._asdict() for parting in differences.quantities]}
+    quantities = [separated._asdict() for separated in differences.quantities]
+    return {**differences._asdict(), "fields": fields, "rules": rules, "quantities": quantities}
 
 
 def _of(result: LengthResult) -> dict[str, Any]:
@@ -228,7 +226,7 @@ def _of(result: LengthResult) -> dict[str, Any]:
         "tokens": result.tokens,
         "draws": result.best.draws,
         **_summaries(result.best),
-        "findings": [dataclasses.asdict(finding) for finding in result.findings],
+        "findings": [asdict(finding) for finding in result.findings],
     }
     if request.ranges:
         content["ranges"] = _ranges.as_list(result.best.arrays)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
-from ._findings import FEWEST, Finding, RuleInput, Verdict, above, band, below, compared, number, outside_band, ratio
-from ._quantities import BLOCKS, EVERY, KINDS
+from ..._validate import ArgumentError
+from ._findings import EQUALITY_RTOL, FEWEST, Finding, above, band, below, draws_needed, outside_band, quantile_interval
+from ._quantities import BLOCKS, EVERY, KINDS, number
 
-NO_GRADIENTS = Verdict("gradients were not asked for", NOT_APPLICABLE)
 BACKWARD_RULES = ("vanishing", "exploding", "scores", "dominance")  # those about gradients
-ATTENTION = ("query", "key", "value", "output")
+NO_GRADIENTS = "gradients were not asked for"
 
-Judge = Callable[[RuleInput, float], Verdict]  # of the facts and the threshold
+
+class RuleInput(NamedTuple):
+    """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and more."""
+
+    draws: Mapping[str, Floats]
+    limit: Mapping[str, Floats] | None  # at infinity, where the first are not
+    distinct: int  # tokens that begin as different vectors
+    uniform_loss: float | None  # ln V
+    stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
+    tokens: int  # how many there are
+    precision: str = "float64"  # of the draws
+
+    @property
+    def rounding(self) -> float:
+        """How near numbers are the same, relative to their size."""
+        return EQUALITY_RTOL[self.precision]
+
+
+Comparison = Callable[[Floats, float], str]  # `above` or `below`
+Judge = Callable[[RuleInput, "Rule"], Finding]
 
 
 class Rule(NamedTuple):
@@ -30,18 +51,49 @@ class Rule(NamedTuple):
     advice: str
     judge: Judge
 
+    def finding(self, measured: str, verdict: str = NOT_APPLICABLE, value: float | None = None, **ends: Any) -> Finding:
+        """What it finds, in words and as a number; why it finds nothing, where it does not apply."""
+        words = self.rule.format(threshold=f"{self.threshold:,g}")
+        brief = "" if value is None else self.brief.format(value=number(value))
+        said = self.name, words, self.reason, measured, verdict, value, self.threshold
+        return Finding(*said, brief=brief, advice=self.advice, **ends)
+
+    def compared(self, text: str, is_it: Comparison, values: Floats) -> Finding:
+        """What it finds by the median of values; where it is undecided, with how many draws would settle it."""
+        verdict = is_it(values, self.threshold)
+        if verdict == UNDECIDED:
+            draws = draws_needed(values, self.threshold)
+            text += f"; about {draws:,} draws decide" if draws else "; at the threshold: no number of draws decides"
+        ends = float(np.median(values)), *quantile_interval(values, 0.5)
+        value, low, high = (end if math.isfinite(end) else None for end in ends)
+        return self.finding(text, verdict, value, low=low, high=high, above=is_it is above)
+
 
 RULES: list[Rule] = []  # in the order of reports
 
 
-def rule(*words: Any) -> Callable[[Judge], Judge]:
+def rule(*words: Any) -> Callable[[Judge], None]:
     """Add a rule whose judge is the decorated function; `words` are the other fields of `Rule`."""
+    return lambda judge: RULES.append(Rule._make((*words, judge)))
 
-    def add(judge: Judge) -> Judge:
-        RULES.append(Rule._make((*words, judge)))
-        return judge
 
-    return add
+def judged(facts: RuleInput) -> tuple[Finding, ...]:
+    """A finding for each rule."""
+    return tuple(replace(rule.judge(facts, rule), tokens=(facts.tokens,)) for rule in RULES)
+
+
+def rule_name(name: str) -> str:
+    """The name of a rule, checked."""
+    names = [rule.name for rule in RULES]
+    if name not in names:
+        raise ArgumentError("rule", name, f"one of {', '.join(names)}")
+    return name
+
+
+def ratio(a: Floats, b: Floats, otherwise: float) -> Floats:
+    """a/b; `otherwise` where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((a == 0) & (b == 0), otherwise, a / b)
 
 
 @rule(
@@ -54,11 +106,11 @@ def rule(*words: Any) -> Callable[[Judge], Judge]:
     "Multiply the std of the matrices that write to the stream by 1/√(2 · layers), as GPT-2 does, or raise "
     "the std of the embeddings.",
 )
-def _growth(facts: RuleInput, threshold: float) -> Verdict:
+def _growth(facts: RuleInput, rule: Rule) -> Finding:
     square = facts.draws["mean_square"]
     starts = [facts.draws[name] for name in ("input_mean_square", "decoder_input_mean_square") if name in facts.draws]
     ratios = [ratio(square[:, last], start, 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
-    most = int(np.argmax([np.median(ratio) for ratio in ratios]))
+    most = int(np.argmax(np.median(ratios, axis=1)))
     first, last = facts.stacks[most]
     whole, inside = (float(np.median(each)) for each in (ratios[most], ratio(square[:, last], square[:, first], 1.0)))
     text = (
@@ -66,7 +118,7 @@ def _growth(facts: RuleInput, threshold: float) -> Verdict:
         f"{first + 1}, {np.median(square[:, last]):.3g} after block {last + 1}: {number(whole)} times in all, "
         f"{number(inside)} times in the blocks"
     )
-    return compared(text, above, ratios[most], threshold)
+    return rule.compared(text, above, ratios[most])
 
 
 @rule(
@@ -77,24 +129,22 @@ def _growth(facts: RuleInput, threshold: float) -> Verdict:
     "The other branch then decides what the next block sees, and learning through the weak one is slow at first.",
     "Raise the std of the matrices of the weaker branch, or lower that of the other.",
 )
-def _branches(facts: RuleInput, threshold: float) -> Verdict:
+def _branches(facts: RuleInput, rule: Rule) -> Finding:
     draws = facts.draws
     if not {"attention_share", "mlp_share"} <= draws.keys():
-        return Verdict("attention and MLP are not both probed", NOT_APPLICABLE)
-    attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
-    if not (attention + draws["mlp_share"]).any():
-        return Verdict("neither branch adds anything", NOT_APPLICABLE)
-    part = ratio(attention, attention + draws["mlp_share"], 0.5)
-    lesser = np.minimum(np.median(part, axis=0), 1 - np.median(part, axis=0))
-    worst = int(np.argmin(lesser))
-    is_attention = bool(np.median(part[:, worst]) < 0.5)
-    shares = [float(np.median(share[:, 0])) for share in (draws["mlp_share"], attention)]
+        return rule.finding("attention and MLP are not both probed")
+    attention, mlp = draws["attention_share"] + draws.get("cross_share", np.zeros(1)), draws["mlp_share"]
+    if not (attention + mlp).any():
+        return rule.finding("neither branch adds anything")
+    part = ratio(attention, attention + mlp, 0.5)
+    medians = np.median(part, axis=0)
+    worst = int(np.argmin(np.minimum(medians, 1 - medians)))
+    weaker, drowned = ("attention", part) if medians[worst] < 0.5 else ("the MLP", 1 - part)
     text = (
-        f"after block 1 the stream is {shares[0]:.0%} MLP output, {shares[1]:.0%} attention output; in block "
-        f"{worst + 1} {'attention' if is_attention else 'the MLP'} is {lesser[worst]:.2g} of what is added"
+        f"after block 1 the stream is {np.median(mlp[:, 0]):.0%} MLP output, {np.median(attention[:, 0]):.0%} "
+        f"attention output; in block {worst + 1} {weaker} is {np.median(drowned[:, worst]):.2g} of what is added"
     )
-    drowned = part[:, worst] if is_attention else 1 - part[:, worst]
-    return compared(text, below, drowned, threshold)
+    return rule.compared(text, below, drowned[:, worst])
 
 
 @rule(
@@ -105,9 +155,9 @@ def _branches(facts: RuleInput, threshold: float) -> Verdict:
     "Tokens that point the same way look alike after a norm: the loss hardly depends on which is which.",
     "Scale the residual branches down with depth, or raise the std of the embeddings, so that tokens stay apart.",
 )
-def _rank(facts: RuleInput, threshold: float) -> Verdict:
+def _rank(facts: RuleInput, rule: Rule) -> Finding:
     if facts.distinct < 2:
-        return Verdict("the tokens begin as one vector", NOT_APPLICABLE)
+        return rule.finding("the tokens begin as one vector")
     rank = facts.draws["effective_rank"]
     first, last = min(facts.stacks, key=lambda stack: float(np.median(rank[:, stack[1]])))
     free = (rank[:, last] - 1) / (facts.distinct - 1)
@@ -115,7 +165,7 @@ def _rank(facts: RuleInput, threshold: float) -> Verdict:
         f"effective rank {np.median(rank[:, first]):.3g} after block {first + 1}, {np.median(rank[:, last]):.3g} "
         f"after block {last + 1}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, last]):.2g}"
     )
-    return compared(text, below, free, threshold)
+    return rule.compared(text, below, free)
 
 
 @rule(
@@ -126,16 +176,16 @@ def _rank(facts: RuleInput, threshold: float) -> Verdict:
     "A softmax that has already chosen passes little gradient to its scores, and what it chose is chance.",
     "Lower the std of the query and key matrices, or normalise queries and keys (QK-norm).",
 )
-def _entropy(facts: RuleInput, threshold: float) -> Verdict:
+def _entropy(facts: RuleInput, rule: Rule) -> Finding:
     if "entropy" not in facts.draws:
-        return Verdict("attention weights are not probed", NOT_APPLICABLE)
+        return rule.finding("attention weights are not probed")
     entropy = facts.draws["entropy"]
     medians = np.median(entropy, axis=0)
     worst = int(np.argmin(medians))
     text = f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest"
     if "score_std" in facts.draws:
         text += f"; scores have a standard deviation of {np.median(facts.draws['score_std'][:, worst]):.3g} there"
-    return compared(text, below, entropy[:, worst], threshold)
+    return rule.compared(text, below, entropy[:, worst])
 
 
 @rule(
@@ -147,9 +197,9 @@ def _entropy(facts: RuleInput, threshold: float) -> Verdict:
     "Logits N(0, v) cost v/2, so those of variance 1, as usual parametrisations have them, cost 0.5.",
     "Lower the std of the output matrix, or of the embeddings if they are tied to it.",
 )
-def _loss(facts: RuleInput, threshold: float) -> Verdict:
+def _loss(facts: RuleInput, rule: Rule) -> Finding:
     if facts.uniform_loss is None or "loss" not in facts.draws:
-        return Verdict("the model has no logits", NOT_APPLICABLE)
+        return rule.finding("the model has no logits")
     excess = facts.draws["loss"] - facts.uniform_loss
     middle = float(np.median(excess))
     more = f"{middle:+.3g}" if abs(middle) > facts.rounding * facts.uniform_loss else "up to rounding"
@@ -157,7 +207,7 @@ def _loss(facts: RuleInput, threshold: float) -> Verdict:
         f"first loss {np.median(facts.draws['loss']):.4g}, which is ln V {more}; logits have a standard "
         f"deviation of {np.median(facts.draws['logit_std']):.3g}"
     )
-    return compared(text, above, excess, threshold)
+    return rule.compared(text, above, excess)
 
 
 @rule(
@@ -168,31 +218,29 @@ def _loss(facts: RuleInput, threshold: float) -> Verdict:
     "Where the limit is outside the band, a theory of infinite width does not describe this model.",
     "Do not describe this model by its infinite-width limit; read the numbers at its own widths.",
 )
-def _limit(facts: RuleInput, threshold: float) -> Verdict:
-    if facts.limit is None:
-        return Verdict("infinite width was not asked for, or has no limit", NOT_APPLICABLE)
-    names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in facts.limit]
+def _limit(facts: RuleInput, rule: Rule) -> Finding:
+    limit = facts.limit
+    if limit is None:
+        return rule.finding("infinite width was not asked for, or has no limit")
+    names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in limit]
     verdicts: list[str] = []
-    worst = 0.0, ""
-    columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]
-    for name, i in columns:
-        here, there = facts.draws[name][:, i], facts.limit[name][:, i]
-        verdicts.append(outside_band(there, here, facts.rounding))
-        _, low, high, middle = *map(float, band(here)), float(np.median(there))
-        away = max(low - middle, middle - high)
-        if verdicts[-1] == FLAG and (far := away / max(high - low, facts.rounding * abs(middle))) > worst[0]:
-            worst = far, f"{EVERY[name].title} in block {i + 1}: limit {middle:.3g}, band {low:.3g} to {high:.3g}"
-    outside, doubtful = verdicts.count(FLAG), verdicts.count(UNDECIDED)
-    share = outside / len(columns)
-    text = f"{outside} of {len(columns)} medians of the limit are outside the band"
-    if outside:
-        text += f"; farthest, {worst[1]}"
-    possible = (outside + doubtful) / len(columns)
-    verdict = FLAG if share > threshold else OK if possible <= threshold else UNDECIDED
+    farthest, where = 0.0, ""  # of the medians outside the band
+    for name in names:
+        for block, (here, there) in enumerate(zip(facts.draws[name].T, limit[name].T, strict=True), 1):
+            verdicts.append(outside_band(there, here, facts.rounding))
+            _, low, high, middle = *map(float, band(here)), float(np.median(there))
+            away, width = max(low - middle, middle - high), max(high - low, facts.rounding * abs(middle))
+            if verdicts[-1] == FLAG and away / width > farthest:
+                ends = f"limit {middle:.3g}, band {low:.3g} to {high:.3g}"
+                farthest, where = away / width, f"; farthest, {EVERY[name].title} in block {block}: {ends}"
+    outside, doubtful, count = verdicts.count(FLAG), verdicts.count(UNDECIDED), len(verdicts)
+    share, possible = outside / count, (outside + doubtful) / count
+    verdict = FLAG if share > rule.threshold else OK if possible <= rule.threshold else UNDECIDED
+    text = f"{outside} of {count} medians of the limit are outside the band{where}"
     if verdict == UNDECIDED:
-        few = min(len(facts.draws[names[0]]), len(facts.limit[names[0]])) < FEWEST
+        few = min(len(facts.draws[names[0]]), len(limit[names[0]])) < FEWEST
         text += f"; the ends of a band take {FEWEST} draws or more" if few else f"; {doubtful} may be, by their errors"
-    return Verdict(text, verdict, share)
+    return rule.finding(text, verdict, share)
 
 
 @rule(
@@ -205,9 +253,9 @@ def _limit(facts: RuleInput, threshold: float) -> Verdict:
     "Use pre-norm blocks or scale the residual branches down with depth. This rule is about SGD: the size of "
     "Adam's updates does not depend on that of the gradient, as long as the gradient is above eps.",
 )
-def _vanishing(facts: RuleInput, threshold: float) -> Verdict:
+def _vanishing(facts: RuleInput, rule: Rule) -> Finding:
     """In the blocks: the embedding's own gradient may be large only since its vectors are small."""
-    return _through_stack(facts, threshold, below, from_embedding=False)
+    return _through_stack(facts, rule, below, from_embedding=False)
 
 
 @rule(
@@ -220,21 +268,19 @@ def _vanishing(facts: RuleInput, threshold: float) -> Verdict:
     "Raise the std of the embeddings, or scale the residual branches down with depth. This rule is about SGD:"
     " with Adam, clip gradients by group rather than by their global norm.",
 )
-def _exploding(facts: RuleInput, threshold: float) -> Verdict:
+def _exploding(facts: RuleInput, rule: Rule) -> Finding:
     """From the embedding on; where an encoder and a decoder share it, from the first block of each on."""
-    return _through_stack(facts, threshold, above, from_embedding=len(facts.stacks) == 1)
+    return _through_stack(facts, rule, above, from_embedding=len(facts.stacks) == 1)
 
 
-def _through_stack(
-    facts: RuleInput, threshold: float, is_it: Callable[[Floats, float], str], from_embedding: bool
-) -> Verdict:
+def _through_stack(facts: RuleInput, rule: Rule, is_it: Comparison, from_embedding: bool) -> Finding:
     """The mean square of the stream's gradient at the start of a stack over that at its end, in the worst stack."""
     if "grad_mean_square" not in facts.draws:
-        return NO_GRADIENTS
+        return rule.finding(NO_GRADIENTS)
     square, embedding = facts.draws["grad_mean_square"], facts.draws["grad_input"]
     starts = [embedding] if from_embedding else [square[:, first] for first, _ in facts.stacks]
     ratios = [ratio(start, square[:, last], 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
-    worst = int((np.argmin if is_it is below else np.argmax)([np.median(each) for each in ratios]))
+    worst = int((np.argmin if is_it is below else np.argmax)(np.median(ratios, axis=1)))
     first, last = facts.stacks[worst]
     start, whole = "", ""
     if len(facts.stacks) == 1:
@@ -245,7 +291,7 @@ def _through_stack(
         f"mean square of the gradient {start}{np.median(square[:, first]):.3g} after block {first + 1}, "
         f"{np.median(square[:, last]):.3g} after block {last + 1}: {whole}{number(inside)} times in the blocks"
     )
-    return compared(text, is_it, ratios[worst], threshold)
+    return rule.compared(text, is_it, ratios[worst])
 
 
 @rule(
@@ -258,30 +304,25 @@ def _through_stack(
     "Raise the std of the query and key matrices, or give them a larger learning rate. This rule is about "
     "SGD: Adam's first updates do not depend on the size of the gradient.",
 )
-def _scores(facts: RuleInput, threshold: float) -> Verdict:
+def _scores(facts: RuleInput, rule: Rule) -> Finding:
     if "grad_qkv" in facts.draws:
-        return Verdict("one matrix makes queries, keys and values, and its gradient is not split", NOT_APPLICABLE)
+        return rule.finding("one matrix makes queries, keys and values, and its gradient is not split")
     if "grad_query" not in facts.draws:
-        return NO_GRADIENTS
-    query, key, value, output = (facts.draws[f"grad_{kind}"] for kind in ATTENTION)
+        return rule.finding(NO_GRADIENTS)
+    query, key, value, output = (facts.draws[f"grad_{kind}"] for kind in ("query", "key", "value", "output"))
     total = query + key + value + output
     if not total.any():
-        return Verdict("attention receives no gradient at all", NOT_APPLICABLE)
+        return rule.finding("attention receives no gradient at all")
     share = ratio(query + key, total, 1.0)
     medians = np.median(share, axis=0)
     worst = int(np.argmin(medians))
+    squares = [(kind, facts.draws.get(f"grad_{kind}_ratio")) for kind in ("query", "value")]
+    sizes = [f"{np.sqrt(np.median(each[:, worst])):.2g} ({kind})" for kind, each in squares if each is not None]
     text = (
         f"in block {worst + 1} queries and keys receive {medians[worst]:.2g} of the squared gradient of attention's "
-        f"matrices; gradient over weight is {_sizes(facts, worst, ('query', 'value'))}"
+        f"matrices; gradient over weight is {', '.join(sizes) or 'not defined'}"
     )
-    return compared(text, below, share[:, worst], threshold)
-
-
-def _sizes(facts: RuleInput, block: int, kinds: tuple[str, ...]) -> str:
-    """Of some kinds of weights, √(gradient²/weight²)."""
-    ratios = [(kind, facts.draws.get(f"grad_{kind}_ratio")) for kind in kinds]
-    said = [f"{np.sqrt(np.median(a[:, block])):.2g} ({kind})" for kind, a in ratios if a is not None]
-    return ", ".join(said) or "not defined"
+    return rule.compared(text, below, share[:, worst])
 
 
 @rule(
@@ -294,22 +335,21 @@ def _sizes(facts: RuleInput, block: int, kinds: tuple[str, ...]) -> str:
     "Clip gradients by group, or give that kind of weight its own learning rate. This rule is about SGD and "
     "about clipping by the global norm.",
 )
-def _dominant(facts: RuleInput, threshold: float) -> Verdict:
+def _dominant(facts: RuleInput, rule: Rule) -> Finding:
     draws = {kind: facts.draws[f"grad_{kind}"] for kind in KINDS if f"grad_{kind}" in facts.draws}
     if not draws:
-        return NO_GRADIENTS
+        return rule.finding(NO_GRADIENTS)
     sums = {kind: each.reshape(len(each), -1).sum(axis=1) for kind, each in draws.items()}  # over all blocks
     total: Floats = np.sum(list(sums.values()), axis=0)
     if not total.any():
-        return Verdict("no weight receives a gradient", NOT_APPLICABLE)
+        return rule.finding("no weight receives a gradient")
     shares = {kind: ratio(each, total, 0.0) for kind, each in sums.items()}
     first, second = sorted(shares, key=lambda kind: -float(np.median(shares[kind])))[:2]
-    middle = float(np.median(shares[first]))
     text = (
-        f"of the squared gradient of all weights {middle:.2g} is that of one kind ({first}), "
+        f"of the squared gradient of all weights {np.median(shares[first]):.2g} is that of one kind ({first}), "
         f"{np.median(shares[second]):.2g} of the next ({second})"
     )
-    return compared(text, above, shares[first], threshold)
+    return rule.compared(text, above, shares[first])
 
 
 @rule(
@@ -320,9 +360,9 @@ def _dominant(facts: RuleInput, threshold: float) -> Verdict:
     "The capacity of an expert is mostly one or two even shares: what is beyond is dropped, or waited for by all.",
     "Add a load-balancing loss, lower the std of the router, or raise the capacity factor.",
 )
-def _load(facts: RuleInput, threshold: float) -> Verdict:
+def _load(facts: RuleInput, rule: Rule) -> Finding:
     if "largest_load" not in facts.draws:
-        return Verdict("there are no experts", NOT_APPLICABLE)
+        return rule.finding("there are no experts")
     load = facts.draws["largest_load"]
     medians = np.median(load, axis=0)
     worst = int(np.argmax(medians))
@@ -330,16 +370,4 @@ def _load(facts: RuleInput, threshold: float) -> Verdict:
         f"in block {worst + 1} the busiest expert has {medians[worst]:.3g} times its even share of the tokens, the "
         f"idlest {np.median(facts.draws['least_load'][:, worst]):.3g} times"
     )
-    return compared(text, above, load[:, worst], threshold)
-
-
-def judged(facts: RuleInput) -> tuple[Finding, ...]:
-    """A finding for each rule."""
-    findings = []
-    for rule in RULES:
-        said = rule.judge(facts, rule.threshold)
-        measured = {**said._asdict(), "threshold": rule.threshold, "tokens": (facts.tokens,), "advice": rule.advice}
-        brief = "" if said.value is None else rule.brief.format(value=number(said.value))
-        words = rule.name, rule.rule.format(threshold=f"{rule.threshold:,g}"), rule.reason
-        findings.append(Finding(*words, **measured, brief=brief))
-    return tuple(findings)
+    return rule.compared(text, above, load[:, worst])

@@ -187,7 +187,8 @@ class CoordCheck(ByParametrisation[Check]):
         sections.append(Section("What each learning rate does", updates, "html"))
         rule = RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + (LIMIT if math.inf in r.widths else "")
         done, items = f"{steps.capitalize()} of {r.optimiser}{{batch}}", [_item(check) for check in checks]
-        return self._assembled(manifest, f"{r.name}, {verdict}", done, items, caption, sections, rule)
+        words = {"verdict": f"{r.name}, {verdict}", "done": done, "caption": caption, "rule": rule}
+        return self._assembled(manifest, items, sections, **words)
 
     def _figure(self) -> Any:
         return figure(self.parts, CHANGE)

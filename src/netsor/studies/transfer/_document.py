@@ -147,7 +147,7 @@ class Transfer(ByParametrisation[Sweep]):
             losses = Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
             sections.append(Section(f"{sweep.name}: loss at each learning rate", [losses], "verbose", folded=True))
         verdict, items = f"{r.name}: {self._verdict}", [_item(sweep) for sweep in sweeps]
-        return self._assembled(manifest, verdict, done, items, caption, sections, RULE)
+        return self._assembled(manifest, items, sections, verdict=verdict, done=done, caption=caption, rule=RULE)
 
     def plot(self) -> Any:
         """Loss against learning rate, a line for each width and a panel for each parametrisation; a figure."""
