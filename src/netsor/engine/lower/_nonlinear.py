@@ -153,8 +153,6 @@ def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms:
 
 def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     build, f, vectors, blocks, infinite = s.build, op.f, op.vectors, s.facts.blocks[value], value in s.facts.limits
-    if any(s.vectors[x].turned is not None for x in vectors):
-        raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
     leads = [s.vectors[x].lead for x in vectors]
     numbers = [s.align_axes(s.scalars[p], p.ndim, value.ndim) for p in op.scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
