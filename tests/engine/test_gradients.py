@@ -49,7 +49,14 @@ def _ranks(draws):
 
 def disagreement(net, draws, width=2000, against=None):
     """The smallest p-value, of marginals and of rank correlations, between infinite width and a large one."""
-    limit, wide = exact_draws(net, draws, n=np.inf), exact_draws(against or net, draws, seed=12, n=width)
+    return smallest_p_of_draws(
+        exact_draws(net, draws, n=np.inf), exact_draws(against or net, draws, seed=12, n=width), width
+    )
+
+
+def smallest_p_of_draws(limit, wide, width):
+    """The same of draws, as many of each."""
+    draws = len(limit)
     random = np.ptp(limit, axis=0) > 1e-9 * np.abs(wide).max()  # behind a norm, ⟨gradient, input⟩ is 0 but for rounding
     for i in np.flatnonzero(~random):  # what is not random in the limit is near it
         assert np.abs(wide[:, i] - limit[0, i]).mean() < 8 * max(1.0, np.abs(limit[0, i])) / width**0.5
@@ -267,6 +274,6 @@ def test_gradients_of_rotary_scores_need_heads_of_finite_width():
     p = ns.dot(r, ns.weight(n, d) @ (ns.softmax(ns.dot(ns.rotary(q), ns.rotary(k))) @ v)[0])
     g = ns.grad(p, x)
     net = ns.Program((p, ns.mean_dot(g, g)))
-    with pytest.raises(ns.ExactError, match=r"turned by rotary positions, such as the gradient of queries.*d=64"):
+    with pytest.raises(ns.ExactError, match=r"turned by rotary positions.*such as the gradient of queries.*d=64"):
         net.plan(n=ns.inf, d=ns.inf)
     assert net.plan(n=ns.inf, d=8).random_numbers > 0

@@ -8,7 +8,8 @@ from netsor import inf
 from netsor.engine.passes._orders import SmallParts
 from netsor.engine.passes.weight_reuse import _Matrices
 
-from .test_gradients import disagreement
+from .compare import exact_draws
+from .test_gradients import smallest_p_of_draws
 
 n = ns.Width("n")
 
@@ -23,8 +24,13 @@ def read_by_one_vector():
     return ns.Program((p, ns.mean_dot(g[0], g[0]), ns.dot(g[0], x[1]), ns.dot(g[1], x[1])))
 
 
-def test_gradients_that_differ_by_small_parts():
-    assert disagreement(read_by_one_vector(), 1000, width=2000) > 1e-3
+def test_gradients_that_differ_by_small_parts(monkeypatch):
+    """Against a large width; and the comparison sees a wrong small part."""
+    wide = exact_draws(read_by_one_vector(), 700, seed=12, n=2000)
+    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 700, n=inf), wide, 2000) > 1e-3
+    split = SmallParts._split
+    monkeypatch.setattr(SmallParts, "_split", lambda self, x: 0.0 * split(self, x))
+    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 700, n=inf), wide, 2000) < 1e-6
 
 
 def test_small_parts_count_in_the_units_of_their_width():
@@ -75,12 +81,6 @@ def test_nan_of_a_function_is_not_taken_for_a_small_part():
     assert any(step.kind == "lost" for step in wrong.plan(n=inf).steps)
     with pytest.raises(ValueError, match="a function of the program gave NaN"):
         wrong.law(n=inf, draws=100, seed=5)
-
-
-def test_the_comparison_sees_a_wrong_small_part(monkeypatch):
-    split = SmallParts._split
-    monkeypatch.setattr(SmallParts, "_split", lambda self, x: 0.0 * split(self, x))
-    assert disagreement(read_by_one_vector(), 1000, width=2000) < 1e-6
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-9, 1e9])

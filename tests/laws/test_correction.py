@@ -74,8 +74,9 @@ def test_without_the_fluctuations_of_the_tokens_it_is_another(monkeypatch):
     assert abs(PAPER.law(n=inf).correction().variance.value - whole) > 0.3
 
 
-def test_equal_tokens_have_a_singular_kernel():
-    first = layer(ns.gaussian(n, 2, cov=np.ones((2, 2)))).law(n=inf).correction()
+@pytest.mark.parametrize("tokens", [ns.gaussian(n, 1), ns.gaussian(n, 2, cov=np.ones((2, 2)))])
+def test_one_token_or_equal_ones(tokens):
+    first = layer(tokens).law(n=inf).correction()
     assert first.variance.value == pytest.approx(0, abs=1e-6)  # w = |x|²: E[u |x|²] = 1 at every width
     assert first.kurtosis.value == pytest.approx(3 * (2 / 2 + 2), rel=1e-4)  # 3 Var(|x|² (u_1 + u_2)/2) n
 

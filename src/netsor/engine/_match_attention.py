@@ -78,7 +78,8 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
     if scale * np.trace(values[box]) == 0:  # the output is 0: there is no density to invert for
         return None
     temperature = (wq.std * wk.std) ** 2
-    one_width = len(widths) == 1 and y is z and x.op.inputs == (y,) and isinstance(x.op, Take)
+    asks = x is y or (isinstance(x.op, Take) and x.op.inputs == (y,))  # a token asks the others, or itself alone
+    one_width = len(widths) == 1 and y is z and asks
     first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale) if one_width else None
     return Recognised(temperature * query[0, 0] * keys[box], values[box], heads, scale, first)
 
@@ -95,8 +96,8 @@ def _correction(
         return None
     if (found := _fluctuations(same)) is None:
         return None
-    assert isinstance(query.op, Take)
-    return correction(LayerFluctuations(*found, int(query.op.flat[0]), allowed, temperature, heads, scale))
+    row = 0 if query is tokens or not isinstance(query.op, Take) else int(query.op.flat[0])
+    return correction(LayerFluctuations(*found, row, allowed, temperature, heads, scale))
 
 
 def _fluctuations(x: Value) -> tuple[Floats, list[tuple[float, Floats]]] | None:

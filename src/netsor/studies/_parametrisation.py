@@ -20,7 +20,7 @@ from ..optim import NAMED
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
 VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
-MAX_FILE_BYTES = 2**16  # bytes of a file: a parametrisation has some hundred
+MAX_FILE_BYTES = 2**14  # bytes of a file: a parametrisation has some hundred
 LONGEST = 100  # characters of a name, which figures and tables show
 MAX_EXPONENT = 4.0  # an exponent, in size
 

@@ -63,19 +63,6 @@ class RotaryFluctuations:
         self.normals.append(normals)
 
 
-@dataclass(frozen=True, eq=False)
-class Application:
-    """A nonlinearity in the frames of a group at infinite width: φ(u_1, …; p) for k vectors of each frame."""
-
-    f: Function
-    rows: Sequence[Register]  # of each argument, (frames, k, directions)
-    reached: Sequence[int]  # and the directions along which it can have coordinates
-    params: Sequence[Register]  # (frames, k) each
-    rests: ResidualBasis  # the outputs that are asked for products with these
-    linear: bool  # whether products with linear vectors are asked for too
-    number: Number  # of the value, for seeds
-
-
 class NodesNeeded(Exception):
     """Groups whose expectations must be means over nodes: a nonlinearity acts on another's outputs, or a score asks."""
 
@@ -100,17 +87,23 @@ class LimitFrame(Frame):
         return self.blocks[-1]
 
     @abstractmethod
-    def apply(self, at: Application) -> tuple[Register, int]:
-        """The outputs of a nonlinearity: coordinates (frames, k, directions), and their set."""
+    def apply(self, new: ResidualFeatures, number: Number, linear: bool) -> tuple[Register, int]:
+        """The outputs of a nonlinearity: coordinates (frames, k, directions), and their set.
 
-    def features(self, at: Application) -> ResidualFeatures:
-        """The outputs of a nonlinearity, as functions of sources."""
-        build, frames, count, ones = self.build, self.group.frames, at.rows[0].shape[1], int(self.group.constant)
-        sources = [self.sources(reach) for reach in at.reached]
+        `linear`: whether products with linear vectors are asked for. The number of the value is that for seeds.
+        """
+
+    def features(
+        self, f: Function, rows: Sequence[Register], reached: Sequence[int], params: Sequence[Register],
+        rests: ResidualBasis,
+    ) -> ResidualFeatures:  # fmt: skip
+        """φ(u_1, …; p) for k vectors of each frame, given the directions along which arguments can have coordinates."""
+        ones = int(self.group.constant)
+        sources = [self.sources(reach) for reach in reached]
         supports = tuple(reach & ~ones for reach, _ in sources)
         centred = tuple(linear and not reach & ones for reach, linear in sources)
-        u = build.step("join", *(build.reshape(a, frames, count, 1, a.shape[-1]) for a in at.rows), axis=2)
-        return ResidualFeatures(at.f, u, supports, tuple(at.params), centred, at.rests)
+        nested = not all(linear for _, linear in sources)
+        return ResidualFeatures(f, tuple(rows), supports, tuple(params), centred, nested, rests)
 
     def sources(self, some: int) -> tuple[int, bool]:
         """The sources (and 1) that basis functions are functions of, and whether they are these themselves."""
@@ -163,19 +156,16 @@ class InfiniteWidthFrame(LimitFrame):
         rows = np.eye(sources, new.stop, new.start)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))
 
-    def apply(self, at: Application) -> tuple[Register, int]:
+    def apply(self, new: ResidualFeatures, number: Number, linear: bool) -> tuple[Register, int]:
         """Features have coordinates along what they are functions of, and along new directions."""
-        if any(reach & block.bits for reach in at.reached for block in self.blocks if block.feature is not None):
+        several = [f for f, of in new.factors() if sum(argument < len(new.rows) for argument in of) > 1]
+        jump = any(map(jumps, several)) and not all(rows.value is not None for rows in new.rows)
+        if new.nested or jump:  # what jumps along a surface takes a million points, for every replica
             raise NodesNeeded(frozenset([self.group.number]))
-        new = self.features(at)
-        several = [f for f, of in new.factors() if sum(number < len(at.rows) for number in of) > 1]
-        if any(map(jumps, several)) and not all(rows.value is not None for rows in at.rows):
-            # what jumps along a surface takes a million points, for every replica
-            raise NodesNeeded(frozenset([self.group.number]))
-        along = self._coordinates(new, at.linear)
+        along = self._coordinates(new, linear)
         ones = bool(self.group.constant)
-        rows = at.rests.add(self.build, new, at.number, self.directions, at.linear, ones, named(at.f))
-        self.unit(at.number, rows.shape[-1] - self.directions, new, along)
+        rows = new.rests.add(self.build, new, number, self.directions, linear, ones, named(new.f))
+        self.unit(number, rows.shape[-1] - self.directions, new, along)
         return rows, self.blocks[-1].along
 
     def _coordinates(self, new: ResidualFeatures, linear: bool) -> int:
@@ -357,23 +347,22 @@ class NodeFrame(LimitFrame):
         self.add_block(sources, number)
         return made
 
-    def apply(self, at: Application) -> tuple[Register, int]:
+    def apply(self, new: ResidualFeatures, number: Number, linear: bool) -> tuple[Register, int]:
         """The function at the nodes."""
         build = self.build
-        shape = *at.rows[0].shape[:2], self.nodes
-        arrays = [build.step("scale", rows, by=self.nodes**0.5) for rows in at.rows]
-        if may_compare_arguments(at.f, len(arrays)):
+        shape = *new.rows[0].shape[:2], self.nodes
+        arrays = [build.step("scale", rows, by=self.nodes**0.5) for rows in new.rows]
+        if may_compare_arguments(new.f, len(arrays)):
             arrays = tie_equal_arguments(build, arrays, arrays)
-        arrays += [build.reshape(p, *shape[:2], 1) for p in at.params]
+        arrays += [build.reshape(p, *shape[:2], 1) for p in new.params]
         build.nodes = True
-        words = f"{named(at.f)} at {self.nodes} nodes"
-        made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
-        return build.step("scale", made, by=self.nodes**-0.5), self.add_outputs(at)
+        words = f"{named(new.f)} at {self.nodes} nodes"
+        made = build.step("apply", *arrays, made=shape, words=words, f=new.f, shape=shape)
+        return build.step("scale", made, by=self.nodes**-0.5), self.add_outputs(new, number)
 
-    def add_outputs(self, at: Application) -> int:
+    def add_outputs(self, new: ResidualFeatures, number: Number) -> int:
         """The basis functions that the outputs of a nonlinearity are, and can have products with."""
-        new = self.features(at)
-        return self.add_block(new.count, at.number, new, self.along(new.signs)).along
+        return self.add_block(new.count, number, new, self.along(new.signs)).along
 
     def white_noise(self) -> Register:
         """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y along the nodes."""

@@ -32,8 +32,6 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
     if value in s.facts.limits:
         if blocks > 1:
             raise ExactError(value, "rotary positions of a concatenation of narrower vectors, at width inf")
-        if x.turned is not None:
-            raise ExactError(value, "rotary positions twice, at width inf")
         turned = RotaryPositions(np.broadcast_to(op.positions, value.shape), Angles(op.base, op.fraction, op.stretch))
         return LoweredVector(x.lead, x.sample, x.sets, turned)
     width = int(s.facts.widths[value])

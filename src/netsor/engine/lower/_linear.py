@@ -16,11 +16,10 @@ import numpy as np
 
 from ...language._array import Operation, Value, rule_for
 from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
-from .._exceptions import ExactError
 from .._ir import Register
 from ..passes._operations import Append
 from ..passes._orders import combined, parts_of, sets_of
-from ._state import Ints, LoweredVector, RotaryPositions, State
+from ._state import Ints, LoweredVector, RotaryPositions, State, turned_error
 
 SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
 
@@ -64,24 +63,19 @@ def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Registe
 
 
 def _turned(value: Value, given: Sequence[LoweredVector]) -> RotaryPositions | None:
-    """The positions of vectors that were turned, which indexing and scaling keep; there is none of a sum of them."""
+    """The positions of vectors that were turned, which indexing and scaling keep."""
     found = [x.turned for x in given if x.turned is not None]
     if not found:
         return None
     first, parts = found[0], [t.positions for t in found]
-    same = len({t.by for t in found}) == 1 and len(found) == len(given)
     match value.op:
         case Take(_, flat):
             return replace(first, positions=parts[0].ravel()[flat])
-        case Join() if same:
+        case Join() if len({t.by for t in found}) == 1 and len(found) == len(given):
             return replace(first, positions=np.concatenate(parts))
         case Scale():
             return replace(first, positions=np.broadcast_to(parts[0], value.shape))
-    raise ExactError(
-        value,
-        "a combination of vectors turned by rotary positions, such as the gradient of queries, at width inf",
-        instead="bind the width of the heads to a number, d=64 say: the stream may be infinitely wide",
-    )
+    raise turned_error(value)
 
 
 # One rule an operation, `rule(s, value, op, arrays, by)`

@@ -23,18 +23,11 @@ from ..passes._orders import CONSTANT, Bools, union
 from ..passes.adam_first_step import SIGN, VANISHING, checked_left
 from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
-from ._components import FrameBatch
+from ._components import FrameBatch, Number
 from ._dual_rules import ScoreError
-from ._infinite_frames import (
-    Application,
-    LimitFrame,
-    NodeFrame,
-    NodesNeeded,
-    may_compare_arguments,
-    tie_equal_arguments,
-)
+from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, may_compare_arguments, tie_equal_arguments
 from ._inner_products import paired_products
-from ._residual_features import ResidualBasis, unnamed
+from ._residual_features import ResidualBasis, ResidualFeatures, unnamed
 from ._rotary_angles import Floats
 from ._state import LoweredVector, State
 
@@ -160,8 +153,6 @@ def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms:
 
 def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     build, f, vectors, blocks, infinite = s.build, op.f, op.vectors, s.facts.blocks[value], value in s.facts.limits
-    if any(s.vectors[x].turned is not None for x in vectors):
-        raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
     leads = [s.vectors[x].lead for x in vectors]
     numbers = [s.align_axes(s.scalars[p], p.ndim, value.ndim) for p in op.scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
@@ -192,7 +183,9 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
         assert isinstance(frame, LimitFrame)
-        lead, sets.reshape(-1)[places] = frame.apply(_application(s, value, op, group))
+        rests, linear = s.rests[group, value]
+        new = _features(s, value, op, group, frame, rests)
+        lead, sets.reshape(-1)[places] = frame.apply(new, _number(s, value, group), linear)
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
             s.epsilons.clear()
         parts.append((places, lead))
@@ -264,13 +257,10 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     for group in s.groups_of(value):
         frame, places = s.frames[group], group.positions[value]
         assert isinstance(frame, NodeFrame)
-        at = group.positions[op.left]
         rows = build.constant(np.zeros((*places.shape, 0)))
-        number = (*s.facts.number[value], s.groups_of(value).index(group))
-        reached = [union(s.sets(op.left).ravel()[at])]
-        sets.reshape(-1)[places] = frame.add_outputs(
-            Application(SIGN, [rows], reached, [], ResidualBasis(), True, number)
-        )
+        reached = union(s.sets(op.left).ravel()[group.positions[op.left]])
+        new = frame.features(SIGN, [rows], [reached], [], ResidualBasis())
+        sets.reshape(-1)[places] = frame.add_outputs(new, _number(s, value, group))
     s.epsilons.clear()  # ε parts may lie along these functions too
     left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
     check = partial(checked_left, sizes=op.sizes, varies=varies)
@@ -278,20 +268,19 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     return LoweredVector(build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets)
 
 
-def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Application:
-    """The arguments of a nonlinearity that lie in a group."""
-    build, frame, places = s.build, s.frames[group], group.positions[value]
-    rows, reached, params = [], [], []
-    for x in op.vectors:
-        at = s.argument(x, value, places)
-        rows.append(s.gather(s.vectors[x].lead, at, frame.directions))
-        reached.append(union(s.sets(x).ravel()[at]))
-    for p in op.scalars:
-        flat = build.reshape(s.scalars[p], p.size)
-        chosen = build.take(flat, s.argument(p, value, places).ravel(), axis=0)
-        params.append(build.reshape(chosen, *places.shape))
-    rests, linear = s.rests[group, value]
-    known = unnamed(op.f) if "named" in s.facts.without else op.f
-    return Application(
-        known, rows, reached, params, rests, linear, (*s.facts.number[value], s.groups_of(value).index(group))
-    )
+def _number(s: State, value: Vector, group: FrameBatch) -> Number:
+    """The number of a value in a group, for seeds."""
+    return *s.facts.number[value], s.groups_of(value).index(group)
+
+
+def _features(
+    s: State, value: Vector, op: Nonlin, group: FrameBatch, frame: LimitFrame, rests: ResidualBasis
+) -> ResidualFeatures:
+    """A nonlinearity of the vectors that lie in a group."""
+    build, places = s.build, group.positions[value]
+    at = {x: s.argument(x, value, places) for x in op.inputs}
+    rows = [s.gather(s.vectors[x].lead, at[x], frame.directions) for x in op.vectors]
+    reached = [union(s.sets(x).ravel()[at[x]]) for x in op.vectors]
+    flat = [build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0) for p in op.scalars]
+    f = unnamed(op.f) if "named" in s.facts.without else op.f
+    return frame.features(f, rows, reached, [build.reshape(p, *places.shape) for p in flat], rests)

@@ -66,16 +66,17 @@ class ResidualFeatures:
     """Functions of Gaussian vectors, in the frames of a group: (frames, k) of them."""
 
     f: Function
-    arguments: Register  # (frames, k, r, directions)
+    rows: tuple[Register, ...]  # the arguments, (frames, k, directions) each
     supports: tuple[int, ...]  # of each argument: random directions along which some frame's has coordinates
     params: tuple[Register, ...]  # (frames, k) each
     centred: tuple[bool, ...]  # of each argument, whether its mean is 0
+    nested: bool  # whether an argument is made of outputs of nonlinearities
     rests: ResidualBasis  # the component that they are in
 
     @property
     def count(self) -> int:
         """How many there are in a frame."""
-        return self.arguments.shape[1]
+        return self.rows[0].shape[1]
 
     @cached_property
     def reach(self) -> int:
@@ -123,8 +124,8 @@ class ResidualFeatures:
 
     def taken(self, build: Builder, order: Any) -> ResidualFeatures:
         """The same features in another order."""
-        params = tuple(build.take(p, order, axis=1) for p in self.params)
-        return replace(self, arguments=build.take(self.arguments, order, axis=1), params=params)
+        rows, params = (tuple(build.take(a, order, axis=1) for a in some) for some in (self.rows, self.params))
+        return replace(self, rows=rows, params=params)
 
     def factors(self) -> Factors:
         """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
@@ -145,7 +146,8 @@ class ResidualFeatures:
             f = Function("product", partial(_product, tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
         if not chosen:  # scalars alone: a function of an argument that it does not look at
             chosen, f = [0], Function(f.name, partial(_of_parameters, f))
-        return build.take(self.arguments, np.array(chosen), axis=2), f, params
+        rows = [self.rows[n] for n in chosen]
+        return build.step("join", *(build.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows), axis=2), f, params
 
 
 @dataclass(eq=False)
@@ -168,7 +170,7 @@ class ResidualBasis:
 
         `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is the first direction.
         """
-        frames, count = new.arguments.shape[0], new.count
+        frames, count = new.rows[0].shape[0], new.count
         if linear and (new.slopes or (constant and not has_mean_zero(new.signs))):
             along = _regression(build, new, constant, old)
         else:

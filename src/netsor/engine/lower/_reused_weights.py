@@ -68,8 +68,6 @@ def along(s: State, x: Vector, y: Vector) -> Register:
 
 def _rows(s: State, x: Value, directions: int) -> Register:
     """Vectors as rows (copies, vectors, ·), whose products are those of the vectors."""
-    if s.vectors[x].turned is not None:
-        raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
     rows = s.rows(s.vectors[x].lead, directions)
     return s.build.reshape(rows, math.prod(x.shape[:-1]), *rows.shape[-2:])
 

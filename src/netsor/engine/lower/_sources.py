@@ -15,7 +15,6 @@ from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
 from ...language._vector import Vector
 from .. import _cost_model
-from .._exceptions import ExactError
 from .._ir import Register
 from .._memory import check_memory
 from .._rng_keys import SAMPLE
@@ -192,8 +191,6 @@ def _rows(s: State, x: Value, copies: int) -> Register:
     """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm."""
     lead = s.vectors[x].lead
     lead = s.build.step("part", lead, start=s.reach(x)[0], stop=lead.shape[-1])
-    if s.vectors[x].turned is not None:
-        raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
     return s.build.reshape(lead, copies, x.size // copies, lead.shape[-2] * lead.shape[-1])
 
 

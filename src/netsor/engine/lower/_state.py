@@ -14,6 +14,7 @@ from ...language._array import Value
 from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._scalar import Scalar
 from ...language._vector import Vector
+from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import Builder
 from ..passes._operations import MaterialisedMatMul
@@ -34,6 +35,16 @@ class RotaryPositions:
 
     positions: Floats
     by: Angles
+
+
+def turned_error(value: Value) -> ExactError:
+    """Indexing, multiples and scores are all that is known of vectors turned at infinite width."""
+    return ExactError(
+        value,
+        "vectors turned by rotary positions that are used for more than scores, such as the gradient of queries, at "
+        "width inf",
+        instead="bind the width of the heads to a number, d=64 say: the stream may be infinitely wide",
+    )
 
 
 @dataclass(frozen=True, eq=False)
