@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor_papers.literature import _deepscale, _giorlandino
-from netsor_papers.literature._giorlandino_networks import VOCABULARY_SIZE, encoder, ids, query_gradient
+from netsor_papers.literature import _deepscale
+from netsor_papers.literature._giorlandino_networks import TEXT, VOCABULARY_SIZE, encoder, ids, query_gradient
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
@@ -91,4 +91,4 @@ def test_our_text_is_as_alike_as_theirs():
     same = np.equal.outer(ids(192), ids(192)).sum() - 192
     share = same / (192 * 191)
     assert (0.02**2 + 0.1**2 * share) / (2 * 0.1**2 + 0.02**2) == pytest.approx(0.025, abs=0.002)
-    assert len(_giorlandino.TEXT.split()) >= 192
+    assert len(TEXT.split()) >= 192

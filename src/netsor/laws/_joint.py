@@ -136,7 +136,7 @@ class Joint(LawBase):
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
         several = np.atleast_1d(base.points(entries, "entries", "marginal"))
-        right = (several % 1 == 0) & (several >= -self.dim) & (several < self.dim)  # none of infinity and NaN
+        right = (several == np.round(several)) & (several >= -self.dim) & (several < self.dim)
         if several.ndim != 1 or not several.size or not right.all():
             raise LawError("marginal", "entries", entries, f"integers from 0 to {self.dim - 1}")
         chosen = several.astype(np.intp)
