@@ -306,16 +306,13 @@ def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coeff
 
 
 class NamedOptimiser(NamedTuple):
-    """What commands and studies know of an optimiser by its name.
-
-    `exponents` are the powers of n in its learning rates for vectors, matrices and the head, by parametrisation.
-    """
+    """What commands and studies know of an optimiser by its name."""
 
     first: Callable[[Any, Any, Coefficients | None, Callable[[float, float], float]], Optimiser]  # without memory
     memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults
     lr: float  # of a coordinate check, at the width of the model
     grid: float  # the middle of the learning rates of a sweep, at the width of the model
-    exponents: Mapping[str, tuple[float, float, float]]
+    exponents: Mapping[str, tuple[float, float, float]]  # of n in lr, by parametrisation: vectors, matrices, the head
     takes: tuple[str, ...] = ()  # options of `ns.step`
     in_torch: tuple[str, ...] = ()  # classes of torch.optim with this first step
 
