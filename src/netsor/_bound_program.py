@@ -51,13 +51,10 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
 
 @dataclass(frozen=True)
 class AtWidths:
-    """Outputs of a program with its widths bound, and what is known of their law there.
-
-    `whole` are all outputs of the program: those of a part have the seeds and the widths of the whole.
-    """
+    """Outputs of a program with its widths bound, and what is known of their law there."""
 
     outputs: tuple[Value, ...]
-    whole: tuple[Value, ...]
+    whole: tuple[Value, ...]  # all outputs of the program: those of a part have the seeds and the widths of the whole
     widths: dict[str, float]
     status: str
     numbers: dict[str, float]  # of hyperparameters

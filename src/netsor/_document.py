@@ -82,14 +82,11 @@ Block = Paragraph | Table | Items | Figures | Raw
 
 
 class Section(NamedTuple):
-    """A titled part.
-
-    `show` says where: "always", "verbose" (on pages, and in a terminal with --verbose), "text" or "html".
-    """
+    """A titled part."""
 
     title: str
     blocks: Sequence[Block]
-    show: str = "always"
+    show: str = "always"  # or "verbose" (on pages, and in a terminal with --verbose), "text" or "html" alone
     folded: bool = False  # on a page, behind a click
     anchor: str = ""
 

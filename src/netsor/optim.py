@@ -185,10 +185,10 @@ class Adam(Optimiser):
         if state is None:
             return w - rates.lr * on.elementwise(partial(unit, eps=rates.eps), g), (1, g, None)
         steps, m, v = state
+        square = partial(_mean_square, keep=second)
         if v is None:  # the first moments are made when a second step asks for them
-            m, v = (1.0 - first) * m, on.elementwise(partial(_square, by=1.0 - second), m)
-        m = on.elementwise(partial(_average, keep=first), m, g)
-        v = on.elementwise(partial(_average_square, keep=second), v, g)
+            m, v = (1.0 - first) * m, on.elementwise(square, m)
+        m, v = on.elementwise(partial(_average, keep=first), m, g), on.elementwise(square, g, v)
         steps += 1
         along = partial(_direction, first=1.0 - first**steps, second=1.0 - second**steps, eps=rates.eps)
         return w - rates.lr * on.elementwise(along, m, v), (steps, m, v)
@@ -299,24 +299,20 @@ def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coeff
     triples = as_floats(given)
     if triples is not None and triples.shape == (3,):
         triples = triples[None].repeat(min(max(steps, 0), MAX_NS_STEPS + 1), axis=0)
-    allowed = triples is not None and triples.ndim == 2 and triples.shape[1] == 3 and len(triples) <= MAX_NS_STEPS
-    if triples is None or not allowed or not triples.size or not all(map(math.isfinite, triples.flat)):
-        each = f"three finite numbers for each of at most {MAX_NS_STEPS} steps"
-        raise TraceError(operation, f"{problem}, or {each}")
+    finite = triples is not None and all(map(math.isfinite, triples.flat))
+    if triples is None or triples.shape[1:] != (3,) or not 0 < len(triples) <= MAX_NS_STEPS or not finite:
+        raise TraceError(operation, f"{problem}, or three finite numbers for each of at most {MAX_NS_STEPS} steps")
     return tuple((a, b, c) for a, b, c in triples.tolist())
 
 
 class NamedOptimiser(NamedTuple):
-    """What commands and studies know of an optimiser by its name.
-
-    `exponents` are the powers of n in its learning rates for vectors, matrices and the head, by parametrisation.
-    """
+    """What commands and studies know of an optimiser by its name."""
 
     first: Callable[[Any, Any, Coefficients | None, Callable[[float, float], float]], Optimiser]  # without memory
     memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults
     lr: float  # of a coordinate check, at the width of the model
     grid: float  # the middle of the learning rates of a sweep, at the width of the model
-    exponents: Mapping[str, tuple[float, float, float]]
+    exponents: Mapping[str, tuple[float, float, float]]  # of n in lr, by parametrisation: vectors, matrices, the head
     takes: tuple[str, ...] = ()  # options of `ns.step`
     in_torch: tuple[str, ...] = ()  # classes of torch.optim with this first step
 
@@ -362,16 +358,12 @@ def unit(g: Array, eps: float) -> Array:
     return g / (down if eps else xp.where(down > 0, down, 1.0))
 
 
-def _square(g: Array, by: float) -> Array:
-    return by * g * g
-
-
 def _average(m: Array, g: Array, keep: float) -> Array:
     return keep * m + (1.0 - keep) * g
 
 
-def _average_square(v: Array, g: Array, keep: float) -> Array:
-    return keep * v + (1.0 - keep) * g * g
+def _mean_square(g: Array, *before: Array, keep: float) -> Array:
+    return sum((keep * v for v in before), (1.0 - keep) * g * g)
 
 
 def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> Array:
