@@ -28,6 +28,7 @@ from ._components import FrameBatch
 from ._state import LoweredVector, State
 
 DIRECTIONS_PER_VECTOR = 2  # in use: a frame with more directions than that is rebased before it grows
+FULL_WIDTH_PER_VECTOR = 8  # a frame of a narrower space may grow to full dimension: rebasing it costs more
 
 
 def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
@@ -96,7 +97,7 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
         beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
         first = min((at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at))
         count = beyond[first]
-    if frame.directions - first > DIRECTIONS_PER_VECTOR * count:
+    if frame.directions - first > DIRECTIONS_PER_VECTOR * count and group.width > FULL_WIDTH_PER_VECTOR * count:
         _span(s, group, vectors, first)
 
 
