@@ -147,11 +147,9 @@ DEEP = {
 
 @pytest.mark.parametrize("name", keep(DEEP, *(set(DEEP) - {"gradients"})))
 def test_turned_frames_have_the_literal_law(name, monkeypatch):
-    """With thresholds so low that every frame is turned whenever it has a direction too many."""
-    monkeypatch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
-    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
+    """With a ratio so low that every frame is turned whenever it has a direction too many."""
+    monkeypatch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)
     monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
-    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_LOOSE_VECTOR", 1)
     spanned = []
     span = _rebase._span
     monkeypatch.setattr(_rebase, "_span", lambda *args: (spanned.append(args[3:]), span(*args)))
@@ -169,17 +167,14 @@ def test_turned_frames_have_the_literal_law(name, monkeypatch):
 @pytest.mark.slow
 def test_random_programs_with_turned_frames_have_the_literal_law(built):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
-        patch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
-        patch.setattr(_rebase, "MIN_DIRECTIONS_PER_LOOSE_VECTOR", 1)
+        patch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)
         patch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
         assert smallest_p(built.net, **built.widths) > 1e-8
 
 
 @pytest.mark.parametrize("name", ["rms", "means", "equal tokens"])
 def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypatch):
-    monkeypatch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
-    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
+    monkeypatch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)
     monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
     widths = dict.fromkeys(("n", "d", "h"), ns.inf)
     net = DEEP[name]()
@@ -190,9 +185,7 @@ def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypat
 
 def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
     """(1e8 u + v) − 1e8 u is v, in a frame that was turned while both were in use."""
-    monkeypatch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
-    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
-    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_LOOSE_VECTOR", 1)
+    monkeypatch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)
     monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
     u, v, w = ((ns.weight(n, n, 4) @ ns.gaussian(n)).sum(0) / 2 for _ in range(3))
     large, both = 1e8 * u, 1e8 * u + v

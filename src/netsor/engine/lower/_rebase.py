@@ -19,24 +19,16 @@ import numpy as np
 from ...language._array import Value
 from ...language._operation import Dot, MatMul, Mix, Take
 from ...language._vector import Vector
+from .. import _cost_model
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Span
 from ..passes._orders import bit_range
 from ._analysis import local_coordinates
 from ._components import FrameBatch
-from ._sources import rebasing_cost, saved_by_rebasing
 from ._state import LoweredVector, State
 
-# When nothing is drawn in a frame any more, rebasing it saves time alone: the later products of vectors, which then
-# have fewer coordinates, must be at least this share of the products that rebasing takes.
-REBASE_PRODUCT_RATIO = 0.75
-# A frame with so many directions, or so many for each vector in use, is not worth rebasing.
-MIN_REBASE_DIRECTIONS, MIN_DIRECTIONS_PER_VECTOR = 32, 2
-MIN_DIRECTIONS_PER_LOOSE_VECTOR = 4  # the same for each vector that reaches beyond directions that stay
-# If the width is at most so many times the vectors in use, the frame may grow to full dimension: repeated rebasing
-# costs more. (One ratio of 2 instead of these bounds draws up to 16 % fewer numbers in deep narrow networks, at the
-# same speed; but it changes what a seed draws.)
-FULL_WIDTH_PER_VECTOR = 8
+DIRECTIONS_PER_VECTOR = 2  # in use: a frame with more directions than that is rebased before it grows
+FULL_WIDTH_PER_VECTOR = 8  # a frame of a narrower space may grow to full dimension: rebasing it costs more
 
 
 def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
@@ -50,29 +42,22 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 0
     if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
         return
-    if count > MIN_REBASE_DIRECTIONS and 2 * count > group.width:  # little is saved, and products of many vectors cost
-        return
     if grows and group in s.whole:
         return
-    products = REBASE_PRODUCT_RATIO * group.frames * count**2 + rebasing_cost(s, group, count)
-    if not grows and _products_left(s, group, index, count) < products:
-        return
-    _span(s, group, vectors)
+    # rebasing takes the products of all vectors once, and a matrix that acts on many may need none: see `draws_matrix`
+    least = group.frames * count**2 + (count >= _cost_model.FEWEST)
+    if grows or _products_left(s, group, index) >= least:
+        _span(s, group, vectors)
 
 
-def _products_left(s: State, group: FrameBatch, index: int, count: int) -> float:
-    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program.
-
-    Those that turning the frame to so many directions saves.
-    """
+def _products_left(s: State, group: FrameBatch, index: int) -> float:
+    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program."""
     found: dict[tuple[Value, Value], float] = {}  # products that several ask for are taken once
     last = max(s.facts.last[v] for v in group.positions)
     for value in s.facts.values[index + 1 : last + 1]:
         match value.op:
             case MatMul(weight, x, each):
-                saved = saved_by_rebasing(s, value, x.size // (weight.members.size if each else 1), count)
-                pair = _whole(x), _whole(x)
-                found[pair] = max(saved, found.get(pair, 0.0))
+                found[_whole(x), _whole(x)] = x.size // (weight.members.size if each else 1)
             case Span(x):  # products, and combinations of the vectors
                 found[x, value] = 2 * x.shape[-1]
             case Dot(x, y):
@@ -99,7 +84,7 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
     The first directions stay if most vectors lie in them: those of the way forward, in a gradient's way back.
     """
     frame = s.frames[group]
-    if "turn" in s.facts.without or not frame.can_rebase or frame.directions <= MIN_REBASE_DIRECTIONS:
+    if "turn" in s.facts.without or not frame.can_rebase:
         return
     vectors, count = _in_use(s, group, index - 1)
     if not vectors:
@@ -112,8 +97,7 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
         beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
         first = min((at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at))
         count = beyond[first]
-    each = MIN_DIRECTIONS_PER_LOOSE_VECTOR if first else MIN_DIRECTIONS_PER_VECTOR
-    if frame.directions - first > each * count and group.width > FULL_WIDTH_PER_VECTOR * count:
+    if frame.directions - first > DIRECTIONS_PER_VECTOR * count and group.width > FULL_WIDTH_PER_VECTOR * count:
         _span(s, group, vectors, first)
 
 

@@ -70,29 +70,6 @@ def describe_matmul(s: State, value: Vector, vectors: int, directions: int, chea
     return f"{name} = x E, {what}: a factor for {vectors} inputs " + ("costs more" if cheaper else "is no smaller")
 
 
-def saved_by_rebasing(s: State, value: Value, vectors: int, count: int) -> float:
-    """Operations saved for each input of a matrix if their frame is rebased to `count` directions, in inner products.
-
-    These are products of the inputs, or the sources for the other directions if the matrix draws one for each.
-    """
-    assert isinstance(value.op, MatMul)
-    x = value.op.x
-    directions = int(s.facts.blocks[x] * s.facts.widths[x])
-    cheap = vectors < _cost_model.FEWEST or not _cost_model.PREFERENCE
-    if cheap or value in s.facts.limits or value not in s.facts.drawn:
-        return vectors
-    more = (directions - count) * _source_seconds(s, value, directions, vectors)
-    return min(vectors, more / (_cost_model.PREFERENCE * x.size * directions * s.facts.prices.product))
-
-
-def rebasing_cost(s: State, group: FrameBatch, count: int) -> float:
-    """The cost of finding directions for so many vectors of each frame, in inner products, without their products."""
-    prices = s.facts.prices
-    if count < _cost_model.FEWEST:  # what a matrix would take otherwise
-        return 0.0
-    return group.frames * count * prices.factor_row / (group.width * prices.product)
-
-
 def _source_seconds(s: State, value: Value, sources: int, vectors: int) -> float:
     """What one of so many sources takes: its normals, and its part in that many combinations of all."""
     prices = s.facts.prices
