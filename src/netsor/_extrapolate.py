@@ -6,7 +6,7 @@ A statistic at width n is S(n) = a + Σ_k b_k n^(−k/2), mostly of whole powers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -19,14 +19,14 @@ from ._array_api import Floats as Array
 from ._bound_program import AtWidths, Coordinates
 from ._validate import ArgumentError
 from .engine import ExactError, NoLimitError, Sampling
+from .engine.lower import asks_products_alone, optimiser_steps
 from .language._array import Value
 from .language._graph import topological_order
-from .language._operation import Apply, OptimiserStep, SteppedMatMul, SteppedParameter
+from .language._operation import Apply
 from .language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from .language._vector import Nonlin, Vector
 from .laws import Estimate, Joint, Mixture
 from .laws._estimate import combined
-from .optim import Adam
 
 Statistic = Callable[[Any], npt.ArrayLike]
 
@@ -114,24 +114,10 @@ def _weights(n: Array, powers: tuple[float, ...]) -> Array:
     return np.concatenate([np.zeros(len(n) - len(last)), np.linalg.inv(table)[0]])
 
 
-def _optimiser_steps(value: Value) -> tuple[OptimiserStep, ...]:
-    """The optimiser steps that a value has taken."""
-    op = value.op
-    return op.steps if isinstance(op, SteppedMatMul) else (op.rule,) if isinstance(op, SteppedParameter) else ()
-
-
-def _asks_coordinates(value: Value, widths: Mapping[str, float]) -> bool:
-    """Whether an operation needs coordinates of vectors of infinite width, and not their products alone."""
-    if steps := _optimiser_steps(value):
-        return any(isinstance(step.optimiser, Adam) for step in steps)
-    wide = any(isinstance(x, Vector) and math.isinf(x.width.bind(widths)) for x in value.op.inputs)
-    return wide and value.op.acts is not None and value.op.acts.asks_coordinates
-
-
 def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
     """Refuse a scale that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
     for value in values:
-        if any(step.eps(finite[0].widths) == step.eps(finite[-1].widths) > 0 for step in _optimiser_steps(value)):
+        if any(step.eps(finite[0].widths) == step.eps(finite[-1].widths) > 0 for step in optimiser_steps(value.op)):
             problem = "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps"
             raise ExactError(value, problem, instead="take eps=0")
     functions = [v for v in values if isinstance(v.op, Apply | Nonlin) and v.op.f not in ARITHMETIC]
@@ -361,7 +347,7 @@ def extrapolate(name: str, at: AtWidths, coordinates: Coordinates, how: Sampling
     values = topological_order(at.whole)
     vectors = max(value.size for value in values if isinstance(value, Vector))
     first = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
-    if not any(_asks_coordinates(value, at.widths) for value in values):
+    if asks_products_alone(values, at.widths):
         first = FIRST_WIDTH_OF_PRODUCTS
     widths = tuple(first * 2**k for k in range(LEVELS))
     finite = [replace(at, widths={**at.widths, **dict.fromkeys(infinite, n)}) for n in widths]

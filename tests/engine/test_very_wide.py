@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.lower import _very_wide
+from netsor.engine.lower import _very_wide, asks_products_alone
+from netsor.language._graph import topological_order
 
 from .. import limits
 from ..keep import keep
@@ -112,3 +113,12 @@ def test_a_law_that_grows_in_few_replicas_is_refused():
     after = ns.step(p, 0.5 * (p - 1.0) ** 2, lambda fan_in, fan_out: 0.5 * fan_in**-0.5)
     with pytest.raises(ns.ExactError):
         ns.Program(ns.apply(lambda u, v: np.maximum(v - 2, 0) * u, after, z)).law(n=inf, draws=50)
+
+
+@pytest.mark.parametrize(("optimiser", "products"), [("sgd", True), ("adam", False)])
+def test_steps_of_sgd_ask_for_products_alone(optimiser, products):
+    """Steps of initial vectors too: they counted as asking for coordinates, and such programs were refused."""
+    x, w = ns.gaussian(n, 2), ns.weight(n, n)
+    f = ns.dot(ns.gaussian(n), w @ x)
+    after = ns.step(f, (f**2).sum(), lambda fan_in, fan_out: 0.1 / fan_in, optimiser, weights=[w, x])
+    assert asks_products_alone(topological_order([after]), {"n": ns.inf}) == products

@@ -25,6 +25,7 @@ from ...language._rotary import Rotate
 from ...language._scalar import Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
+from ...optim import Adam
 from .._cost_model import CPU, Prices
 from .._exceptions import ExactError, InfiniteError
 from .._ir import Register
@@ -69,6 +70,23 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def optimiser_steps(op: Operation) -> tuple[ops.OptimiserStep, ...]:
+    """The steps that an optimiser has made of the parameter of an operation."""
+    return op.steps if isinstance(op, ops.SteppedMatMul) else (op.rule,) if isinstance(op, ops.SteppedParameter) else ()
+
+
+def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) -> bool:
+    """Whether products of vectors of infinite width are all that values of a program ask for, and no coordinates."""
+    for value in values:
+        if steps := optimiser_steps(value.op):
+            asks = any(isinstance(step.optimiser, Adam) for step in steps)
+        else:
+            asks = value.op.acts is not None and value.op.acts.asks_coordinates
+        if asks and any(isinstance(x, Vector) and math.isinf(x.width.bind(widths)) for x in value.op.inputs):
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class PlanQuery:
     """What is asked of a program: coordinates of its outputs, at given widths.
@@ -103,7 +121,8 @@ class PlanQuery:
         """A new plan."""
         if unknown := set(self.without) - set(SHORTCUTS):
             raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
-        if list(self.bound.values()).count(math.inf) == 1 and self._asks_products_alone():
+        one = list(self.bound.values()).count(math.inf) == 1
+        if one and asks_products_alone(topological_order(self.outputs), self.bound):
             return limit_of_products(self.outputs[0], lambda n: self._at_most(n)._planned(shift, small_parts=False))
         try:
             return self._planned(shift, small_parts=True)
@@ -127,14 +146,6 @@ class PlanQuery:
                 return _lowered(State(facts, context.notes, build, on_nodes, whole_groups(facts)))
             except NodesNeeded as error:  # known only now, from the directions
                 on_nodes |= error.groups
-
-    def _asks_products_alone(self) -> bool:
-        """Whether products of vectors of infinite width are all that the program asks for, and no coordinates."""
-        for value in topological_order(self.outputs):
-            wide = any(isinstance(x, Vector) and math.isinf(x.width.bind(self.bound)) for x in value.op.inputs)
-            if wide and value.op.acts is not None and value.op.acts.asks_coordinates:
-                return False
-        return True
 
     def _at_most(self, width: float) -> PlanQuery:
         """The same at a finite width, without drawing the entries of matrices, of which there are too many."""
