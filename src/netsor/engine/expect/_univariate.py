@@ -42,10 +42,7 @@ class Single:
 
     def at(self, rows: Array, x: Array) -> Array:
         """φ at x (rows, …), standardised."""
-        return self.of(rows, self.mean[rows][:, None] + self.std[rows][:, None] * x)
-
-    def of(self, rows: Array, u: Array) -> Array:
-        """φ(u; p_1, …) with the parameters of the rows, u of shape (rows, …)."""
+        u = self.mean[rows][:, None] + self.std[rows][:, None] * x
         with np.errstate(all="ignore"):
             values = self.f(u, *(p[rows][:, None] for p in self.params))
         return np.broadcast_to(values, u.shape)
