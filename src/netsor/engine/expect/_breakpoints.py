@@ -37,13 +37,13 @@ NONE = np.empty(0)
 
 
 class Breakpoints(NamedTuple):
-    """What the search has found; the function is a polynomial (to rounding) on each interval left … right."""
+    """What the search has found; between neighbouring ends the function is a polynomial, to rounding."""
 
     breaks: Array = NONE  # (breaks,)
     jumps: bool = False
     poles: Array = NONE  # where it is infinite, declared as a break or not
-    left: Array = NONE  # (intervals,), sorted
-    right: Array = NONE
+    ends: Array = NONE  # of intervals, sorted
+    gaps: Array = NONE  # of each of them, the distance from its nearest neighbour
     noise: float = 0.0  # rounding noise of its values, relative to their size: large if it computes in low precision
 
 
@@ -84,7 +84,8 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     jumps = bool(np.any(~(very_near <= 0.3 * near)))
     places = np.union1d(breaks, found) if f.smoothed is None else NONE
     poles = np.array([b for b in places if _is_pole(f, b, places)])
-    return Breakpoints(breaks, jumps, poles, kept[:-1], kept[1:], search.noise)
+    gaps = np.minimum(np.diff(kept, prepend=-np.inf), np.diff(kept, append=np.inf))
+    return Breakpoints(breaks, jumps, poles, kept, gaps, search.noise)
 
 
 def _is_pole(f: Function, b: float, breaks: Array) -> bool:

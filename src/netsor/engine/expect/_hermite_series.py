@@ -93,10 +93,6 @@ def _hermite(x: Array, terms: int, first: Array) -> Any:
         previous, h = h, (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
 
 
-def _tolerance(f: Single) -> float:
-    return max(TOLERANCE, 4 * f.features.noise)
-
-
 def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
     points, largest, table = _common(terms)
     values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
@@ -105,7 +101,7 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
         missing = unresolved(values) * largest * (2 * reach(terms) / len(points))
         flat = values[..., :NODES].reshape(len(rows), -1)
         square = (flat * flat) @ table[:, 0]
-        smooth = np.all(missing <= _tolerance(f) * np.sqrt(square)[:, None], axis=1)
+        smooth = np.all(missing <= max(TOLERANCE, 4 * f.features.noise) * np.sqrt(square)[:, None], axis=1)
     smooth &= np.all(np.abs(own) >= reach(terms), axis=1)
     good = rows[smooth]
     result.coefficients[:, good] = table[:, 1:].T @ flat[smooth].T
@@ -126,13 +122,14 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
     even = between(whole, step(terms))
     edges = np.concatenate([np.tile(even, (len(rows), 1)), f.edges(rows, whole, step(terms))], axis=1)
     beyond: Array | float = 0.0
+    tolerance = max(TOLERANCE, 4 * f.features.noise)
     if far:
         end, beyond = ends(f, rows)
         edges = np.clip(edges, -end[:, None], end[:, None])
-        panels = resolve(own.at, edges, largest_density, _tolerance(f), squares=True)
+        panels = resolve(own.at, edges, largest_density, tolerance, squares=True)
     else:
         largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
-        panels = resolve(own.at, edges, largest, _tolerance(f), failing=failing)
+        panels = resolve(own.at, edges, largest, tolerance, failing=failing)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         # for a function that grows, φ and h_k are each multiplied by √density, which underflows later
         density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
@@ -171,7 +168,8 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     """The coefficients of φ(√a x) for variances a > 0; of infinite error where E[φ²] is 0 or not known to be finite."""
     order = np.argsort(variance)
     t = np.log(variance[order])
-    pieces = [piece for cell in np.unique(np.floor(t / WIDTH)).tolist() for piece in _cell(f, int(cell), terms)]
+    cells = np.unique(np.floor(t / WIDTH)).tolist()
+    pieces = [piece for k in cells for piece in _fitted(f, k * WIDTH, (k + 1) * WIDTH, terms, HALVINGS)]
     bounds = [0, *np.searchsorted(t, [left for left, *_ in pieces[1:]]).tolist(), len(t)]
     rows, error = np.empty((terms + 1, len(t))), np.empty(len(t))
     for (left, right, polynomial, doubt), (start, stop) in zip(pieces, pairwise(bounds), strict=True):
@@ -185,12 +183,9 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     return Series((rows[:-1] * norm)[:, back], (norm * norm)[back], (error * norm)[back])
 
 
-@lru_cache(maxsize=512)
-def _cell(f: Function, cell: int, terms: int) -> list[_Piece]:
-    return _fitted(f, cell * WIDTH, (cell + 1) * WIDTH, terms, HALVINGS)
-
-
+@lru_cache(maxsize=1024)
 def _fitted(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
+    """The table between two values of log a, in so many halvings at most."""
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
     if not (np.isfinite(exact.error) & (exact.square > 0)).all():  # rows here get integrals of their own

@@ -107,7 +107,7 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
 BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is enough
 STEP = 1.0  # of panels, in standard deviations, before they are halved
-AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # distances of panel edges from a break of ψ, in units of s
+AROUND = np.array([-8.0, -4.5, -2.5, -1.0, 0.0, 1.0, 2.5, 4.5, 8.0])  # panel edges at a break of ψ, in units of s
 TOLERANCE = 1e-13  # of an integral, relative to `scale`
 OPERATION_RTOL = 2e-16  # relative rounding error of one operation in double precision
 CONDITIONED_PAIRS_PER_BATCH = 1024  # computed at once, to bound memory
@@ -147,8 +147,12 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, whole, STEP)]
     along = replace(y, std=np.abs(slope))  # ψ(E[v | u])
     edges.append(np.sign(rho)[:, None] * along.edges(rows, whole, STEP))
-    edges.append(_around(y, slope, rest, whole))
-    with np.errstate(invalid="ignore", over="ignore"):
+    breaks = y.features.breaks  # around them E[ψ(v) | u] varies fast
+    near = (breaks > np.min(y.mean - whole * y.std)) & (breaks < np.max(y.mean + whole * y.std))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        v = breaks[near][:, None] + AROUND * rest[:, None, None]
+        edges.append(((v - y.mean[:, None, None]) / slope[:, None, None]).reshape(len(rho), -1))
+        edges[-1] = np.clip(np.nan_to_num(edges[-1], nan=whole), -whole, whole)
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
         panels = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
         pair, density = panels.row[:, None], np.exp(log_density(panels.x))
@@ -159,17 +163,6 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     own = x.f.smoothed is None or y.f.smoothed is None
     missing = np.where(own & (panels.rough > 0), UNSETTLED * panels.error, panels.error)
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
-
-
-def _around(y: Single, slope: Array, rest: Array, whole: float) -> Array:
-    """Edges where E[ψ(v) | u] varies fast: at each break of ψ, and at the distances AROUND from it."""
-    breaks = y.features.breaks
-    low, high = (np.min(y.mean - whole * y.std), np.max(y.mean + whole * y.std))
-    breaks = breaks[(breaks > low) & (breaks < high)][:, None]
-    offsets = np.concatenate([AROUND, -AROUND[1:]])
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        edges = (breaks + offsets * rest[:, None, None] - y.mean[:, None, None]) / slope[:, None, None]
-    return np.clip(np.nan_to_num(edges, nan=whole), -whole, whole).reshape(len(rest), -1)
 
 
 # Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.

@@ -15,7 +15,7 @@ from ._gauss_legendre import log_density
 
 DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
 OCTAVES = 64  # searched at most, where the rows have very different standard deviations
-MAX_SHORT_INTERVALS = 2**13  # short intervals of a function that become edges of panels, at most
+MAX_SHORT_INTERVALS = 2**13  # ends of short intervals of a function that become edges of panels, at most
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,7 @@ class Single:
 
     def at(self, rows: Array, x: Array) -> Array:
         """φ at x (rows, …), standardised."""
-        return self.of(rows, self.mean[rows][:, None] + self.std[rows][:, None] * x)
-
-    def of(self, rows: Array, u: Array) -> Array:
-        """φ(u; p_1, …) with the parameters of the rows, u of shape (rows, …)."""
+        u = self.mean[rows][:, None] + self.std[rows][:, None] * x
         with np.errstate(all="ignore"):
             values = self.f(u, *(p[rows][:, None] for p in self.params))
         return np.broadcast_to(values, u.shape)
@@ -60,16 +57,13 @@ class Single:
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
-        breaks, left, right = self.features.breaks, self.features.left, self.features.right
+        breaks, ends, gaps = self.features.breaks, self.features.ends, self.features.gaps
         breaks = breaks[(breaks > low) & (breaks < high)]
-        short = (right > low) & (left < high) & (right - left < step * np.max(std))
-        left, right = left[short], right[short]
-        if len(left) > MAX_SHORT_INTERVALS:  # an endless oscillation: what the panels do not resolve is in the error
-            left, right = left[:0], right[:0]
-        ends = np.concatenate([left, right])
+        short = (ends > low) & (ends < high) & (gaps < step * np.max(std))
+        if np.sum(short) > MAX_SHORT_INTERVALS:  # an endless oscillation: the error has what panels do not resolve
+            short[:] = False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            x = (ends - mean) / std
-            x = np.where(np.concatenate([right - left] * 2) < step * std, x, reach)
+            x = np.where(gaps[short] < step * std, (ends[short] - mean) / std, reach)
             x = np.concatenate([(breaks - mean) / std, x], axis=1)
         return np.clip(np.nan_to_num(x, nan=reach), -reach, reach)
 
