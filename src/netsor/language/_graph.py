@@ -11,7 +11,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +91,6 @@ def weights_of(values: Iterable[Value]) -> list[Weight]:
 
 
 Bools = npt.NDArray[np.bool_]
-LETTERS = "ijklmabcdefgh"
 
 
 def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
@@ -112,20 +110,6 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
         counts[letter] += 1
         names[value] = f"{letter}{counts[letter]}"
     return names
-
-
-def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:
-    """How a Take reads its input, by letters for the axes of the result: `u[i, j] = x[j, 3]` is ["j", "3"], or None."""
-    indices: list[str] = []
-    ramps = np.ogrid[tuple(map(slice, flat.shape))] if flat.ndim else ()
-    for coordinate in np.unravel_index(flat, shape) if shape else ():
-        start = int(np.ravel(coordinate)[0])
-        ways: list[tuple[str, Any]] = [("", 0), *zip(LETTERS, ramps, strict=False)]
-        letter = next((letter for letter, ramp in ways if (coordinate == start + ramp).all()), None)
-        if letter is None:
-            return None
-        indices.append(letter + f"+{start}" * (start > 0) if letter else str(start))
-    return indices
 
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:

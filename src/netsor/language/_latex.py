@@ -17,8 +17,8 @@ import numpy as np
 from . import _notation as tex
 from . import _operation as ops
 from ._array import Value, VectorAccess
-from ._graph import LETTERS, names_of, narrow, topological_order, transposed
-from ._notation import Indices
+from ._graph import names_of, narrow, topological_order, transposed
+from ._notation import LETTERS, Indices
 from ._operation import Acting, Constant, Data, Dot, MatMul, Source, SteppedMatMul, steps_of
 from ._parameters import Weight
 from ._probe import Probe
@@ -370,6 +370,6 @@ class Writer:
                 over = (letter,) if isinstance(op, ops.Mix) and x.shape[-1] > 1 else ()
                 coefficient, of = tex.read_indices(value, i, *(over or "1"))
                 return self.z(c, coefficient), over, x, of
-            case ops.Take(Vector() as x) as op if (taken := tex.taken_indices(op, i)) is not None:
+            case ops.Take(Vector() as x) as op if (taken := tex.taken_indices(op, i, 1)) is not None:
                 return "", (), x, taken
         return None
