@@ -177,14 +177,12 @@ class Operation:
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values, given in the order of `inputs`."""
         given = iter(inputs)
-        changed: dict[str, Any] = {}
-        for name in self.__match_args__:
-            match getattr(self, name):
-                case Value():
-                    changed[name] = next(given)
-                case tuple((Value(), *_)) as several:
-                    changed[name] = tuple(islice(given, len(several)))
-        return replace(self, **changed)
+
+        def renewed(entry: Any) -> Any:
+            several = isinstance(entry, tuple) and entry and isinstance(entry[0], Value)
+            return tuple(islice(given, len(entry))) if several else next(given) if isinstance(entry, Value) else entry
+
+        return type(self)(*(renewed(getattr(self, name)) for name in self.__match_args__))
 
 
 class Entrywise(Operation):

@@ -24,6 +24,8 @@ from ._softmax import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
 
+Bools = npt.NDArray[np.bool_]
+
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
     """Every value that the outputs depend on (without the past: for given steps of optimisers), inputs first."""
@@ -88,9 +90,6 @@ def transposed(values: Iterable[Value]) -> set[ops.Source]:
 def weights_of(values: Iterable[Value]) -> list[Weight]:
     """The weights that act in a program, one for each time."""
     return [value.op.weight for value in values if isinstance(value.op, ops.Acting)]
-
-
-Bools = npt.NDArray[np.bool_]
 
 
 def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:

@@ -23,8 +23,6 @@ from ._width import Width
 
 LETTERS = "ijklmabcdefgh"  # of indices
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
-
-
 # Operations that are written by their fields alone
 TEMPLATES: dict[type[ops.Operation], str] = {
     ops.Hyperparameter: "{name}",
