@@ -40,10 +40,9 @@ class Places:
 
     def __getitem__(self, key: Any) -> npt.NDArray[np.intp]:
         """What an index picks of `np.arange(size).reshape(shape)`, which is not made."""
-        steps = [math.prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
-        along = np.ogrid[tuple(slice(size) for size in self.shape)]
-        each = [step * np.broadcast_to(a, self.shape)[key] for step, a in zip(steps, along, strict=True)]
-        return np.asarray(np.sum(each, axis=0), dtype=np.intp)
+        along = np.ogrid[tuple(map(slice, self.shape))]
+        picked = tuple(np.broadcast_to(a, self.shape)[key] for a in along)
+        return np.asarray(np.ravel_multi_index(picked, self.shape), dtype=np.intp)
 
 
 def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
@@ -178,14 +177,12 @@ class Operation:
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values, given in the order of `inputs`."""
         given = iter(inputs)
-        changed: dict[str, Any] = {}
-        for name in self.__match_args__:
-            match getattr(self, name):
-                case Value():
-                    changed[name] = next(given)
-                case tuple((Value(), *_)) as several:
-                    changed[name] = tuple(islice(given, len(several)))
-        return replace(self, **changed)
+
+        def renewed(entry: Any) -> Any:
+            several = isinstance(entry, tuple) and entry and isinstance(entry[0], Value)
+            return tuple(islice(given, len(entry))) if several else next(given) if isinstance(entry, Value) else entry
+
+        return type(self)(*(renewed(getattr(self, name)) for name in self.__match_args__))
 
 
 class Entrywise(Operation):

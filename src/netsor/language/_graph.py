@@ -11,7 +11,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,8 @@ from ._scalar import Scalar
 from ._softmax import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
+
+Bools = npt.NDArray[np.bool_]
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
@@ -91,10 +92,6 @@ def weights_of(values: Iterable[Value]) -> list[Weight]:
     return [value.op.weight for value in values if isinstance(value.op, ops.Acting)]
 
 
-Bools = npt.NDArray[np.bool_]
-LETTERS = "ijklmabcdefgh"
-
-
 def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
     """A name for each value and each weight: a letter by kind and a number, or the name that the user gave."""
     counts: Counter[str] = Counter()
@@ -112,20 +109,6 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
         counts[letter] += 1
         names[value] = f"{letter}{counts[letter]}"
     return names
-
-
-def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:
-    """How a Take reads its input, by letters for the axes of the result: `u[i, j] = x[j, 3]` is ["j", "3"], or None."""
-    indices: list[str] = []
-    ramps = np.ogrid[tuple(map(slice, flat.shape))] if flat.ndim else ()
-    for coordinate in np.unravel_index(flat, shape) if shape else ():
-        start = int(np.ravel(coordinate)[0])
-        ways: list[tuple[str, Any]] = [("", 0), *zip(LETTERS, ramps, strict=False)]
-        letter = next((letter for letter, ramp in ways if (coordinate == start + ramp).all()), None)
-        if letter is None:
-            return None
-        indices.append(letter + f"+{start}" * (start > 0) if letter else str(start))
-    return indices
 
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:

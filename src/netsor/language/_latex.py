@@ -17,8 +17,8 @@ import numpy as np
 from . import _notation as tex
 from . import _operation as ops
 from ._array import Value, VectorAccess
-from ._graph import LETTERS, names_of, narrow, topological_order, transposed
-from ._notation import Indices
+from ._graph import names_of, narrow, topological_order, transposed
+from ._notation import LETTERS, Indices
 from ._operation import Acting, Constant, Data, Dot, MatMul, Source, SteppedMatMul, steps_of
 from ._parameters import Weight
 from ._probe import Probe
@@ -303,11 +303,9 @@ class Writer:
         """The covariance of two scores ⟨x, y⟩: Wick's formula, unless their factors are rotated."""
         (x1, y1), (x2, y2) = (tex.read_indices(value, k) for k in (i, j))
         rotated, different = x in self.rotated or y in self.rotated, tex.different_matrices(x, y)
-        if self.paper and different and not rotated:
-            left, right = self.expanded(x, x1, x, x2), self.expanded(y, y1, y, y2)
-            if not left.over and not right.over:  # the δ of both factors is written once
-                return str(_Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}"))
-        wick = rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"
+        left, right = self.product(x, x1, x, x2), self.product(y, y1, y, y2)
+        once = _Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}")  # the δ of both factors
+        wick = rf"{left} \, {right}" if left.over or right.over else str(once)
         if not different:
             wick += rf" + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
         if not rotated:
@@ -368,13 +366,10 @@ class Writer:
     ) -> tuple[str, tuple[str, ...], Vector, Indices] | None:
         """A vector as Σ over letters of a factor times an entry of another; None if it is no such combination."""
         match value.op:
-            case ops.Mix(a, x) if letter:
-                over = (letter,) if x.shape[-1] > 1 else ()
+            case ops.Mix(c, x) | ops.Scale(c, x) as op if letter:
+                over = (letter,) if isinstance(op, ops.Mix) and x.shape[-1] > 1 else ()
                 coefficient, of = tex.read_indices(value, i, *(over or "1"))
-                return self.z(a, coefficient), over, x, of
-            case ops.Scale(c, x):
-                coefficient, of = tex.read_indices(value, i)
-                return self.z(c, coefficient), (), x, of
-            case ops.Take(Vector() as x) as op if (taken := tex.taken_indices(op, i)) is not None:
+                return self.z(c, coefficient), over, x, of
+            case ops.Take(Vector() as x) as op if (taken := tex.taken_indices(op, i, 1)) is not None:
                 return "", (), x, taken
         return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from .._validate import Shape
 from . import _operation as ops
 from ._array import Value
-from ._graph import LETTERS, names_of, narrow, take_as_index, topological_order, widths_of
+from ._graph import names_of, narrow, topological_order, widths_of
 from ._operation import Acting, Constant, Floats, MatMul, Source, SteppedMatMul, Take, steps_of
 from ._parameters import Weight
 from ._probe import Probe
@@ -20,9 +21,8 @@ from ._score import Pool
 from ._vector import Vector
 from ._width import Width
 
+LETTERS = "ijklmabcdefgh"  # of indices
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
-
-
 # Operations that are written by their fields alone
 TEMPLATES: dict[type[ops.Operation], str] = {
     ops.Hyperparameter: "{name}",
@@ -109,13 +109,30 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return str(op)
         case ops.Dot(x, y, power):
             return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{ref(x, y)}>"
-        case ops.Take(x, flat):
-            indices = take_as_index(flat, x.shape)
+        case ops.Take(x):
+            indices = taken_indices(op, LETTERS, 0)
             return f"selected from {ref(x)}" if indices is None else ref(x) + f"[{', '.join(indices)}]" * bool(indices)
     if type(op) in TEMPLATES:
         fields = {name: getattr(op, name) for name in op.__match_args__}
         return TEMPLATES[type(op)].format_map({k: ref(x) if isinstance(x, Value) else x for k, x in fields.items()})
     return f"{type(op).__name__.lower()}({ref(*op.inputs)})"
+
+
+def taken_indices(op: ops.Take, i: Sequence[str], first: int) -> list[str] | None:
+    """How a Take reads x, by the indices i of the result: `u[i, j] = x[j, 3]` is ["j", "3"] if the first index is 0.
+
+    None if no formula in the indices says it.
+    """
+    indices: list[str] = []
+    ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
+    for coordinate in np.unravel_index(op.flat, op.x.shape) if op.x.shape else ():
+        start = int(np.ravel(coordinate)[0])
+        ways: list[tuple[str, Any]] = [("", 0), *zip(i, ramps, strict=False)]
+        letter = next((letter for letter, ramp in ways if (coordinate == start + ramp).all()), None)
+        if letter is None:
+            return None
+        indices.append(letter + f"+{start}" * (start > 0) if letter else str(start + first))
+    return indices
 
 
 def initial_law(mean: Floats, factor: Floats) -> str:
@@ -233,15 +250,6 @@ OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 Reference = Callable[[Value, Indices], str]  # how a formula writes its inputs: a value, or the limit of one
 
 
-def taken_indices(op: ops.Take, i: Indices) -> list[str] | None:
-    """The indices of x that the entry i of a Take reads; None if no formula gives them."""
-    index = take_as_index(op.flat, op.x.shape)
-    if index is None:
-        return None
-    # letters are by the axes of the result, in the order of LETTERS
-    return [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in index]
-
-
 def called(name: str, arguments: str, entry: Indices = ()) -> str:
     """A function of arguments, or an entry of its result."""
     return rf"\operatorname{{{escape(name)}}}({arguments})" + (f"_{{{','.join(entry)}}}" if entry else "")
@@ -252,7 +260,7 @@ def formula(value: Value, i: Indices, ref: Reference) -> str:
     op = value.op
     match op:
         case ops.Take(x):  # π: a selection that no formula in the indices gives
-            return ref(x, taken_indices(op, i) or ([rf"\pi({','.join(i)})"] if x.shape else []))
+            return ref(x, taken_indices(op, i, 1) or ([rf"\pi({','.join(i)})"] if x.shape else []))
         case ops.Join(parts):
             every = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in parts)
             return f"({every})_{{{i[0]}}}"

@@ -75,13 +75,11 @@ def step(
         The parameters that move: weights, initial vectors (biases, embeddings, a readout) and random scalars; by
         default all matrices that the loss depends on. Equal random vectors, such as those of a token that occurs twice,
         are one parameter; vectors without variance (biases that start at 0) are separate ones.
-    eps
-        ε̂ of "adam".
+    eps, weight_decay
+        ε̂ of "adam", and λ of any string, decoupled as in AdamW.
     newton_schulz
         For "muon": a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
         coefficients for five steps, or a list of three for each step, at most 100; by default the polar factor itself.
-    weight_decay
-        λ of a string, decoupled as in AdamW.
     scale
         For "muon": a factor of its matrix, a number or a function of fan-in and fan-out; 1 by default.
     clip_norm
@@ -198,7 +196,7 @@ def train(
     >>> adam = ns.optim.AdamW(ns.hyperparameter("lr"))
     >>> net = ns.Program(ns.train(loss, loss, adam, 4, [w, r], schedule=lambda t: (t + 1) / 4, clip_norm=1.0)[-1])
     >>> [f"{net.draw(n=64, draws=100, lr=lr).mean():.2f}" for lr in (0.0, 0.05, 0.1)]
-    ['1.38', '0.24', '0.14']
+    ['1.22', '0.19', '0.16']
     """
     several = isinstance(outputs, list | tuple)
     losses = list(loss) if isinstance(loss, list | tuple) else [loss]

@@ -73,7 +73,12 @@ def ntk(
     shape, standard = (first.size, second.size), parametrisation == "standard"
     found: list[Scalar] = []
     for version, own in sides[0][0].items():
-        found += _matrix_terms((own, sides[1][0].get(version, [])), shape, standard)
+        for pair, gram in _products((own, sides[1][0].get(version, [])), standard):
+            sums = []  # (outputs, K): which of them a use belongs to
+            for side, outputs in zip(pair, shape, strict=True):
+                sizes = [max(term.left.shape[1], term.right.shape[1]) for term in side]
+                sums.append(np.eye(outputs)[:, np.repeat([term.output for term in side], sizes)])
+            found.append(constant(sums[0]) @ gram.sum(0) @ constant(sums[1].T.copy()))
     for k, leaf in enumerate(chosen.leaves):
         found.append(_leaf_term(leaf, [[row[k] for row in leaves] for _, leaves in sides], standard))
     total = reduce(operator.add, found) if found else constant(np.zeros(shape))
@@ -122,8 +127,8 @@ def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]],
     return terms, leaves
 
 
-def _matrix_terms(sides: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Iterator[Scalar]:
-    """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses of a matrix by outputs a and b, for the matrices of one weight."""
+def _products(sides: Sequence[Sequence[Term]], standard: bool) -> Iterator[tuple[list[list[Term]], Scalar]]:
+    """⟨l, l'⟩ ⟨r, r'⟩ between the uses of one weight by both sides, (matrices, K, K'), with the uses of each group."""
     if len({term.members for side in sides for term in side}) > 1:
         sides = [[alone(term, k) for term in side for k in range(len(term.members))] for side in sides]
     for members in dict.fromkeys(term.members for term in sides[0]):
@@ -131,12 +136,7 @@ def _matrix_terms(sides: Sequence[Sequence[Term]], shape: tuple[int, int], stand
         if all(pair):
             lefts = [pooled([scale(_unit(term, standard), term.left) for term in side]) for side in pair]
             rights = [pooled([term.right for term in side]) for side in pair]
-            gram: Any = (mean_dot(*lefts) * mean_dot(*rights)).sum(0)
-            for side, outputs in zip(pair, shape, strict=True):  # the sums over the uses by each output
-                sizes = [max(term.left.shape[1], term.right.shape[1]) for term in side]
-                belongs = np.eye(outputs)[:, np.repeat([term.output for term in side], sizes)]
-                gram = (constant(belongs) @ gram).transpose()
-            yield gram
+            yield pair, mean_dot(lefts[0], lefts[-1]) * mean_dot(rights[0], rights[-1])
 
 
 def _unit(term: Term, standard: bool) -> Scalar | float:
@@ -233,7 +233,7 @@ def clipped(whole: Gradients, most: float) -> Gradients:
     """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
     squares = []
     for own in whole.terms.values():
-        squares += [square[0, 0] for square in _matrix_terms((own, own), (1, 1), standard=True)]
+        squares += [gram.sum() for _, gram in _products((own,), standard=True)]
     for leaf, parts in whole.leaves.items():  # equal initial vectors count once
         d = reduce(operator.add, (scale(width_ratio((), (Width(unit),) if unit else ()), d) for unit, d in parts))
         d, tied = d.reshape(-1), _tied(leaf)
