@@ -67,11 +67,15 @@ class Law(LawBase):
     def _distribution(self, y: Array) -> Array:
         return np.asarray(self._cdf(y).value)
 
+    def _log_tail(self, y: Array, sign: int) -> Array:
+        """log P(Y > y), or of −Y and −y if the sign is −1, where the probability is no double."""
+        return np.full(len(y), -np.inf)
+
     def _logcdf(self, y: Array) -> Array:
-        return log_share(self._distribution(y), self._sf(y))
+        return log_share(self._distribution(y), self._sf(y), lambda tiny: self._log_tail(y[tiny], -1))
 
     def _logsf(self, y: Array) -> Array:
-        return log_share(self._sf(y), self._distribution(y))
+        return log_share(self._sf(y), self._distribution(y), lambda tiny: self._log_tail(y[tiny], 1))
 
     def _log_error(self, y: Array) -> Array:
         """The error of the logarithm of the density: the relative error of the density."""

@@ -20,7 +20,7 @@ from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
-from ._numerics import kernel_bias, log_where_tiny
+from ._numerics import kernel_bias
 from ._replicas import Replicated, batches, proportion_error, skewness_kurtosis
 
 CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
@@ -137,12 +137,8 @@ class Mixture(Components, Law):
         result[~near] = self._gaussians.logpdf(y[~near])
         return result
 
-    def _logcdf(self, y: Array) -> Array:
-        reflected = self._gaussians._replace(mean=-self._gaussians.mean)
-        return log_where_tiny(super()._logcdf(y), reflected.logsf, -y)
-
-    def _logsf(self, y: Array) -> Array:
-        return log_where_tiny(super()._logsf(y), self._gaussians.logsf, y)
+    def _log_tail(self, y: Array, sign: int) -> Array:
+        return self._gaussians._replace(mean=sign * self._gaussians.mean).logsf(sign * y)
 
     def _distribution(self, y: Array) -> Array:
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)

@@ -14,7 +14,7 @@ from ._estimate import Array, Estimate, combined
 from ._law_base import LawError, points
 from ._replicas import Jackknife, jackknife
 
-Function = Callable[[Array], Array]
+Function = Callable[[Any], Array]
 
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
 GONE = 1e-18  # largest probability beyond the last node
@@ -169,16 +169,12 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     return Estimate(value, error)
 
 
-def log_share(share: Array, rest: Array) -> Array:
-    """The logarithm of a probability, from it and 1 minus it, right at both ends."""
+def log_share(share: Array, rest: Array, where_tiny: Function) -> Array:
+    """The logarithm of a probability, from it and 1 minus it, right at both ends and where it is no double."""
     with np.errstate(divide="ignore"):
-        return np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
-
-
-def log_where_tiny(logs: Array, exact: Function, y: Array) -> Array:
-    """Logarithms of probabilities, by another function of y where the probability is no double and log says −∞."""
-    tiny = np.isneginf(logs)
-    logs[tiny] = exact(y[tiny])
+        logs = np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
+    if (tiny := np.isneginf(logs)).any():
+        logs[tiny] = where_tiny(tiny)
     return logs
 
 
