@@ -121,7 +121,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     # Arithmetic: the operators of the mixin call numpy's functions, and those come here
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        values = [_value(x) for x in inputs]
+        values = [np.asarray(x) * np.float64(1) for x in inputs]  # as doubles
         if method != "__call__" or kwargs or ufunc not in (*_COMPARISONS, *_SLOPES):
             return NotImplemented  # numpy then says which function has no rule
         if ufunc in _COMPARISONS:
@@ -156,12 +156,6 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def sqrt(self) -> Estimate:
         """The square root."""
         return cast(Estimate, np.sqrt(self))
-
-
-def _value(x: Any) -> Any:
-    """A number or an array of them, as doubles."""
-    number = np.asarray(x.value if isinstance(x, Estimate) else x)
-    return number.astype(np.result_type(number, np.float64))[()]
 
 
 # the derivatives of each function with respect to its arguments

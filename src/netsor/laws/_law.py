@@ -16,7 +16,7 @@ from .._validate import as_number, flag
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
 from ._law_base import KINDS, LawBase, LawError, Provenance
-from ._numerics import MAX_POINT, entropy, expectation, log_share, pointwise, quantiles, values
+from ._numerics import entropy, expectation, log_share, pointwise, quantiles, values
 from ._replicas import Replicated
 
 
@@ -314,8 +314,8 @@ class WithError:
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function, within a circle of this error in the plane."""
         at = base.points(t, "t", "cf")
-        if (np.abs(at) > MAX_POINT).any():
-            raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
+        if (np.abs(at) > base.MAX_MAGNITUDE).any():
+            raise LawError("cf", "t", t, f"finite, and at most {base.MAX_MAGNITUDE:g} in size")
         value, error = self._of(lambda law: law._cf(at.ravel()))
         return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], self._law.sources)
 

@@ -208,7 +208,7 @@ numbers = partial(_validate.numbers, error=LawError)
 real = partial(_validate.real, error=LawError)
 whole = partial(_validate.whole, error=LawError)
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
-MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double
+MAX_MAGNITUDE = 1e150  # largest mean, draw, standard deviation or point: its square is still a double
 HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
 HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
 

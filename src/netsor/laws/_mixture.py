@@ -21,7 +21,7 @@ from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
 from ._numerics import kernel_bias
-from ._replicas import Replicated, batches, proportion_error, skewness_kurtosis
+from ._replicas import Replicated, batches, proportion_error
 
 CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
 
@@ -229,8 +229,22 @@ class Mixture(Components, Law):
         std = self.std()
         if std == 0:  # a point mass has none
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
-        mean, var = self._central() / std, self.component_var / self.var()
-        return skewness_kurtosis(mean, var, self._replicas, self.origin.quadrature_error)
+        replicas, mean, var = self._replicas, self._central() / std, self.component_var / self.var()
+        second, third, fourth = var + mean**2, 3 * mean * var + mean**3, 3 * var**2 + 6 * var * mean**2 + mean**4
+        m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
+        tail2, tail3, tail4 = (float(replicas.unseen(moment, decisive=True)) for moment in (second, third, fourth))
+        # by the delta method, for mean and variance are estimated too; then by each variance
+        influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
+        changes = 3 * mean * var - 1.5 * m3 * var, 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var
+        beyond = (  # the replicas; the second moment grows with the tail too
+            (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
+            (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
+        )
+        errors = [
+            combined(replicas.spread(influence), unseen, self.origin.quadrature_error * replicas.mean(np.abs(change)))
+            for influence, unseen, change in zip(influences, beyond, changes, strict=True)
+        ]
+        return Estimate(m3, errors[0]), Estimate(m4 - 3, errors[1])
 
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
@@ -259,9 +273,8 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def _arrays(self) -> dict[str, Any]:
-        components = {"mean": self.component_mean, "var": self.component_var}
-        gathered = {"count": self.count, "binning": self.binning}
-        return {**components, **(gathered if self.count is not None else {"weight": self.weight})}
+        share = {"weight": self.weight} if self.count is None else {"count": self.count, "binning": self.binning}
+        return {"mean": self.component_mean, "var": self.component_var, **share}
 
 
 class Empirical(Mixture):

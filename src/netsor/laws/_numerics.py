@@ -11,7 +11,7 @@ import numpy.typing as npt
 import scipy
 
 from ._estimate import Array, Estimate, combined
-from ._law_base import LawError, points
+from ._law_base import MAX_MAGNITUDE, LawError, points
 from ._replicas import Jackknife, jackknife
 
 Function = Callable[[Any], Array]
@@ -224,7 +224,6 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     return result
 
 
-MAX_POINT = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
 ENDS = {"pdf": (0.0, 0.0), "logpdf": (-math.inf, -math.inf), "cdf": (0.0, 1.0), "sf": (1.0, 0.0),
         "logcdf": (-math.inf, 0.0), "logsf": (0.0, -math.inf)}  # fmt: skip  # values at −∞ and ∞
 
@@ -232,7 +231,7 @@ ENDS = {"pdf": (0.0, 0.0), "logpdf": (-math.inf, -math.inf), "cdf": (0.0, 1.0), 
 def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike) -> Estimate:
     """Apply a function of finite points (k,) to points of any shape; NaN stays NaN."""
     at = points(y, "y", operation)
-    flat = np.where(np.abs(at) > MAX_POINT, np.copysign(np.inf, at), at).reshape(-1)
+    flat = np.where(np.abs(at) > MAX_MAGNITUDE, np.copysign(np.inf, at), at).reshape(-1)
     low, high = ENDS.get(operation, (math.nan, math.nan))
     value = np.where(flat == np.inf, high, np.where(flat == -np.inf, low, np.nan))
     error, finite = np.zeros_like(value), np.isfinite(flat)
