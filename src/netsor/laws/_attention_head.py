@@ -16,7 +16,7 @@ from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
 from ._mixture_components import CELL, Blocks, cells, compress, two_points
 
-Rules = tuple[Array, Array]  # nodes, and weights of sum 1, of several sets: (sets, nodes)
+Rules = tuple[Array, Array]  # nodes, and weights of sum 1: of one rule, or of several sets (sets, nodes)
 
 
 class Head:
@@ -28,11 +28,9 @@ class Head:
     def __init__(
         self, rules: Sequence[Rules], moments: Array | None = None, tail: Callable[[], Rules] | None = None
     ) -> None:
-        more = max(len(nodes) for nodes, _ in rules) - np.array([len(nodes) for nodes, _ in rules])
-        pairs = list(zip(rules, more, strict=True))
-        # a shorter rule has its last node again, without weight
-        self.nodes = np.stack([np.pad(nodes, (0, count), "edge") for (nodes, _), count in pairs])
-        self.weights = np.stack([np.pad(weights, (0, count)) for (_, weights), count in pairs])
+        most = max(len(nodes) for nodes, _ in rules)  # a shorter rule has its last node again, without weight
+        self.nodes = np.stack([np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules])
+        self.weights = np.stack([np.pad(weights, (0, most - len(weights))) for _, weights in rules])
         self.moments, self._tail = moments, tail
 
     @cached_property

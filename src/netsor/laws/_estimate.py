@@ -1,8 +1,4 @@
-"""Numbers with a standard error, which do arithmetic.
-
-An estimate remembers the source of its error, so `e − e` is 0 ± 0. Errors from different draws are independent and add
-in squares; those from the same draws may have any correlation and add linearly, the worst case.
-"""
+"""Numbers with a standard error, which do arithmetic and remember where their errors come from: `e − e` is 0 ± 0."""
 
 from __future__ import annotations
 
@@ -176,7 +172,7 @@ _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, 
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors: those that share draws add linearly, the others in squares."""
+    """The size of a sum of errors: those that share draws add linearly, the worst case; the others in squares."""
     groups: list[tuple[Sources, Any]] = []
     for (_, sources), size in parts.items():
         total = np.abs(size)
