@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from .._array_api import single_threaded
@@ -178,14 +177,12 @@ class HeadSum(Law):
         width = cell_width(float(np.ptp(np.log(self.head.nodes), axis=1).max()))
         return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
 
-    def _unbounded(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Where the density of a single head is unbounded, so that samples do not know it."""
-        lowest = self.head.nodes.min(axis=1)
-        return np.asarray((y**2 < self.scale * lowest.max()) & (self.heads == 1) & (lowest.max() > SOFT * lowest.min()))
-
     def _pdf(self, y: Array) -> Estimate:
         value, error = self._estimate(self._densities(y))
-        return Estimate(value, np.where(self._unbounded(y), np.inf, error))
+        lowest = self.head.nodes.min(axis=1)
+        if self.heads == 1 and lowest.max() > SOFT * lowest.min():  # unbounded at 0, where samples do not know it
+            error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
+        return Estimate(value, error)
 
     def _cdf(self, y: Array) -> Estimate:
         return self._estimate(self._distributions(y))
@@ -203,11 +200,12 @@ class HeadSum(Law):
         return log_mean(self._logs(y, 1))
 
     def _log_error(self, y: Array) -> Array:
-        logs = self._logs(y, 0)  # the density may be no double, but not what its sets are of each other
+        logs = self._logs(y, 0)  # far out the density may be no double, but what its sets are of each other is
         part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300)).T
         mean, spread = part.mean(axis=0), self._sets.spread(part)
         share = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
-        return np.where(self._unbounded(y), np.inf, combined(share, self._coarse))
+        near = np.abs(y) <= CENTRAL * self._std
+        return np.where(near, super()._log_error(y), combined(share, self._coarse))
 
     def _scales(self) -> tuple[Array, Array]:
         std = np.sqrt(self._rule.var)
