@@ -16,7 +16,7 @@ from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
 from ._mixture_components import CELL, Blocks, cells, compress, two_points
 
-Rules = tuple[Array, Array]  # nodes, and weights of sum 1, of several sets: (sets, nodes)
+Rules = tuple[Array, Array]  # nodes, and weights of sum 1: of one rule, or of several sets (sets, nodes)
 
 
 class Head:
@@ -28,11 +28,9 @@ class Head:
     def __init__(
         self, rules: Sequence[Rules], moments: Array | None = None, tail: Callable[[], Rules] | None = None
     ) -> None:
-        more = max(len(nodes) for nodes, _ in rules) - np.array([len(nodes) for nodes, _ in rules])
-        pairs = list(zip(rules, more, strict=True))
-        # a shorter rule has its last node again, without weight
-        self.nodes = np.stack([np.pad(nodes, (0, count), "edge") for (nodes, _), count in pairs])
-        self.weights = np.stack([np.pad(weights, (0, count)) for (_, weights), count in pairs])
+        most = max(len(nodes) for nodes, _ in rules)  # a shorter rule has its last node again, without weight
+        self.nodes = np.stack([np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules])
+        self.weights = np.stack([np.pad(weights, (0, most - len(weights))) for _, weights in rules])
         self.moments, self._tail = moments, tail
 
     @cached_property
@@ -137,17 +135,14 @@ def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) ->
         # the errors of all parts (a fourth power each) still fall with m
         return min(max(WIDEST, cell), cell * math.sqrt(count / part))
 
-    result: Rules | None = None
-    done, size, rules = 0, 1, _compress_rules(nodes, weights, width(1))
-    while True:
-        if count & size:
-            done += size
-            result = rules if result is None else _sum(result, rules, width(done))
-        size *= 2
-        if size > count:
-            assert result is not None
-            return result
-        rules = _sum(rules, rules, width(size))
+    rules = _compress_rules(nodes, weights, width(1))  # of sums of 1, 2, 4, … variables
+    done, result = count & 1, rules
+    for bit in range(1, count.bit_length()):
+        rules = _sum(rules, rules, width(1 << bit))
+        if count >> bit & 1:
+            result = _sum(result, rules, width(done + (1 << bit))) if done else rules
+            done += 1 << bit
+    return result
 
 
 def _sum(a: Rules, b: Rules, cell: float) -> Rules:
@@ -188,10 +183,8 @@ MOMENTS = 8  # how many moments of w are computed
 
 def alike(k: Array) -> bool:
     """Whether all diagonal entries are the same, and all others too."""
-    if len(k) == 1:
-        return True
-    off = k[~np.eye(len(k), dtype=bool)]
-    return bool(np.ptp(np.diag(k)) <= 1e-12 * k[0, 0] and np.ptp(off) <= 1e-12 * k[0, 0])
+    first = np.where(np.eye(len(k), dtype=bool), k[0, 0], k[0, -1])
+    return bool(np.abs(k - first).max() <= 1e-12 * k[0, 0])
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from .._array_api import single_threaded
@@ -25,7 +24,7 @@ from ._law import Law
 from ._law_base import LawError, Provenance, checked_heads, real
 from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
-from ._numerics import log_mean, log_where_tiny
+from ._numerics import log_mean
 from ._replicas import Replicas, Replicated
 
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
@@ -147,29 +146,26 @@ class HeadSum(Law):
         """Variances, with weights (nodes, sets)."""
         return joined(*power_rules(self.head.nodes, self.head.weights, self.heads), self.scale / self.heads)
 
-    def _far(self, y: Array) -> npt.NDArray[np.bool_]:
-        return np.asarray(np.abs(y) > CENTRAL * self._std)
-
-    def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Replicated:
-        """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
-        sets, far = self._sets, self._far(y)
-        rows = np.empty((int(sets.count), len(y)))
-        rows[:, ~far] = central(y[~far]).T * sets.count
-        rows[:, far] = np.exp(self._tail_logs(np.abs(y[far]))[tail]).T
-        return Replicated(rows, sets.weights)
-
-    def _densities(self, y: Array) -> Replicated:
-        return self._by_sets(y, self._rule.pdf, 0)
-
-    def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        sets = self._by_sets(y, self._rule.cdf, 1)
-        right = self._far(y) & (y > 0)  # the tail is P(Y > |y|)
-        sets.rows[:, right] = 1 - sets.rows[:, right]
-        return sets
-
     @property
     def _sets(self) -> Replicas:
         return Replicas(len(self.head.nodes))
+
+    def _logs(self, y: Array, tail: int) -> Array:
+        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); far from the centre, from tilted rules."""
+        size, logs = np.abs(y), np.empty((len(y), len(self.head.nodes)))
+        near = size <= CENTRAL * self._std
+        each = (self._rule.sf if tail else self._rule.pdf)(size[near]) * logs.shape[1]
+        with np.errstate(divide="ignore"):  # log 0 is −∞
+            logs[near] = np.log(np.maximum(each, 0.0))
+        logs[~near] = self._tail_logs(size[~near], tail)
+        return logs
+
+    def _densities(self, y: Array) -> Replicated:
+        return Replicated(np.exp(self._logs(y, 0)).T, self._sets.weights)
+
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        tail = np.exp(self._logs(y, 1)).T
+        return Replicated(np.where(y > 0, 1 - tail, tail), self._sets.weights)
 
     def _estimate(self, sets: Replicated) -> Estimate:
         value = sets.rows.mean(axis=0)
@@ -198,26 +194,18 @@ class HeadSum(Law):
         return np.where(q == 0.5, 0.0, super()._ppf(q, upper))  # the law is symmetric
 
     def _logpdf(self, y: Array) -> Array:
-        result = np.empty(len(y))
-        far = self._far(y)
-        result[~far] = np.log(self._rule.pdf(y[~far]).sum(axis=1))
-        result[far] = log_mean(self._tail_logs(np.abs(y[far]))[0])
-        return result
+        return log_mean(self._logs(y, 0))
 
-    def _logcdf(self, y: Array) -> Array:
-        return self._logsf(-y)
-
-    def _logsf(self, y: Array) -> Array:
-        return log_where_tiny(super()._logsf(y), lambda far: log_mean(self._tail_logs(far)[1]), y)
+    def _log_tail(self, y: Array, sign: int) -> Array:
+        return log_mean(self._logs(y, 1))
 
     def _log_error(self, y: Array) -> Array:
-        result, far = super()._log_error(y), self._far(y)
-        # where the density may be no double, by what its sets are of each other
-        logs = self._tail_logs(np.abs(y[far]))[0]
-        part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
-        mean, error = part.mean(axis=1), self._sets.spread(part.T)
-        result[far] = np.divide(error, mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
-        return result
+        logs = self._logs(y, 0)  # far out the density may be no double, but what its sets are of each other is
+        part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300)).T
+        mean, spread = part.mean(axis=0), self._sets.spread(part)
+        share = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
+        near = np.abs(y) <= CENTRAL * self._std
+        return np.where(near, super()._log_error(y), combined(share, self._coarse))
 
     def _scales(self) -> tuple[Array, Array]:
         std = np.sqrt(self._rule.var)
@@ -235,10 +223,10 @@ class HeadSum(Law):
     # the mean of v under the tilt (the saddle point). Heads are independent, so each is tilted by itself: E[e^(θv)] is
     # a power of that of one head. One θ serves all points near a rung of a ladder.
 
-    def _tail_logs(self, y: Array) -> tuple[Array, Array]:
-        """log f(y) and log P(Y > y) for large y > 0, by sets (points, sets)."""
+    def _tail_logs(self, y: Array, tail: int) -> Array:
+        """`_logs` for large y > 0."""
         rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(np.intp)
-        log_f, log_sf = np.full((2, len(y), len(self.head.nodes)), -np.inf)  # beyond END
+        logs = np.full((len(y), len(self.head.nodes)), -np.inf)  # beyond END
         for k in np.unique(rung[y < END * self._std]).tolist():
             mine = (rung == k) & (y < END * self._std)
             if k not in self._ladder:
@@ -246,16 +234,13 @@ class HeadSum(Law):
             rule, tilt, height = self._ladder[k]
             std = np.sqrt(rule.var)
             z = y[mine, None] / std
-            for result, log_term in (
-                (log_f, -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)),
-                (log_sf, scipy.special.log_ndtr(-z)),
-            ):
-                exponent = log_term - tilt * rule.var
-                top = exponent.max(axis=1, keepdims=True)
-                with np.errstate(divide="ignore"):
-                    total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
-                result[mine] = height + top + total
-        return log_f, log_sf
+            exponent = scipy.special.log_ndtr(-z) if tail else -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)
+            exponent = exponent - tilt * rule.var
+            top = exponent.max(axis=1, keepdims=True)
+            with np.errstate(divide="ignore"):
+                total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
+            logs[mine] = height + top + total
+        return logs
 
     def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
         """For points near y: variances with weights by sets, the tilt, and log ψ^H."""

@@ -1,10 +1,4 @@
-"""The first correction in 1/n of one attention layer, by quadrature; docs/theory.md, "The first correction".
-
-At width n an output is N(0, v), v = (σ²/H) Σ_a u_a w_a with w_a = aᵀ K a, a = softmax(p) and p ~ N(0, τ_a S). The
-Gram matrix K of the tokens fluctuates with covariance of order 1/n around its limit, and so do the squares τ_a of
-queries and u_a of values, χ²_n/n. So E F = F + 𝓛F/n + O(n⁻²) with 𝓛 = Σ_V κ_V ∂²_V + Σ_a (∂²_τa + ∂²_ua), V over
-directions of K.
-"""
+"""The first correction in 1/n of one attention layer, by quadrature: equation (10) of docs/theory.md."""
 
 from __future__ import annotations
 

@@ -81,9 +81,8 @@ class DistanceEstimator:
         self.p, self.q = p, q
         self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
         self.coupled = coupled(p, q) if couple else None
-        self._by_bandwidth: dict[tuple[float, bool], DistanceEstimator] = {}
         self._uncoupled = cache(lambda p, q: DistanceEstimator(p._dense(), q._dense(), couple=False))
-        self._found: dict[tuple[str, bool], Estimate] = {}
+        self._with_kernels, self._distance = cache(self._smoothed), cache(self._computed)
 
     def distance(self, name: str) -> Estimate:
         """A distance, with errors of sampling, of smoothing and of quadrature."""
@@ -111,14 +110,12 @@ class DistanceEstimator:
         doubts = self.p.doubt(lambda p: of(p, self.q)), self.q.doubt(lambda q: of(self.p, q))
         return Estimate(value, combined(error, *doubts))
 
-    def _with_kernels(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
+    def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
         """The same for laws with kernels of `factor` bandwidths instead of draws; itself if there are no draws."""
-        if (factor, couple) not in self._by_bandwidth:
-            p, q = self.p._dense(factor), self.q._dense(factor)
-            same = p is self.p and q is self.q and (couple or self.coupled is None)
-            grid = None if factor == 1 and couple else self._with_kernels()
-            self._by_bandwidth[factor, couple] = self if same else DistanceEstimator(p, q, couple, grid)
-        return self._by_bandwidth[factor, couple]
+        p, q = self.p._dense(factor), self.q._dense(factor)
+        if p is self.p and q is self.q and (couple or self.coupled is None):
+            return self
+        return DistanceEstimator(p, q, couple, None if factor == 1 and couple else self._with_kernels())
 
     @cached_property
     def _nodes(self) -> Array:
@@ -128,15 +125,12 @@ class DistanceEstimator:
         smooth = [law for law in (self.p, self.q) if len(law._scales()[0])]
         return resolved(*smooth) if smooth else np.zeros(0)
 
-    def _distance(self, name: str, errors: bool = True) -> Estimate:
+    def _computed(self, name: str, errors: bool = True) -> Estimate:
         """The distance of laws that have their kernels, less what noise adds; without errors, with what it adds."""
-        if (name, errors) not in self._found and name == "kl":
-            self._found[name, errors] = self._kl(errors)
-        elif (name, errors) not in self._found:
-            width, groups = self._groups
-            found = bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
-            self._found[name, errors] = found
-        return self._found[name, errors]
+        if name == "kl":
+            return self._kl(errors)
+        width, groups = self._groups
+        return bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
 
     # Distances of D = P − Q
 

@@ -1,8 +1,4 @@
-"""Numbers with a standard error, which do arithmetic.
-
-An estimate remembers the source of its error, so `e − e` is 0 ± 0. Errors from different draws are independent and add
-in squares; those from the same draws may have any correlation and add linearly, the worst case.
-"""
+"""Numbers with a standard error, which do arithmetic and remember where their errors come from: `e − e` is 0 ± 0."""
 
 from __future__ import annotations
 
@@ -121,7 +117,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     # Arithmetic: the operators of the mixin call numpy's functions, and those come here
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        values = [_value(x) for x in inputs]
+        values = [np.asarray(x) * np.float64(1) for x in inputs]  # as doubles
         if method != "__call__" or kwargs or ufunc not in (*_COMPARISONS, *_SLOPES):
             return NotImplemented  # numpy then says which function has no rule
         if ufunc in _COMPARISONS:
@@ -158,12 +154,6 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return cast(Estimate, np.sqrt(self))
 
 
-def _value(x: Any) -> Any:
-    """A number or an array of them, as doubles."""
-    number = np.asarray(x.value if isinstance(x, Estimate) else x)
-    return number.astype(np.result_type(number, np.float64))[()]
-
-
 # the derivatives of each function with respect to its arguments
 _SLOPES: dict[Any, Callable[..., tuple[Any, ...]]] = {
     np.add: lambda x, y: (1.0, 1.0),
@@ -182,7 +172,7 @@ _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, 
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors: those that share draws add linearly, the others in squares."""
+    """The size of a sum of errors: those that share draws add linearly, the worst case; the others in squares."""
     groups: list[tuple[Sources, Any]] = []
     for (_, sources), size in parts.items():
         total = np.abs(size)

@@ -363,7 +363,7 @@ class Joint(LawBase):
 
 @single_threaded
 class JointWithError:
-    """The numbers of a joint law, each as an Estimate."""
+    """Methods of a joint law; each returns an Estimate, the value and its standard error."""
 
     def __init__(self, law: Joint) -> None:
         self._law = law
@@ -386,7 +386,6 @@ class JointWithError:
         return Estimate(np.diag(value).copy(), np.diag(error).copy(), self._law.sources)
 
     def corr(self) -> Estimate:
-        """The correlation matrix; NaN for an entry without variance."""
         law = self._law
         second = law._second()
         std = np.sqrt(np.diag(law._replicas.mean(second)))
@@ -401,7 +400,6 @@ class JointWithError:
         return Estimate(rho, combined(error, law.origin.quadrature_error * (1 - rho**2)), law.sources)
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The joint density at points (…, entries)."""
         at, shape = self._law._at("pdf", y)
         value, error = self._law._pdf_with_error(at)
         changes = [np.abs(other.pdf(at) - value) for other in self._off()]
@@ -409,7 +407,6 @@ class JointWithError:
         return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], self._law.sources)
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
-        """The probability of a rectangle: lower < Y ≤ y in every entry."""
         upper, low = self._corner("y", y), self._corner("lower", -math.inf if lower is None else lower)
         if not (low <= upper).all():
             raise LawError("cdf", "lower", lower, f"at most y={shown(y)}, in every entry")

@@ -16,7 +16,7 @@ from .._validate import as_number, flag
 from . import _law_base as base
 from ._estimate import Array, Estimate, combined
 from ._law_base import KINDS, LawBase, LawError, Provenance
-from ._numerics import MAX_POINT, entropy, expectation, log_share, pointwise, quantiles, values
+from ._numerics import entropy, expectation, log_share, pointwise, quantiles, values
 from ._replicas import Replicated
 
 
@@ -54,6 +54,9 @@ class Law(LawBase):
     _moment: Callable[[int], Estimate]  # E[Y^order]
     _var: Callable[[], Estimate]
     _shape: Callable[[], tuple[Estimate, Estimate]]  # skewness and excess kurtosis, with all their errors
+    _log_tail: Callable[[Array, int], Array]  # log P(Y > y) where it is no double; of −Y and −y, if the sign is −1
+    _scales: Callable[[], tuple[Array, Array]]  # locations and scales where the law may have something to resolve
+    _moved: Callable[[float, Provenance], Sequence[tuple[Law, Law]]]  # what `_perturbed` has, for an error
 
     # These follow; a subclass may have a better way
 
@@ -68,10 +71,10 @@ class Law(LawBase):
         return np.asarray(self._cdf(y).value)
 
     def _logcdf(self, y: Array) -> Array:
-        return log_share(self._distribution(y), self._sf(y))
+        return log_share(self._distribution(y), self._sf(y), lambda tiny: self._log_tail(y[tiny], -1))
 
     def _logsf(self, y: Array) -> Array:
-        return log_share(self._sf(y), self._distribution(y))
+        return log_share(self._sf(y), self._distribution(y), lambda tiny: self._log_tail(y[tiny], 1))
 
     def _log_error(self, y: Array) -> Array:
         """The error of the logarithm of the density: the relative error of the density."""
@@ -112,13 +115,6 @@ class Law(LawBase):
         error = self.origin.quadrature_error
         exact = Provenance(self.status, self.method, seed=self.origin.seed)
         return () if error < 1e-14 else self._moved(error, exact)
-
-    def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
-        return ()
-
-    def _scales(self) -> tuple[Array, Array]:
-        """Locations and scales where the law may have something to resolve."""
-        return np.array([self.mean()]), np.array([self.std()])
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
@@ -310,8 +306,8 @@ class WithError:
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function, within a circle of this error in the plane."""
         at = base.points(t, "t", "cf")
-        if (np.abs(at) > MAX_POINT).any():
-            raise LawError("cf", "t", t, f"finite, and at most {MAX_POINT:g} in size")
+        if (np.abs(at) > base.MAX_MAGNITUDE).any():
+            raise LawError("cf", "t", t, f"finite, and at most {base.MAX_MAGNITUDE:g} in size")
         value, error = self._of(lambda law: law._cf(at.ravel()))
         return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], self._law.sources)
 
@@ -323,17 +319,15 @@ class WithError:
         value, error = self.var()
         return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
-    def kurtosis(self) -> Estimate:
-        _, (value, error) = self._law._shape()
-        return Estimate(value, error, self._law.sources)
-
-    def skewness(self) -> Estimate:
-        (value, error), _ = self._law._shape()
+    def _shape(self, which: int) -> Estimate:
+        value, error = self._law._shape()[which]
         return Estimate(value, error, self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         return self._of(lambda law: expectation(law, func))
 
+    skewness = partialmethod(_shape, 0)
+    kurtosis = partialmethod(_shape, 1)
     median = partialmethod(ppf, 0.5)
     mean = partialmethod(moment, 1)
     var = partialmethod(_of, lambda law: law._var())

@@ -182,7 +182,10 @@ class LawBase:
         rng : numpy.random.Generator or int, optional
             A generator, as in scipy, instead of `seed`.
         """
-        shape = checked_shape(size)
+        sizes = () if size is None else size if isinstance(size, tuple | list) else (size,)
+        shape = tuple(length for length in map(as_whole, sizes) if length is not None and 0 <= length <= NUMBERS)
+        if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
+            raise LawError("rvs", "size", size, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
         draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
@@ -205,7 +208,7 @@ numbers = partial(_validate.numbers, error=LawError)
 real = partial(_validate.real, error=LawError)
 whole = partial(_validate.whole, error=LawError)
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
-MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double
+MAX_MAGNITUDE = 1e150  # largest mean, draw, standard deviation or point: its square is still a double
 HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
 HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
 
@@ -254,17 +257,6 @@ def checked_origin(argument: Any, operation: str) -> Provenance:
 def checked_heads(argument: Any, operation: str) -> int:
     """A number of heads, however large."""
     return whole(argument, "heads", operation, most=HEADS - 1, why="; for more than 2^63, infinite_heads()")
-
-
-def checked_shape(argument: Any) -> tuple[int, ...]:
-    """The shape of the draws: () for one draw."""
-    if argument is None:
-        return ()
-    sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
-    shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
-    if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise LawError("rvs", "size", argument, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
-    return shape
 
 
 def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.Generator:

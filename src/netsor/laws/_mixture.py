@@ -20,8 +20,8 @@ from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
-from ._numerics import kernel_bias, log_where_tiny
-from ._replicas import Replicated, batches, proportion_error, skewness_kurtosis
+from ._numerics import kernel_bias
+from ._replicas import Replicated, batches, proportion_error
 
 CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
 
@@ -137,12 +137,8 @@ class Mixture(Components, Law):
         result[~near] = self._gaussians.logpdf(y[~near])
         return result
 
-    def _logcdf(self, y: Array) -> Array:
-        reflected = self._gaussians._replace(mean=-self._gaussians.mean)
-        return log_where_tiny(super()._logcdf(y), reflected.logsf, -y)
-
-    def _logsf(self, y: Array) -> Array:
-        return log_where_tiny(super()._logsf(y), self._gaussians.logsf, y)
+    def _log_tail(self, y: Array, sign: int) -> Array:
+        return self._gaussians._replace(mean=sign * self._gaussians.mean).logsf(sign * y)
 
     def _distribution(self, y: Array) -> Array:
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
@@ -233,8 +229,22 @@ class Mixture(Components, Law):
         std = self.std()
         if std == 0:  # a point mass has none
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
-        mean, var = self._central() / std, self.component_var / self.var()
-        return skewness_kurtosis(mean, var, self._replicas, self.origin.quadrature_error)
+        replicas, mean, var = self._replicas, self._central() / std, self.component_var / self.var()
+        second, third, fourth = var + mean**2, 3 * mean * var + mean**3, 3 * var**2 + 6 * var * mean**2 + mean**4
+        m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
+        tail2, tail3, tail4 = (float(replicas.unseen(moment, decisive=True)) for moment in (second, third, fourth))
+        # by the delta method, for mean and variance are estimated too; then by each variance
+        influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
+        changes = 3 * mean * var - 1.5 * m3 * var, 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var
+        beyond = (  # the replicas; the second moment grows with the tail too
+            (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
+            (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
+        )
+        errors = [
+            combined(replicas.spread(influence), unseen, self.origin.quadrature_error * replicas.mean(np.abs(change)))
+            for influence, unseen, change in zip(influences, beyond, changes, strict=True)
+        ]
+        return Estimate(m3, errors[0]), Estimate(m4 - 3, errors[1])
 
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and the largest."""
@@ -263,9 +273,8 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def _arrays(self) -> dict[str, Any]:
-        components = {"mean": self.component_mean, "var": self.component_var}
-        gathered = {"count": self.count, "binning": self.binning}
-        return {**components, **(gathered if self.count is not None else {"weight": self.weight})}
+        share = {"weight": self.weight} if self.count is None else {"count": self.count, "binning": self.binning}
+        return {"mean": self.component_mean, "var": self.component_var, **share}
 
 
 class Empirical(Mixture):

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import scipy
 
 from ._estimate import Array, Estimate, combined
-from ._law_base import LawError, points
+from ._law_base import MAX_MAGNITUDE, LawError, points
 from ._replicas import Jackknife, jackknife
 
-Function = Callable[[Array], Array]
+Function = Callable[[Any], Array]
 
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
 GONE = 1e-18  # largest probability beyond the last node
@@ -169,16 +169,12 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     return Estimate(value, error)
 
 
-def log_share(share: Array, rest: Array) -> Array:
-    """The logarithm of a probability, from it and 1 minus it, right at both ends."""
+def log_share(share: Array, rest: Array, where_tiny: Function) -> Array:
+    """The logarithm of a probability, from it and 1 minus it, right at both ends and where it is no double."""
     with np.errstate(divide="ignore"):
-        return np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
-
-
-def log_where_tiny(logs: Array, exact: Function, y: Array) -> Array:
-    """Logarithms of probabilities, by another function of y where the probability is no double and log says −∞."""
-    tiny = np.isneginf(logs)
-    logs[tiny] = exact(y[tiny])
+        logs = np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
+    if (tiny := np.isneginf(logs)).any():
+        logs[tiny] = where_tiny(tiny)
     return logs
 
 
@@ -228,7 +224,6 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     return result
 
 
-MAX_POINT = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
 ENDS = {"pdf": (0.0, 0.0), "logpdf": (-math.inf, -math.inf), "cdf": (0.0, 1.0), "sf": (1.0, 0.0),
         "logcdf": (-math.inf, 0.0), "logsf": (0.0, -math.inf)}  # fmt: skip  # values at −∞ and ∞
 
@@ -236,7 +231,7 @@ ENDS = {"pdf": (0.0, 0.0), "logpdf": (-math.inf, -math.inf), "cdf": (0.0, 1.0), 
 def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike) -> Estimate:
     """Apply a function of finite points (k,) to points of any shape; NaN stays NaN."""
     at = points(y, "y", operation)
-    flat = np.where(np.abs(at) > MAX_POINT, np.copysign(np.inf, at), at).reshape(-1)
+    flat = np.where(np.abs(at) > MAX_MAGNITUDE, np.copysign(np.inf, at), at).reshape(-1)
     low, high = ENDS.get(operation, (math.nan, math.nan))
     value = np.where(flat == np.inf, high, np.where(flat == -np.inf, low, np.nan))
     error, finite = np.zeros_like(value), np.isfinite(flat)

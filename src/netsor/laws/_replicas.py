@@ -28,28 +28,24 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
     # the last of n draws, z_n = Φ⁻¹(1 − 1/n).
     if count < 2 * FEWEST:  # they say nothing of a tail
         return np.zeros(samples.shape[1:])
-    flat = samples.reshape(len(samples), -1)
-    parts = [_unseen(part.T, share, count, steeper) for part in batches(flat.T, len(flat), TAIL_ELEMENTS_PER_BATCH)]
+    flat, parts = samples.reshape(len(samples), -1), []
+    for columns in batches(flat.T, len(flat), TAIL_ELEMENTS_PER_BATCH):
+        size, each, differ = _largest(columns.T, share)
+        # half of what differs at all is the tail, at most: the other half says where it begins
+        some = np.clip(np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2), 1, None) / count
+        mass, column = np.cumsum(each, axis=0), np.arange(size.shape[1])
+        last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
+        p, start = mass[last, column], size[last + 1, column]
+        # one value, and at most one other, have no tail
+        start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
+        beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
+        z = -_quantile(np.clip(p, 1e-300, 0.5))
+        slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
+        slope = slope * (1 + steeper / np.sqrt(p * count))
+        exponent = np.log(start) + slope**2 / 2 - slope * z + np.log(_cdf(slope + _quantile(1 / count)))
+        exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
+        parts.append(np.where(size[0] > 0, np.exp(exponent), 0.0))
     return np.concatenate(parts).reshape(samples.shape[1:])
-
-
-def _unseen(samples: Array, share: Array | None, count: float, steeper: float) -> Array:
-    size, each, differ = _largest(samples, share)
-    # half of what differs at all is the tail, at most: the other half says where it begins
-    some = np.clip(np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2), 1, None) / count
-    mass = np.cumsum(each, axis=0)
-    last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
-    column = np.arange(size.shape[1])
-    p, start = mass[last, column], size[last + 1, column]
-    # one value, and at most one other, have no tail
-    start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
-    beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
-    z = -_quantile(np.clip(p, 1e-300, 0.5))
-    slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
-    slope = slope * (1 + steeper / np.sqrt(p * count))
-    exponent = np.log(start) + slope**2 / 2 - slope * z + np.log(_cdf(slope + _quantile(1 / count)))
-    with np.errstate(over="ignore"):
-        return np.asarray(np.where(size[0] > 0, np.exp(np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)), 0.0))
 
 
 # Φ⁻¹ and Φ by the standard library, for few numbers: scipy.special takes a quarter of a second to load
@@ -157,28 +153,6 @@ def proportion_error(share: Any, count: float) -> Any:
         off = z**2 / count * (0.5 - share)
         errors.append(combined(off, half) / (1 + z**2 / count) / z)
     return student(max(2, int(count))) * np.maximum(*errors)
-
-
-def skewness_kurtosis(mean: Array, var: Array, replicas: Replicas, doubt: float) -> tuple[Estimate, Estimate]:
-    """Skewness m₃ and excess kurtosis m₄ − 3, from components in units in which the law has mean 0 and variance 1."""
-    second, third, fourth = var + mean**2, 3 * mean * var + mean**3, 3 * var**2 + 6 * var * mean**2 + mean**4
-    m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
-    tail2, tail3, tail4 = (float(replicas.unseen(moment, decisive=True)) for moment in (second, third, fourth))
-    # by the delta method, for mean and variance are estimated too
-    influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
-    changes = (
-        3 * mean * var - 1.5 * m3 * var,
-        6 * var**2 + 6 * var * mean**2 - 2 * m4 * var,
-    )  # by variances
-    beyond = (  # the replicas; the second moment grows with the tail too
-        (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
-        (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
-    )
-    errors = [
-        combined(float(replicas.spread(influence)), unseen, doubt * float(replicas.mean(np.abs(change))))
-        for influence, unseen, change in zip(influences, beyond, changes, strict=True)
-    ]
-    return Estimate(m3, errors[0]), Estimate(m4 - 3, errors[1])
 
 
 AGAIN = 100  # bootstrap repetitions
