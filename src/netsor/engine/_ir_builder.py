@@ -29,12 +29,9 @@ class TooLargeError(ValueError):
 
 @dataclass(eq=False)
 class Builder:
-    """A plan while it is made: each call adds a step, or computes a constant.
+    """A plan while it is made: each call adds a step, or computes a constant."""
 
-    `shift` is handed to Gaussian expectations (see `_expectation_ops`).
-    """
-
-    shift: int = 0
+    shift: int = 0  # of Gaussian expectations: see `_expectation_ops`
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
@@ -124,14 +121,11 @@ class Builder:
 
     def _shape(self, kind: str, args: tuple[Register, ...], params: dict[str, Any], key: Any) -> Shape:
         """What an instruction makes, found by running it on 0 replicas: once for arguments of these shapes."""
-        seen = key and (kind, tuple(arg.shape for arg in args), key[-1])
-        made: Shape | None = self.shapes.get(seen)
-        if made is None:
+        seen = (kind, tuple(arg.shape for arg in args), key[-1]) if key else object()
+        if seen not in self.shapes:
             empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
-            made = RULES[kind](np, *empty, **params).shape[1:]
-            if seen is not None:
-                self.shapes[seen] = made
-        return made
+            self.shapes[seen] = RULES[kind](np, *empty, **params).shape[1:]
+        return self.shapes[seen]
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if one replica of it is larger than MAX_ARRAY_BYTES."""
@@ -154,12 +148,9 @@ class Builder:
 
     def pad_or_cut(self, a: Register, width: int) -> Register:
         """The last axis cut, or padded with zeros, to a width."""
-        have = a.shape[-1]
-        if have == width:
-            return a
-        if have > width:
+        if a.shape[-1] >= width:
             return self.step("part", a, start=0, stop=width)
-        return self.step("pad", a, before=0, after=width - have)
+        return self.step("pad", a, before=0, after=width - a.shape[-1])
 
     def take(self, a: Register, places: Any, axis: int) -> Register:
         """Entries along an axis; the array itself if those are all of them in order."""
