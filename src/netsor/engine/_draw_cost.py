@@ -28,7 +28,6 @@ class Draw(NamedTuple):
     numbers: float  # random ones
     long_numbers: float  # those in long rows
     bytes: float
-    held: float  # bytes of each more that is computed in the same block
     steps: float
 
     @classmethod
@@ -36,13 +35,12 @@ class Draw(NamedTuple):
         """As a plan says it."""
         compiling = backend.seconds(plan, 0)
         before = backend.seconds(plan, 1) - compiling, compiling, planning, planning_bytes
-        return cls(*before, plan.random_numbers, plan.long_numbers, plan.bytes, plan.held, len(plan.steps))
+        return cls(*before, plan.random_numbers, plan.long_numbers, plan.bytes, len(plan.steps))
 
     def block_bytes(self, draws: int) -> float:
         """The bytes of the arrays of so many draws, as far as numpy computes them together."""
         long = 2 * self.long_numbers > self.numbers
-        block = replicas_per_block(self.bytes, self.held, self.seconds, self.steps, long)
-        return self.bytes + (min(draws, block) - 1) * self.held
+        return self.bytes * min(draws, replicas_per_block(self.bytes, self.seconds, self.steps, long))
 
     def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
         """The bytes of a process that makes a plan, keeps it, and draws so many by it.

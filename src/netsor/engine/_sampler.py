@@ -28,6 +28,12 @@ from .lower import PlanQuery
 T = TypeVar("T")
 
 AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
+TASK = 0.5  # seconds of work that a task sent to another process should have
+PILOT = 8192  # replicas that say where the cells are
+MAX_DRAWS = 2**34  # draws
+MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
+BLOCK = 2**24  # bytes that a worker holds in addition to its results and arrays
+NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,6 @@ class Sampling:
         # as drawing a fifth of its numbers.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
-
-
-TASK = 0.5  # seconds of work that a task sent to another process should have
-PILOT = 8192  # replicas that say where the cells are
-MAX_DRAWS = 2**34  # draws
-MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
-BLOCK = 2**24  # bytes that a worker holds in addition to its results and arrays
-NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
 
 
 @dataclass(frozen=True)
