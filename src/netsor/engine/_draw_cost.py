@@ -9,10 +9,9 @@ from typing import NamedTuple
 from ..language._array import Take, Value
 from ..language._vector import Vector
 from ._plan import Plan
-from .backends import Backend, Numpy
-from .backends._numpy import replicas_per_block
+from .backends import Backend
+from .backends._numpy import NUMPY, replicas_per_block
 
-NUMPY = Numpy()
 BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
 MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, however small they are
 VECTOR_BYTES, TAKE_BYTES, SCALAR_BYTES = 600.0, 34.0, 75.0  # to plan an entry; scalars count at infinite width alone

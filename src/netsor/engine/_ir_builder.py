@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import attrgetter
@@ -94,25 +94,19 @@ class Builder:
         return out
 
     def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Any:
-        """The columns of a Cholesky factor that are not known to be 0: others have rows that depend on those before.
-
-        A plan with a shift has the columns of the plan without it, so that both draw the same numbers.
-        """
-        if not self.shift or key not in self.independent:
-            known = factor.value
-            self.independent[key] = np.arange(factor.shape[-1]) if known is None else _psd_cholesky.directions(known)
-        return self.independent[key]
+        """The columns of a Cholesky factor that are not known to be 0: others have rows that depend on those before."""
+        return self._as_without_shift(key, _psd_cholesky.directions, factor)
 
     def pivot_order(self, rest: Register, whole: Register, key: tuple[int, ...]) -> Any:
-        """The order in which rows are factored: theirs, or if known rows are nearly dependent, largest pivots first.
+        """The order in which rows are factored: theirs, or if known rows are nearly dependent, largest pivots first."""
+        return self._as_without_shift((*key, -1), _psd_cholesky.pivot_order, rest, whole)
 
-        A plan with a shift has the order of the plan without it.
-        """
-        key = *key, -1
+    def _as_without_shift(self, key: tuple[int, ...], find: Callable[..., Any], *arrays: Register) -> Any:
+        """What is found from known arrays, or all places: those of the plan without a shift, so draws are the same."""
         if not self.shift or key not in self.independent:
-            known, of = rest.value, whole.value
-            unknown = known is None or of is None
-            self.independent[key] = np.arange(rest.shape[-1]) if unknown else _psd_cholesky.pivot_order(known, of)
+            values = [array.value for array in arrays]
+            every = np.arange(arrays[0].shape[-1])
+            self.independent[key] = every if any(value is None for value in values) else find(*values)
         return self.independent[key]
 
     def fold(self, kind: str, arrays: Iterable[Register]) -> Register:

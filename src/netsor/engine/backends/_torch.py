@@ -102,8 +102,10 @@ class Torch(Device):
 
     def __post_init__(self) -> None:
         """Refuse a device that PyTorch does not see."""
+        if self.kind == "cpu":
+            return
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self.kind == "cuda" and int(self.device.partition(":")[2] or 0) >= count:
+        if int(self.device.partition(":")[2] or 0) >= count:
             allowed = f"'cpu', or one of the {count} CUDA devices that PyTorch sees here"
             raise NoDeviceError("device", self.device, allowed)
 
